@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import (
@@ -24,7 +25,7 @@ from exporter.engine.newest import put_newest
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
-"""A series ends a day after its last increase, so increases over up to a day stay right."""
+"""A series ends a day after its last increase, so `increase` over up to a day stays right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
@@ -33,7 +34,7 @@ class Histogram:
     """Observations by bucket; the last bucket has no upper bound."""
 
     bounds: tuple[Seconds, ...]
-    buckets: list[int] = field(default_factory=list)
+    buckets: list[int] = field(init=False)
     total: Seconds = 0.0
 
     def __post_init__(self) -> None:
@@ -51,12 +52,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Prometheus's buckets: pairs of `le` and the count up to it, `+Inf` last."""
-        running, pairs = 0, []
         labels = [*(f"{float(bound)}" for bound in self.bounds), "+Inf"]
-        for label, bucket in zip(labels, self.buckets, strict=True):
-            running += bucket
-            pairs.append((label, running))
-        return pairs
+        return list(zip(labels, accumulate(self.buckets), strict=True))
 
 
 VMIS_ASKED_FOR = 1_000
@@ -67,9 +64,9 @@ USERS_ASKING = 4
 
 @dataclass(slots=True)
 class BlockedEviction:
-    """An eviction that the admission webhook denied (`denied`), or would have in mode `warn`.
+    """An eviction that the admission webhook denied (`denied`), or would deny in mode `enforce`.
 
-    `at` is the last of `times` requests by this user.
+    The user requested it `times` times, the last time `at`.
     """
 
     user: str
@@ -100,9 +97,9 @@ class BlockedEvictions:
 
 
 HELD_VMIS = 10_000
-"""How many VMIs `DenialPeriods` remembers: more than the VMs of a node that is drained."""
+"""How many VMIs `DenialPeriods` remembers: more than a drained node has."""
 SHORTEST_PAUSE: Seconds = 900.0
-"""The shortest pause in the denials of a VMI that ends the period."""
+"""A shorter pause in the denials of a VMI does not end its period."""
 
 
 @dataclass(slots=True)
@@ -112,16 +109,14 @@ class DenialPeriod:
     `since` is the first denial. The period is over at `until` if no other denial follows.
     """
 
-    namespace: str
-    name: str
-    node: str
+    vmi: Vmi
     since: Instant
     until: Instant
     reason: Reason
 
 
 class DenialPeriods:
-    """The present period of each VMI by its UID; the one that was denied longest ago is dropped."""
+    """The present period of each VMI, by UID; if there are too many, the oldest is dropped."""
 
     def __init__(self) -> None:
         self._by_vmi: dict[str, DenialPeriod] = {}
@@ -129,22 +124,21 @@ class DenialPeriods:
     def find(self, vmi: Vmi, now: Instant) -> DenialPeriod | None:
         """The VMI's period, if it has not ended. It ends when the VMI leaves its node."""
         found = self._by_vmi.get(vmi.uid)
-        return found if found and found.node == vmi.node and now <= found.until else None
+        return found if found and found.vmi.node == vmi.node and now <= found.until else None
 
     def extend(self, vmi: Vmi, reason: Reason, cooldown: Seconds, now: Instant) -> None:
-        """Begin or extend a period, because an eviction is denied."""
+        """Begin or extend the VMI's period, because an eviction is denied."""
         present = self.find(vmi, now)
         since = now if present is None else present.since
         until = now + max(cooldown, SHORTEST_PAUSE)
-        period = DenialPeriod(vmi.namespace, vmi.name, vmi.node, since, until, reason)
-        put_newest(self._by_vmi, vmi.uid, period, most=HELD_VMIS)
+        put_newest(self._by_vmi, vmi.uid, DenialPeriod(vmi, since, until, reason), most=HELD_VMIS)
 
     def end(self, vmi: Vmi) -> None:
-        """End a period: the VMI is being evacuated."""
+        """End the VMI's period, because the VMI is being evacuated."""
         self._by_vmi.pop(vmi.uid, None)
 
     def open(self, now: Instant) -> list[DenialPeriod]:
-        """The periods that have not ended; those that have are dropped."""
+        """The periods that have not ended. The others are dropped."""
         self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
         return [*self._by_vmi.values()]
 
@@ -153,10 +147,10 @@ class DenialPeriods:
 class Counters:
     """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
 
-    Connections are refused by listener, requests by status. `blocked_at`: by node and namespace,
-    the last blocked answer, or the last time that VMIs were found there. `reviews` is None without
-    an admission webhook, `events` if none are written. `returned_migrations` brought a VM back to a
-    node that it had left within the history window.
+    Refused connections are counted by listener, refused requests by status. `blocked_at`: for each
+    node and namespace, the last blocked answer, or the last time that VMIs were found there.
+    `reviews` is None without an admission webhook, `events` is None if no Events are written.
+    `returned_migrations` brought a VM back to a node that it had left within the history window.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)

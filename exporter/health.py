@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from exporter.engine.drain import Conditions, read_conditions
 from exporter.engine.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
@@ -21,10 +22,12 @@ from exporter.engine.model import (
     Resource,
     Seconds,
 )
+from exporter.engine.policy import StuckPolicy
+from exporter.engine.store import Store
 
 
 _VMIS = Resource.VMIS
-"""Python 3.11 takes 50 ns to find a member of an enum, and each verdict needs this one often."""
+"""Python 3.11 takes 50 ns to find a member of an enum, and each verdict needs this member often."""
 
 
 class Restart(StrEnum):
@@ -52,7 +55,7 @@ class Staleness(StrEnum):
 class Watched:
     """The watch of one resource in one namespace (None: in all).
 
-    `synced`: it has been listed completely. `refused`: why the server refuses it, or "".
+    `synced`: a list of the resource was complete. `refused`: why the server refuses it, or "".
     `contact`: the last event, bookmark or list. `trouble`: the present error, or "".
     """
 
@@ -68,19 +71,19 @@ class Watched:
 
     @property
     def settled(self) -> bool:
-        """Whether it is synced or refused."""
+        """Whether the resource is synced or refused."""
         return self.synced or bool(self.refused)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the exporter is not ready because of it."""
+        """Whether the exporter is not ready because of this watch."""
         return not self.settled and self.resource not in OPTIONAL_RESOURCES
 
 
 def list_watches(
     namespaces: Iterable[str], resources: Iterable[Resource] = CLUSTER_RESOURCES
 ) -> list[Watched]:
-    """The watches of these resources, in these namespaces or (if there are none) in all."""
+    """The watches of these resources, in these namespaces (none given: in all)."""
     scopes: list[str | None] = [*namespaces] or [None]
     return [
         Watched(resource, scope)
@@ -104,11 +107,10 @@ class HistoryFault(StrEnum):
 class HistoryHealth:
     """The state of the stored history.
 
-    `may_write`: whether this process writes it. `loaded`: what was stored at our start has been
-    merged. `find_unwritten`: when the oldest unwritten change was made, None if all is written.
-    `has_outdated`: whether
-    there are changes that have not been compared with what is stored yet. `written_at`: when this
-    process last saw it fully written. It holds `vmis` VMIs in `size` bytes.
+    `may_write`: whether this process writes it. `loaded`: whether what was stored at our start has
+    been merged. `find_unwritten`: when the oldest unwritten change was made, None if all is
+    written. `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when
+    this process last saw that all was written. The history has `vmis` VMIs in `size` bytes.
     """
 
     may_write: Callable[[], bool] = lambda: False
@@ -139,42 +141,29 @@ class Health:
         """The watches of one resource: one per namespace."""
         return [watched for watched in self.watched if watched.resource is resource]
 
-    def is_synced(self, resource: Resource) -> bool:
-        """Whether it has been listed completely in every watched namespace."""
-        watched = self.of(resource)
-        return bool(watched) and all(one.synced for one in watched)
-
     def is_refused(self, resource: Resource) -> bool:
-        """Whether it is refused in any watched namespace."""
+        """Whether the server refuses it in at least one watched namespace."""
         return any(one.refused for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether it is synced and not refused in any watched namespace."""
+        """Whether it is synced and not refused in at least one watched namespace."""
         return any(one.synced and not one.refused for one in self.of(resource))
 
     @property
     def ready(self) -> bool:
-        """Whether VMIs are synced in any namespace, and everything else is synced or refused.
+        """Whether VMIs are synced in at least one namespace, and all else is synced or refused.
 
         Nodes and budgets do not count, because no verdict needs them.
         """
-        waiting = [one for one in self.watched if one.is_awaited]
-        synced = [one for one in self.watched if one.resource is _VMIS and one.synced]
-        return bool(synced) and not waiting and not self._is_loading
+        return any(one.synced for one in self.of(_VMIS)) and not self.waiting_for()
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
         """The last contact of the watch of this namespace; None: not watched or not synced."""
-        return next(
-            (
-                one.contact
-                for one in self.of(resource)
-                if one.synced and one.namespace in (None, namespace)
-            ),
-            None,
-        )
+        synced = (one for one in self.of(resource) if one.synced)
+        return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
 
     def blind_namespaces(self, resource: Resource) -> frozenset[str]:
-        """The watched namespaces in which it is refused or not synced yet."""
+        """The watched namespaces in which the resource is refused or not synced yet."""
         return frozenset(
             one.namespace
             for one in self.of(resource)
@@ -182,9 +171,12 @@ class Health:
         )
 
     def waiting_for(self) -> list[str]:
-        """What is neither synced nor refused yet, in words."""
+        """What is not ready yet, in words: watches, or else the stored history."""
         waiting = [_place(one) for one in self.watched if one.is_awaited]
-        return waiting or ["the stored history"] * self._is_loading
+        is_loaded = self.history is None or self.history.loaded
+        if waiting or is_loaded or self.is_refused(Resource.CONFIGMAPS):
+            return waiting
+        return ["the stored history"]
 
     def refused_resources(self) -> dict[str, str]:
         """The refused resources, and why."""
@@ -192,9 +184,9 @@ class Health:
 
     @property
     def observed_at(self) -> Instant | None:
-        """The last contact of the VMI watches, the oldest of all namespaces.
+        """The last contact with VMIs: of the watches of all namespaces, the oldest one.
 
-        Other resources do not count: pod events would make a dead VMI watch look alive. Refused
+        Other resources do not count: with pod events, a dead VMI watch would look alive. Refused
         namespaces are left out.
         """
         contacts = [
@@ -212,10 +204,10 @@ class Health:
         age = now - observed
         if age < self.stale_after:
             return Staleness.FRESH
-        return Staleness.STALE if age < self.stale_after + self.dead_after else Staleness.DEAD
+        return Staleness.STALE if age < self._dead_age else Staleness.DEAD
 
     def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
-        """Whether an answer about VMIs of these namespaces is stale; also if one is refused."""
+        """Whether an answer about VMIs of these namespaces is stale, or one of them is refused."""
         if self.staleness(now) is not Staleness.FRESH:
             return True
         lost = self.lost_namespaces
@@ -223,8 +215,7 @@ class Health:
 
     def find_dead(self, now: Instant) -> DeadResources:
         """The dead resources by namespace; their evidence no longer blocks."""
-        limit = self.stale_after + self.dead_after
-        dead = [one for one, contact in self._contacts() if now - contact >= limit]
+        dead = [one for one, contact in self._contacts() if now - contact >= self._dead_age]
         dead += [one for one in self.of(Resource.KUBEVIRTS) if one.refused]
         if not dead:
             return ALL_ALIVE
@@ -238,17 +229,16 @@ class Health:
 
     def find_optional(self, now: Instant) -> frozenset[Resource]:
         """The optional resources that are up to date in every watched namespace."""
-        limit = self.stale_after + self.dead_after
         outdated = {
             one.resource
             for one in self.watched
-            if not one.synced or one.refused or now - (one.contact or 0.0) >= limit
+            if not one.synced or one.refused or now - (one.contact or 0.0) >= self._dead_age
         }
         watched = {one.resource for one in self.watched if one.resource in OPTIONAL_RESOURCES}
         return frozenset(watched - outdated)
 
     def find_contacts(self) -> Contacts:
-        """The last contacts with the watches of VMIs, VMIMs and pods."""
+        """The last contacts with the watches that rules need."""
         everywhere: dict[Resource, Instant] = {}
         in_namespace: dict[str, dict[Resource, Instant]] = {}
         for one, contact in self._contacts():
@@ -258,24 +248,27 @@ class Health:
                 in_namespace.setdefault(one.namespace, {})[one.resource] = contact
         return Contacts(everywhere, in_namespace)
 
+    def read_conditions(self, store: Store, stuck: StuckPolicy, now: Instant) -> Conditions:
+        """What a diagnosis at `now` needs besides the evidence of the VMI."""
+        dead, contacts = self.find_dead(now), self.find_contacts()
+        return read_conditions(store, stuck, dead, now, contacts, seen=self.find_optional(now))
+
     def turns_at(self, now: Instant) -> Instant | None:
-        """When `staleness` or `find_dead` changes next without further contact."""
+        """When `staleness` or `find_dead` changes next if there is no further contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]
-        turns += [contact + self.stale_after + self.dead_after for _, contact in self._contacts()]
+        turns += [contact + self._dead_age for _, contact in self._contacts()]
         return min((turn for turn in turns if turn > now), default=None)
 
     def dies_at(self, now: Instant) -> Instant | None:
         """When `staleness` turns DEAD without further contact; None: it has, or never will."""
         observed = self.observed_at
-        dies = None if observed is None else observed + self.stale_after + self.dead_after
-        return dies if dies is not None and dies > now else None
+        dies = now if observed is None else observed + self._dead_age
+        return dies if dies > now else None
 
     @property
-    def _is_loading(self) -> bool:
-        """Whether the stored history's content has been listed and not merged yet."""
-        loaded = self.history is None or self.history.loaded
-        return not loaded and not self.is_refused(Resource.CONFIGMAPS)
+    def _dead_age(self) -> Seconds:
+        return self.stale_after + self.dead_after
 
     @property
     def lost_namespaces(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ log = structlog.stdlib.get_logger()
 
 
 class Trouble:
-    """The present problem of one thing; logs a warning when the problem changes."""
+    """The present problem with one thing. Logs a warning if the problem changes."""
 
     def __init__(self, event: str, **place: object) -> None:
         self._event = event
@@ -30,7 +30,7 @@ class Trouble:
         return bool(self._why)
 
     def note(self, why: str) -> None:
-        """Set the problem; log it unless it is the same as before."""
+        """Set the problem. Log it unless it is the same as before."""
         if why != self._why:
             log.warning(self._event, why=why, **self._place)
         self._why = why
@@ -58,16 +58,13 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
         if console
         else structlog.processors.JSONRenderer()
     )
-    own: list[structlog.typing.Processor] = [
-        _escape_controls if console else structlog.processors.format_exc_info
-    ]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *own,
+                _escape_controls if console else structlog.processors.format_exc_info,
                 renderer,
             ],
         )
@@ -77,7 +74,7 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
     root.setLevel(level.upper())
     for chatty in ("kubernetes_asyncio", "aiohttp.access", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It logs a traceback for every invalid request, so any caller could flood the log.
+    # aiohttp.server logs a traceback for every invalid request, so any caller could flood the log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     structlog.configure(
         processors=[
@@ -93,7 +90,7 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
 
 
 class Throttle:
-    """Decides whether to log an event: once per key and minute. It remembers `most` keys."""
+    """Lets the event of each key be logged once per minute. It remembers `most` keys."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -113,7 +110,7 @@ class Throttle:
 def _escape_controls(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape control characters in callers' text for terminals; JSON escapes them anyway."""
+    """Escape control characters, which a caller could send to a terminal. JSON escapes them too."""
     return {
         key: ascii(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
         for key, value in event.items()

@@ -1,7 +1,7 @@
 """A simulated KubeVirt cluster to try the exporter on, with a descheduler that queries it.
 
-It imports nothing else of the exporter, so that the model of KubeVirt and the exporter's reading
-of KubeVirt cannot share a mistake.
+This package imports nothing else of the exporter, so the model of KubeVirt and the exporter's
+reading of KubeVirt cannot share a mistake.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FOLDER = (
     Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
 )
-"""Where the demo says where it is: not in the checkout, which may be read-only."""
+"""The demo writes its kubeconfig and URLs here. The checkout may be read-only."""
 SHORTENED = 10.0
-"""How much shorter KubeVirt's built-in waits are at speed 1: backoff 2, 4 ... 32 s."""
+"""At speed 1 KubeVirt's built-in waits are shorter by this factor: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0
 """How long the cluster has run before the exporter starts: enough for repeated failures."""
 STEP_SECONDS = 0.1
 BATCH = 100
-"""Work done before other tasks, such as the one that stops the demo, get their turn."""
+"""After this many steps other tasks run, such as the one that stops the demo."""
 SETTINGS_SECONDS = {
     "policy": {
         "migrationCooldown": 20.0,
@@ -59,9 +59,9 @@ def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
 
 
 def write_places(cluster_url: str, metrics_url: str) -> Path:
-    """Write a kubeconfig for the cluster, and for `make alerts` where the metrics are.
+    """Write a kubeconfig for the cluster, and the URL of the metrics for `make alerts`.
 
-    Returns the kubeconfig. Raises OSError.
+    Returns the path of the kubeconfig. Raises OSError.
     """
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     if FOLDER.stat().st_uid != os.getuid():
@@ -114,7 +114,7 @@ class Demo:
 
     @property
     def example(self) -> tuple[str, str]:
-        """Namespace and name of a VM for examples: the first, which churns."""
+        """Namespace and name of a VM for examples: the first one, which moves often."""
         vm = self.scenario.vms[0]
         return vm.namespace, vm.name
 
@@ -124,14 +124,14 @@ class Demo:
         return self.server.url
 
     def announce(self, metrics_url: str) -> str:
-        """The path of the demo's kubeconfig, or why there is none."""
+        """The path of the demo's kubeconfig, or why it could not be written."""
         try:
             return str(write_places(self.url, metrics_url))
         except OSError as error:
             return f"(none could be written: {error})"
 
     async def build(self, stop: asyncio.Event) -> None:
-        """Create the VMs and let their past happen; ends early if `stop` is set."""
+        """Create the VMs and let their past happen. Ends early if `stop` is set."""
         for built, _ in enumerate(self.scenario.populate(self.cluster), 1):
             if built % BATCH == 0:
                 self._progress(built)
@@ -155,8 +155,8 @@ class Demo:
     ) -> None:
         """Run the cluster and its descheduler until `stop` is set.
 
-        The descheduler queries `query_url` (None: it queries nobody). `webhook_url`: the admission
-        webhook that its evictions go through.
+        The descheduler sends its queries to `query_url` (None: it sends none). `webhook_url` is the
+        admission webhook that reviews its evictions.
         """
         async with asyncio.TaskGroup() as tasks:
             running = (

@@ -27,7 +27,7 @@ class ActionQueue:
         self.at(self.now + timedelta(seconds=seconds / self._speed), action, key)
 
     def at(self, due: datetime, action: Action, key: str = "") -> None:
-        """Queue an action; a key is queued once, at its earliest instant, as in a work queue."""
+        """Queue an action. For each key, only the earliest action is queued, as in a work queue."""
         if key:
             queued = self._due_of.get(key)
             if queued is not None and queued <= due:

@@ -1,8 +1,8 @@
-"""The simulated cluster: KubeVirt's controllers and the nodes, working on one store.
+"""The simulated cluster: KubeVirt's controllers and the nodes work on one store.
 
-A discrete-event simulation: each action happens at its own instant, so the result does not depend
-on how often `step` is called. The controllers watch the store as informers do, so they act on what
-a client writes through the API server as on everything else.
+This is a discrete-event simulation: each action happens at its own instant, so the result does not
+depend on how often `step` is called. The controllers watch the store as informers do, so they react
+to changes of API clients as to all other changes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FIRST_BACKOFF = timedelta(seconds=20)
 UNSCHEDULABLE_TIMEOUT = timedelta(seconds=300)
 PENDING_TIMEOUT = timedelta(seconds=900)
 CAPACITY_RETRY = timedelta(seconds=5)
-"""When a migration without a free slot is requeued (`getRequeueDelayForPriority`)."""
+"""A migration without a free slot is requeued after this time (`getRequeueDelayForPriority`)."""
 PODS_RETRY = timedelta(seconds=1)
 
 PRE_TARGET = ("", "Pending")
@@ -145,7 +145,7 @@ def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
 
 
 def _copy_ready(vmi: Object, pod: Object, now: datetime) -> None:
-    """`syncReadyConditionFromPod`, in place: the VMI is Ready as its current pod is."""
+    """`syncReadyConditionFromPod`, in place: the VMI is Ready if its current pod is Ready."""
     why = {"reason": "GuestNotRunning", "message": "Guest VM is not reported as running"}
     found = {"type": "Ready", "status": "False", "lastProbeTime": None} | why
     if objects.phase(vmi) == "Running":
@@ -196,7 +196,7 @@ def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
 
 
 def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Writes:
-    """One pass of `migration.go: execute`: sync, then status, both on the state before the pass."""
+    """One pass of `migration.go: execute`: sync, then status. Both see the state before it."""
     migration, vmi = view.migration, view.vmi
     if objects.OBSERVED_VERSION not in objects.annotations(migration):
         return Writes(migration=_observed(migration))
@@ -213,7 +213,10 @@ def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Wri
 
 
 def surplus(siblings: Iterable[Object]) -> list[Object]:
-    """All finished but the newest five, oldest first (`garbageCollectFinalizedMigrations`)."""
+    """All finished migrations except the five newest, oldest first.
+
+    As `garbageCollectFinalizedMigrations`.
+    """
     finished = [
         migration
         for migration in objects.newest_first(siblings)
@@ -400,12 +403,12 @@ def _state(vmi: Object) -> Object:
 
 
 def _is_ours(view: MigrationView, vmi: Object) -> bool:
-    """Whether the VMI's `migrationState` is of this migration."""
+    """Whether the VMI's `migrationState` belongs to this migration."""
     return bool(_state(vmi).get("migrationUid") == view.migration["metadata"]["uid"])
 
 
 def _may_migrate(view: MigrationView, vmi: Object) -> bool:
-    """Whether no other open migration is in the VMI's `migrationState` (`canMigrateVMI`)."""
+    """Whether the VMI's `migrationState` belongs to no other open migration (`canMigrateVMI`)."""
     present = (objects.state_of(vmi) or {}).get("migrationUid")
     if not present or present == view.migration["metadata"]["uid"]:
         return True

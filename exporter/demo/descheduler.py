@@ -168,9 +168,9 @@ class Descheduler:
         return [verdict.allowed for verdict in answer.verdicts]
 
     async def _is_admitted(self, session: aiohttp.ClientSession, pod: Object) -> bool:
-        """What the API server does with an eviction: ask the webhook, and go on without an answer.
+        """Whether the API server admits an eviction: it asks the webhook.
 
-        The descheduler logs a denial as an error; here once for each VM.
+        Without an answer it admits the eviction. A denial is logged as an error, once for each VM.
         """
         if self._webhook is None:
             return True
@@ -205,7 +205,7 @@ class Descheduler:
 
 
 def _review(pod: Object) -> Object:
-    """What the API server sends to a webhook on `pods/eviction`, as far as it matters."""
+    """The parts that matter of what the API server sends to a webhook on `pods/eviction`."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     return {
         "apiVersion": "admission.k8s.io/v1",

@@ -80,7 +80,7 @@ def start_pod(pod: Object, address: str, now: datetime) -> Object:
 
 
 def meets_readiness_gates(pod: Object) -> bool:
-    """Whether a running pod is to become Ready: virt-controller says that its VM is not paused."""
+    """Whether a running pod becomes Ready: virt-controller says that its VM is not paused."""
     return (
         objects.is_pod_ready(pod)
         and objects.is_true(pod, objects.UNPAUSED)
@@ -95,7 +95,7 @@ def ready_pod(pod: Object, now: datetime) -> Object:
 
 
 def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
-    """The launcher exits: `Succeeded` after a migration, also a failed one; `Failed` at a crash."""
+    """The launcher exits: `Failed` after a crash, `Succeeded` after any migration."""
     code = 0 if phase == "Succeeded" else 1
     reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
 

@@ -72,7 +72,7 @@ _FIELDS: Mapping[ApiResource, Mapping[str, Any]] = {
 
 
 class ChangeRecorder:
-    """Turns the store's changes into lines; a change outside the recorded fields has none."""
+    """Turns the store's changes into lines. A change outside the recorded fields gives no line."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

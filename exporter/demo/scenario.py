@@ -165,7 +165,7 @@ class Scenario:
                 return Fate("succeeds", copying, pauses=role is Role.SLOW)
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
-        """Any free node; the same one for all queued VMs."""
+        """Choose any free node, but the same one for all queued VMs."""
         if self._role(vmi) is Role.QUEUED:
             # They stay together, so that a drain moves them together.
             return free[self._next_node % len(free)]

@@ -73,7 +73,7 @@ class StoredObject:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What selectors select by, decoded from the stored bytes."""
+        """The labels and fields that selectors can use, decoded from the stored bytes."""
         found = _read_selectable(self.body)
         labels = found.metadata.labels or {}
         is_cordoned = found.spec is not None and found.spec.unschedulable
@@ -196,7 +196,7 @@ class ObjectStore:
                 yield decode(entry)
 
     def keep_snapshot(self, resource: ApiResource) -> None:
-        """Keep the objects as they are now, so that later pages show the same list."""
+        """Keep the present objects, so that later pages show the same list."""
         self._snapshots[resource, self.revision] = self.caches[resource].all()
         if len(self._snapshots) > self._snapshots_kept:
             self._snapshots.popitem(last=False)

@@ -33,12 +33,12 @@ class VirtController:
         self._open: dict[str, None] = {}
         """Migrations that are not final."""
         self._with_target: dict[str, None] = {}
-        """Open migrations that have had a target pod: few, even if many wait."""
+        """Open migrations that have or had a target pod: few, even if many wait."""
         self._held: dict[str, None] = {}
-        """Migrations that are not final or keep their finalizer: those still reconciled."""
+        """Migrations that are still reconciled: not final, or with their finalizer."""
 
     def enqueue(self, owner: str, *, is_gone: bool) -> None:
-        """Reconcile a VMI and its held migrations; if it is gone, all its migrations."""
+        """Reconcile a VMI and its held migrations, or all migrations of a VMI that is gone."""
         self._enqueue("vmi", owner, self._reconcile_vmi)
         for migration in self._client.migration_keys(owner):
             # A reconcile would not change one that is final and has lost its finalizer.
@@ -46,7 +46,7 @@ class VirtController:
                 self._enqueue("migration", migration, self._reconcile_migration)
 
     def note_migration(self, key: str, migration: Object, *, is_gone: bool) -> None:
-        """Take note of a migration that has changed."""
+        """Update the sets of migrations after a migration has changed."""
         is_open = not is_gone and not objects.is_final(migration)
         if is_open or (not is_gone and "finalizers" in migration["metadata"]):
             self._held[key] = None

@@ -23,7 +23,7 @@ from exporter.demo.store import PODS, Change, ObjectStore, encode, encode_delete
 
 INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 BATCH = 500
-"""Events per write: enough to be fast, few enough to let other watches have their turn."""
+"""Events per write: many enough to be fast, and few enough for other watches to run in between."""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """Length of a watch without `timeoutSeconds` (kube-apiserver's `--min-request-timeout`)."""
 BEFORE_TIMEOUT_SECONDS = 2.0

@@ -26,7 +26,7 @@ def _admit(migration: Object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The eviction webhook's answer, and the VMI if it marks it."""
+    """The eviction webhook's answer, and the marked VMI if the webhook marks it."""
 
     code: int
     message: str

@@ -93,7 +93,7 @@ class Immovable(StrEnum):
     UNSCHEDULABLE = "unschedulable"
     """No other node has what it needs."""
     EXTERNAL = "external"
-    """Strategy External: its owner should act on the marker, and does not."""
+    """Strategy External: its owner should react to the mark, and does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Week:
         return Fate("succeeds", seconds)
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
-        """The node with the least memory requested (`LeastAllocated`), whatever its load."""
+        """The node with the least requested memory (`LeastAllocated`), whatever its load."""
         name = vmi["metadata"]["name"]
         requested = dict.fromkeys(free, 0.0)
         for other, host in self._placed.items():
@@ -356,7 +356,8 @@ class Week:
     def _relieve_by_hand(self) -> None:
         """Somebody migrates the heaviest VMs of the busiest node, as `virtctl migrate` does.
 
-        KubeVirt lets two leave at once. The others wait, and the descheduler may evict them too.
+        KubeVirt lets two VMs leave at once. The others wait, and the descheduler may evict them
+        too.
         """
         self._locate()
         now = self.cluster.instant
@@ -385,7 +386,7 @@ class Week:
         self.cluster.change_vmi(NAMESPACE, name, webhooks.cancel_evacuation)
 
     def _drain_node_of(self, immovable: Immovable) -> None:
-        """Somebody drains the node of such a VM, and after two hours gives up and uncordons it."""
+        """Somebody drains the node of such a VM, and uncordons it after two hours."""
         self._locate()
         host = next(self._placed[vm.name] for vm in self.vms.values() if vm.immovable is immovable)
         until = self.cluster.instant + DRAIN_LASTS

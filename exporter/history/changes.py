@@ -1,9 +1,9 @@
-"""What the stored history is to hold, and what of it is not stored yet.
+"""What belongs in the stored history, and which part of it is not written yet.
 
-The store is the source: only VMIs whose memory has changed in it are encoded again. A history that
-is read is merged into the store first and encoded from there, so that replicas which have seen
-different things end up with the same content. Long work is a generator that yields every `SLICE`
-VMIs.
+The store is the source: a VMI is encoded again only if its memory in the store has changed. A
+history that is read is first merged into the store and then encoded from there. So replicas that
+have seen different things end up with the same content. Long work is a generator that yields after
+each VMI.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -18,15 +18,13 @@ from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_o
 
 
 AWAITED_FOR: Seconds = 60.0
-"""Longer than the watch of one replica can lag behind that of another."""
-SLICE = 100
-"""How many VMIs are processed without yielding: 2 ms, or 10 ms if each has 17 migrations."""
+"""The watch of one replica cannot lag behind that of another for longer."""
 _WHOLE = ""
 """Stands among the UIDs of a shard for content that cannot be read."""
 
 
 class _Unwritten(Struct, frozen=True, gc=False):
-    """A VMI of which something else is stored, and since when; `stored` is empty for nothing."""
+    """A VMI whose stored entry is not up to date, since when, and that entry (empty: none)."""
 
     since: Instant
     stored: bytes
@@ -34,9 +32,9 @@ class _Unwritten(Struct, frozen=True, gc=False):
 
 @dataclass
 class PendingChanges:
-    """The encoded entries of every shard; `window` is the policy's history window in seconds.
+    """The encoded entries of every shard; `window` is the policy's history window.
 
-    `note_change` needs the store's notices of `MEMORY`. `size` is the bytes of all entries.
+    `note_change` must get the store's notices of `MEMORY`. `size` counts the bytes of all entries.
     """
 
     store: Store
@@ -53,7 +51,7 @@ class PendingChanges:
         return sum(map(len, self._entries))
 
     def note_change(self, notice: Notice) -> None:
-        """The memory of a VMI may have changed."""
+        """Encode this VMI again, because its memory may have changed."""
         self._outdated.add(notice.uid)
 
     @property
@@ -63,7 +61,7 @@ class PendingChanges:
 
     @property
     def awaits_vmis(self) -> bool:
-        """Whether the stored history named VMIs that the watch has not shown yet."""
+        """Whether the stored history has VMIs that the watch has not shown yet."""
         return bool(self._awaited)
 
     @property
@@ -82,42 +80,39 @@ class PendingChanges:
         raw: bytes,
         now: Instant,
         *,
-        known: Mapping[bytes, str] | None = None,
+        known: Mapping[bytes, str] = {},
         replaces: bool = False,
     ) -> Generator[None, None, dict[str, bytes]]:
         """Merge a sealed shard into the store, and return its entries by UID.
 
-        Entries in `known`, which gives their UIDs, are no news. `replaces`: a newer version of a
-        shard is right about VMIs that we do not see. Raises `Damaged` or `UnknownVersion` before
-        anything is merged.
+        `known` has the entries that the store already has, with their UIDs. `replaces`: this is a
+        newer version of a shard, so it is right about VMIs that we do not see. Raises `Damaged` or
+        `UnknownVersion` before anything is merged.
         """
-        known = known or {}
         listed: dict[str, bytes] = {}
         news = []
-        for number, entry in enumerate(unseal(raw), 1):
+        for entry in unseal(raw):
             uid = known.get(entry)
             if uid is None:
                 remembered = decode(entry)
                 news.append(remembered)
                 uid = remembered.uid
             listed[uid] = entry
-            if number % SLICE == 0:
-                yield
-        for number, remembered in enumerate(news, 1):
+            yield
+        for remembered in news:
             uid = remembered.uid
             if replaces:
                 self.store.apply(Forgotten(uid), now)
             self.store.apply(remembered, now)
             if self.store.unseen(uid) is not None:
                 self._awaited.setdefault(uid, now)
-            if number % SLICE == 0:
-                yield
+            yield
         return listed
 
     def load(
         self, shard: int, raw: bytes, now: Instant, *, replaces: bool = False
     ) -> Iterator[None]:
-        """Merge a stored shard into the store, and note in which VMIs it differs from our entries.
+        """Merge a stored shard into the store, and note which VMIs are stored differently.
 
         Raises `Damaged` or `UnknownVersion` before anything is merged.
         """
@@ -130,35 +125,34 @@ class PendingChanges:
         yield from self._compare_all(shard, listed, now)
 
     def note_missing(self, shard: int, now: Instant, *, unreadable: bool = False) -> Iterator[None]:
-        """Nothing is stored of this shard, or nothing that can be read."""
+        """Note that this shard is not stored, or that its content is `unreadable`."""
         yield from self._compare_all(shard, {}, now)
         if unreadable:
             self._unwritten[shard].setdefault(_WHOLE, _Unwritten(now, b""))
 
     def note_written(self, shard: int) -> None:
-        """The shard has been stored as it is to be."""
+        """Note that the shard is stored as it should be."""
         self._unwritten[shard].clear()
 
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
         """Forget VMIs that are in the stored history but no longer in the cluster.
 
-        A VMI is gone if `AWAITED_FOR` after the stored history named it, the watch of its namespace
-        still has contact (`seen_through`) and has not shown it.
+        A VMI is gone if the watch of its namespace has not shown it, and still had contact
+        `AWAITED_FOR` after we read it from the stored history. `seen_through` gives the last
+        contact.
         """
-        for number, (uid, since) in enumerate(list(self._awaited.items()), 1):
+        for uid, since in list(self._awaited.items()):
+            yield
             unseen = self.store.unseen(uid)
-            seen = None if unseen is None else seen_through(unseen.namespace)
-            if unseen is None:
-                del self._awaited[uid]
-            elif seen is not None and seen >= since + AWAITED_FOR:
-                del self._awaited[uid]
+            if unseen is not None:
+                seen = seen_through(unseen.namespace)
+                if seen is None or seen < since + AWAITED_FOR:
+                    continue
                 self.store.apply(Forgotten(uid), now)
-            if number % SLICE == 0:
-                yield
+            del self._awaited[uid]
 
     def encode_changed(self, now: Instant) -> Iterator[None]:
         """Encode the VMIs whose memory has changed, 10 us each."""
-        number = 0
         while self._outdated:
             uid = self._outdated.pop()
             known = self._encode(uid, now)
@@ -166,16 +160,15 @@ class PendingChanges:
             if known != self._entries[shard].get(uid, b""):
                 unwritten = self._unwritten[shard].get(uid)
                 self._compare(shard, uid, known if unwritten is None else unwritten.stored, now)
-            number += 1
-            if number % SLICE == 0:
-                yield
+            yield
 
     def find_missed(
         self, before: Instant, seen_through: Callable[[str], Instant | None], now: Instant
     ) -> Iterator[int]:
-        """The shards without something that we have known of a VMI since `before`.
+        """The shards that still lack something that we already knew at `before`.
 
-        Only of a VMI that we see by a watch with contact: the writer may know that it is gone.
+        Only VMIs count that a watch with contact shows us: the writer may know that others are
+        gone.
         """
         for shard, unwritten in enumerate(self._unwritten):
             for uid, one in list(unwritten.items()):
@@ -200,7 +193,7 @@ class PendingChanges:
         return not self._entries[shard]
 
     def _encode(self, uid: str, now: Instant) -> bytes:
-        """Encode what the store remembers of a VMI; returns the entry before."""
+        """Encode what the store remembers of a VMI; returns the entry that this replaces."""
         entries = self._entries[shard_of(uid)]
         known = entries.pop(uid, b"")
         remembered = self.store.remember(uid)
@@ -215,16 +208,15 @@ class PendingChanges:
         uids: Collection[str] = (
             listed.keys() | self._entries[shard].keys() | self._unwritten[shard].keys()
         )
-        for number, uid in enumerate(uids, 1):
+        for uid in uids:
             if uid in self._outdated:
                 self._outdated.remove(uid)
                 self._encode(uid, now)
             self._compare(shard, uid, listed.get(uid, b""), now)
-            if number % SLICE == 0:
-                yield
+            yield
 
     def _compare(self, shard: int, uid: str, stored: bytes, now: Instant) -> None:
-        """Compare what is stored of a VMI with what is to be."""
+        """Compare what is stored of a VMI with what should be stored."""
         unwritten = self._unwritten[shard]
         if holds(stored, self._entries[shard].get(uid, b""), now):
             unwritten.pop(uid, None)
@@ -233,7 +225,7 @@ class PendingChanges:
             unwritten[uid] = _Unwritten(now if known is None else known.since, stored)
 
     def _is_missing(self, shard: int, uid: str, now: Instant) -> bool:
-        """Whether what is stored of a VMI still lacks something, if merged and compared anew."""
+        """Merge the stored entry of a VMI; returns whether it still lacks something."""
         stored = self._unwritten[shard][uid].stored
         if stored:
             self.store.apply(decode(stored), now)

@@ -2,16 +2,16 @@
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
-from exporter.engine.model import ConfigMap, Instant, Resource, Seconds
-from exporter.health import Health, HistoryFault, HistoryHealth
-from exporter.history.changes import PendingChanges
+from exporter.engine.model import ConfigMap, Resource
+from exporter.health import HistoryFault
 from exporter.history.format import LONGEST_SHARD
 from exporter.history.reader import DATA_KEY, ConfigMapReader, Stored, name_of
-from exporter.history.writer import HistoryWriter, WriteSignal, note_fault
+from exporter.history.writer import HistoryWriter, note_fault
 from exporter.kube.client import (
     Absent,
     ApiError,
@@ -26,60 +26,47 @@ from exporter.kube.lease import Lease
 
 
 REFUSALS = 3
-"""After this many refused shards the rest waits for the next interval."""
+"""After this many refused shards the others wait for the next interval."""
 MISSED_AFTER = 2
-"""After this many intervals the holder of the Lease is not going to write a change any more."""
+"""After this many intervals another replica writes a change that the holder of the Lease missed."""
 OWNER = "kubevirt-eviction-exporter"
 """Our field manager for server-side apply."""
 
 log = structlog.stdlib.get_logger()
 
 
+@dataclass
 class ConfigMapWriter(HistoryWriter):
     """Writes the stored history to ConfigMaps, one per shard, while this process holds `lease`.
 
-    Without the Lease it writes only what its holder has missed for `MISSED_AFTER` intervals: the
-    holder merges that. Every write depends on the version that `reader` has merged, so that no
-    replica overwrites what it does not know.
+    Without the Lease it writes only changes that the holder has missed for `MISSED_AFTER`
+    intervals. The holder then merges them. Every write depends on the version that `reader` has
+    merged, so no replica overwrites data that it does not know.
     """
 
-    def __init__(
-        self,
-        changes: PendingChanges,
-        health: Health,
-        status: HistoryHealth,
-        signal: WriteSignal,
-        api: ApiServer,
-        *,
-        reader: ConfigMapReader,
-        lease: Lease,
-        interval: Seconds,
-        clock: Callable[[], Instant],
-    ) -> None:
-        super().__init__(changes, health, status, signal, interval=interval, clock=clock)
-        self._api = api
-        self._place = reader.place
-        self._reader = reader
-        self._lease = lease
-        self._refusals: Counter[int] = Counter()
+    api: ApiServer
+    _: KW_ONLY
+    reader: ConfigMapReader
+    lease: Lease
+    _refusals: Counter[int] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Write what is still pending or only we know."""
+        """Write the pending changes at shutdown, and what only this replica knows."""
         await self.flush()
-        if self._status.loaded and not self._lease.held:
-            now = self._clock()
-            missed = list(self._changes.find_missed(now, lambda _: now, now))
+        if self.status.loaded and not self.lease.held:
+            now = self.clock()
+            missed = list(self.changes.find_missed(now, lambda _: now, now))
             await self._write_shards(missed, is_holder=False)
 
     async def _write(self) -> None:
-        if not self._status.loaded:
+        if not self.status.loaded:
             return
-        if self._lease.held:
-            await self._write_shards(self._changes.unwritten, is_holder=True)
+        if self.lease.held:
+            await self._write_shards(self.changes.unwritten, is_holder=True)
             return
-        now = self._clock()
-        before = now - MISSED_AFTER * self._interval
-        missed = list(self._changes.find_missed(before, self._seen_through, now))
+        now = self.clock()
+        before = now - MISSED_AFTER * self.interval
+        missed = list(self.changes.find_missed(before, self._seen_through, now))
         if missed:
             log.info("holder_missed_changes", shards=missed)
             await self._write_shards(missed, is_holder=False)
@@ -87,15 +74,15 @@ class ConfigMapWriter(HistoryWriter):
     async def _write_shards(self, shards: Iterable[int], *, is_holder: bool) -> None:
         """Write these shards, existing ConfigMaps first: a quota only prevents new ones.
 
-        After `REFUSALS` refused ones the rest waits, and comes before those the next time.
+        After `REFUSALS` refused shards the others wait. The next time they are written first.
         """
         refused: list[ApiError | Refused] = []
-        known = self._reader.shards
+        known = self.reader.shards
         for shard in sorted(shards, key=lambda one: (self._refusals[one], one not in known, one)):
-            if self._reader.is_behind(shard):
+            if self.reader.is_behind(shard):
                 continue
             try:
-                async with self._reader.lock:
+                async with self.reader.lock:
                     await self._write_shard(shard, is_holder=is_holder)
             except (ApiError, Refused) as error:
                 self._refusals[shard] += 1
@@ -106,70 +93,65 @@ class ConfigMapWriter(HistoryWriter):
             else:
                 del self._refusals[shard]
         if refused:
-            note_fault(self._status, HistoryFault.NOT_WRITTEN, str(refused[0]))
+            note_fault(self.status, HistoryFault.NOT_WRITTEN, str(refused[0]))
 
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
-        """Write one shard; after a conflict, merge what another replica wrote and retry once.
+        """Write one shard. After a conflict, merge what another replica wrote and retry once.
 
-        A ConfigMap that the watch has not delivered is read first, because an apply without a
-        resourceVersion would overwrite another replica's data; it may lack only our label. Raises
+        If the watch has not delivered the ConfigMap, it is read first: perhaps it only lacks our
+        label, and an apply without a resourceVersion would overwrite another replica's data. Raises
         `ApiError`, or `Refused` if the response is not a ConfigMap.
         """
-        is_hidden = shard not in self._reader.shards
+        is_hidden = shard not in self.reader.shards
         if is_hidden:
             await self._read_again(shard)
         for _ in range(2):
-            if is_holder and not self._lease.held:
+            if is_holder and not self.lease.held:
                 return
-            if not is_hidden and shard not in self._changes.unwritten:
-                return
-            raw = self._changes.seal(shard)
-            stored = self._reader.shards.get(shard)
-            others = {} if stored is None else stored.others
-            size = len(raw) + sum(map(len, others.values()))
-            if size > LONGEST_SHARD:
-                why = f"{size} bytes, and a ConfigMap takes {LONGEST_SHARD}"
-                note_fault(self._status, HistoryFault.TOO_LARGE, why, shard=shard)
+            if not is_hidden and shard not in self.changes.unwritten:
                 return
             try:
-                await self._apply(shard, {DATA_KEY: raw} | others)
+                await self._apply(shard)
             except Conflict as conflict:
-                note_fault(self._status, HistoryFault.CONFLICT, str(conflict), shard=shard)
+                note_fault(self.status, HistoryFault.CONFLICT, str(conflict), shard=shard)
                 await self._read_again(shard)
             else:
                 return
 
-    async def _apply(self, shard: int, data: dict[str, bytes]) -> None:
-        name, stored = name_of(self._place, shard), self._reader.shards.get(shard)
-        based_on = {} if stored is None else {"resourceVersion": stored.version}
+    async def _apply(self, shard: int) -> None:
+        place, stored = self.reader.place, self.reader.shards.get(shard, Stored(""))
+        data = {DATA_KEY: self.changes.seal(shard)} | stored.others
+        size = sum(map(len, data.values()))
+        if size > LONGEST_SHARD:
+            why = f"{size} bytes, and a ConfigMap takes {LONGEST_SHARD}"
+            note_fault(self.status, HistoryFault.TOO_LARGE, why, shard=shard)
+            return
+        name = name_of(place, shard)
+        based_on = {"resourceVersion": stored.version} if stored.version else {}
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "namespace": self._place.namespace,
+                "namespace": place.namespace,
                 "name": name,
-                "labels": {HISTORY_LABEL: self._place.name},
+                "labels": {HISTORY_LABEL: place.name},
                 **based_on,
             },
             "binaryData": {key: b64encode(value).decode() for key, value in data.items()},
         }
-        answer = await self._api.apply(
-            Resource.CONFIGMAPS, self._place.namespace, name, body, owner=OWNER
-        )
-        others = {key: raw for key, raw in data.items() if key != DATA_KEY}
-        fact = parse_object(Resource.CONFIGMAPS, answer).fact
-        version = fact.version if isinstance(fact, ConfigMap) else ""
-        self._reader.shards[shard] = Stored(version, others)
-        self._changes.note_written(shard)
+        answer = await self.api.apply(Resource.CONFIGMAPS, place.namespace, name, body, owner=OWNER)
+        version = parse_object(Resource.CONFIGMAPS, answer).resource_version
+        self.reader.shards[shard] = Stored(version, stored.others)
+        self.changes.note_written(shard)
 
     async def _read_again(self, shard: int) -> None:
+        place = self.reader.place
         try:
-            answer = await self._api.read(
-                Resource.CONFIGMAPS, self._place.namespace, name_of(self._place, shard)
-            )
+            name = name_of(place, shard)
+            answer = await self.api.read(Resource.CONFIGMAPS, place.namespace, name)
         except Absent:
-            await self._reader.merge(shard, None)
+            await self.reader.merge(shard, None)
             return
         fact = parse_object(Resource.CONFIGMAPS, answer).fact
         if isinstance(fact, ConfigMap):
-            await self._reader.merge(shard, fact)
+            await self.reader.merge(shard, fact)

@@ -2,32 +2,33 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import structlog
 
-from exporter.engine.model import Instant, Seconds
-from exporter.health import Health, HistoryFault, HistoryHealth
+from exporter.engine.model import Instant
+from exporter.health import HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
-from exporter.history.writer import HistoryWriter, WriteSignal, note_fault
+from exporter.history.writer import HistoryWriter, note_fault
 
 
 log = structlog.stdlib.get_logger()
 
 
 class HistoryUnwritable(Exception):
-    """The configured place can never be written; the message says why."""
+    """The history can never be written to the configured path. The message says why."""
 
 
 def read_file(
     changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
 ) -> dict[Path, Path]:
-    """Merge what is intact in the file; returns the files of other format versions.
+    """Merge what is intact in the file. Returns the files of other format versions.
 
-    Each comes with its name as soon as this process writes: one with its version, such as
-    `history.v2`, where a program of that version reads it. Raises `HistoryUnwritable`.
+    Before this process writes, each of them gets the name that is returned with it. That name has
+    its version, such as `history.v2`, and a program of that version reads it. Raises
+    `HistoryUnwritable`.
     """
     try:
         if not path.parent.is_dir():
@@ -41,7 +42,7 @@ def read_file(
         if version is not None:
             others[one] = _path_of_version(one, version)
     for _ in changes.encode_changed(now):
-        pass  # nobody waits for us yet
+        pass  # without slices, because nothing else runs yet
     if found:
         log.info("history_read", path=str(path), vmis=len(changes))
     else:
@@ -52,7 +53,7 @@ def read_file(
 def _merge_file(
     changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
 ) -> int | None:
-    """Merge the intact shards of a file; returns its format version if that is another one."""
+    """Merge the intact shards of a file; returns its format version if that is not ours."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -72,71 +73,60 @@ def _merge_file(
     return None
 
 
+@dataclass
 class FileWriter(HistoryWriter):
     """Writes the stored history to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
-    renamed. Before that, the `others` that `read_file` has found get their names.
+    renamed. Before that, the `others` that `read_file` has found get their new names.
     """
 
-    def __init__(
-        self,
-        changes: PendingChanges,
-        health: Health,
-        status: HistoryHealth,
-        signal: WriteSignal,
-        path: Path,
-        *,
-        others: Mapping[Path, Path],
-        interval: Seconds,
-        clock: Callable[[], Instant],
-    ) -> None:
-        super().__init__(changes, health, status, signal, interval=interval, clock=clock)
-        self._path = path
-        self._others = dict(others)
-        self._writing: asyncio.Future[None] | None = None
+    path: Path
+    _: KW_ONLY
+    others: dict[Path, Path]
+    _writing: asyncio.Future[None] | None = None
 
     async def _write(self) -> None:
-        changes = self._changes
+        changes = self.changes
         if not changes.unwritten:
             return
         content = bytearray()
         for shard in range(SHARDS):
             if not changes.is_empty(shard):
                 content += changes.seal(shard)
-                await asyncio.sleep(0)  # let others run: a shard of 1,500 VMIs takes 1 ms
+                await asyncio.sleep(0)  # let other tasks run: a shard of 1,500 VMIs takes 1 ms
         try:
             if self._writing is not None:
                 await asyncio.wait([self._writing])
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._replace, bytes(content)))
             await asyncio.shield(self._writing)
         except OSError as error:
-            note_fault(self._status, HistoryFault.NOT_WRITTEN, str(error), path=str(self._path))
+            note_fault(self.status, HistoryFault.NOT_WRITTEN, str(error), path=str(self.path))
             return
         for shard in range(SHARDS):
             changes.note_written(shard)
 
     def _replace(self, content: bytes) -> None:
-        """Replace the file atomically and durably: after a crash it is the old or the new one."""
-        for path, name in list(self._others.items()):
+        """Replace the file atomically: after a crash it has the old or the new content."""
+        for path, name in list(self.others.items()):
             path.replace(name)
-            del self._others[path]
-        part = self._path.with_name(f"{self._path.name}.part")
+            del self.others[path]
+        part = self.path.with_name(f"{self.path.name}.part")
         try:
             with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(self._path)
+            part.replace(self.path)
         except OSError:
             part.unlink(missing_ok=True)
             raise
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
-        _path_of_version(self._path, VERSION).unlink(missing_ok=True)
+        _path_of_version(self.path, VERSION).unlink(missing_ok=True)
 
 
 def _path_of_version(path: Path, version: int) -> Path:

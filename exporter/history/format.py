@@ -2,12 +2,12 @@
 
 A stored history has `SHARDS` shards; a hash of the UID assigns each VMI to one. A sealed shard is
 
-    magic 4 bytes | version 2 | length of the payload 4 | BLAKE2b of all that, 16 | payload
+    magic 4 bytes | version 2 | payload's length 4 | BLAKE2b of the rest, 16 | payload
 
 big-endian, with the same head in every version. The payload is a msgpack array with one entry per
 VMI, sorted by UID, so that equal content gives equal bytes. UUIDs take 16 bytes and whole seconds
-are integers, about 30 bytes per migration. A file is the concatenation of its sealed shards; a
-ConfigMap holds one. Damage costs only the shard that it is in.
+are integers, so a migration takes about 30 bytes. A file is the concatenation of its sealed shards;
+a ConfigMap holds one. Damage in one shard does not affect the others.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from exporter.engine.model import Instant, Outcome, Seconds
 
 
 SHARDS = 64
-"""100,000 VMIs with 17 endings each take 56 MB; in 64 shards even the fullest stays below the 1 MiB
-limit of a ConfigMap."""
+"""100,000 VMIs with 17 migrations each take 56 MB. In 64 shards even the fullest one fits into a
+ConfigMap, which holds 1 MiB."""
 VERSION = 1
 LONGEST_SHARD = 2**20 - 2**13
 """The most bytes in one sealed shard: a ConfigMap may hold 1 MiB of data, keys included."""
@@ -37,13 +37,13 @@ _MAGIC = b"KVEC"
 _HEAD = struct.Struct(">4sHI16s")
 _UUID_BYTES = 16
 _YEARS = Meta(ge=-62_135_596_800, lt=253_402_300_800)
-"""The years 1 to 9999: what RFC 3339 can write."""
-_Instant: TypeAlias = Annotated[int, _YEARS] | Annotated[float, _YEARS]
+"""The years 1 to 9999: RFC 3339 can write no others."""
+_Instant: TypeAlias = Annotated[float, _YEARS]
 _Time: TypeAlias = _Instant | None
 
 
 class Damaged(Exception):
-    """Bytes that are not an intact shard; the message says why."""
+    """These bytes are not an intact shard. The message says why."""
 
 
 class UnknownVersion(Exception):
@@ -103,16 +103,15 @@ def shard_of(uid: str) -> int:
 def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     """Encode one VMI with the migrations that can still matter at `now`.
 
-    These are the unfinished ones, those that ended inside `window`, and, however old, the newest
-    ending (the fallback for an emptied `migrationState`) and the newest success (an evacuation
-    begins after it). `finished_at` is left out where the end is known and right.
+    These are the unfinished ones and those that ended inside `window`. The last one that ended
+    (the fallback for an emptied `migrationState`) and the last success (an evacuation begins after
+    it) matter whatever their age. `finished_at` is left out if the end is known and right.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
-    newest = {max(ended)[1]} if ended else set()
     succeeded = [one for one in ended if migrations[one[1]].outcome is Outcome.SUCCEEDED]
-    newest |= {max(succeeded)[1]} if succeeded else set()
-    over = {key for end, key in ended if end <= now - window} - newest
+    last = {max(some)[1] for some in (ended, succeeded) if some}
+    over = {key for end, key in ended if end <= now - window} - last
     return _encoder.encode(
         _Entry(
             _pack_uid(remembered.uid),
@@ -176,9 +175,9 @@ def decode(entry: bytes) -> Remembered:
 
 
 def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
-    """Whether a stored entry has all that `entry` has, however it was encoded.
+    """Whether a stored entry has everything that `entry` has, in whatever encoding.
 
-    Both are empty or valid. It may have more migrations: those that no longer matter.
+    Both are empty or valid. The stored one may have more migrations, which no longer matter.
     """
     if stored == entry:
         return True
@@ -192,7 +191,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 
 
 def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
-    """Whether joining `migration` adds nothing; a substitute for an end that is past is nothing."""
+    """Whether joining `migration` changes nothing except a superfluous transition."""
     joined = join(stored, migration)
     if _find_transition(joined, now) is None:
         joined = replace(joined, finished_at=stored.finished_at)
@@ -200,7 +199,7 @@ def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
 
 
 def split(raw: bytes) -> Iterator[bytes]:
-    """Split a file into its sealed shards; damaged stretches are yielded as separate pieces."""
+    """Split a file into its sealed shards. The damaged parts between them are pieces as well."""
     position = 0
     while position < len(raw):
         end = _end_of_whole(raw, position)
@@ -228,7 +227,7 @@ def _digest(version: int, payload: bytes) -> bytes:
 
 
 def _pack_uid(uid: str) -> bytes:
-    """Pack a UUID into 16 bytes; mark other text with bytes invalid in UTF-8, never 16 long."""
+    """Pack a UUID into 16 bytes. Other text never gets 16 bytes; it begins with invalid UTF-8."""
     try:
         packed = UUID(uid)
     except ValueError:
@@ -247,13 +246,9 @@ def _pack_time(instant: Instant | None) -> _Time:
     return None if instant is None else _pack_instant(instant)
 
 
-def _pack_instant(instant: Instant) -> int | float:
-    """Pack whole seconds, as KubeVirt writes them, into 5 bytes; a float takes 9."""
+def _pack_instant(instant: Instant) -> _Instant:
+    """Whole seconds, as KubeVirt writes them, become an integer: 5 bytes instead of 9."""
     return int(instant) if float(instant).is_integer() else instant
-
-
-def _read_time(instant: _Time) -> Instant | None:
-    return None if instant is None else float(instant)
 
 
 def _pack_marker(marker: Marker) -> _Marker:
@@ -274,9 +269,9 @@ def _pack_marker(marker: Marker) -> _Marker:
 
 def _read_migration(wire: _Migration) -> Migration:
     return Migration(
-        start=_read_time(wire.start),
-        end=_read_time(wire.end),
-        finished_at=_read_time(wire.finished_at),
+        start=wire.start,
+        end=wire.end,
+        finished_at=wire.finished_at,
         outcome=Outcome(wire.flags & 3),
         handed_off=bool(wire.flags & 4),
     )
@@ -286,12 +281,12 @@ def _read_marker(wire: _Marker) -> Marker:
     asked = wire.asked_by
     return Marker(
         node=wire.node,
-        requested_at=float(wire.requested_at),
-        seen_at=float(wire.seen_at),
-        not_before=_read_time(wire.not_before),
-        failed={_read_uid(one.uid): float(one.end) for one in wire.failed},
+        requested_at=wire.requested_at,
+        seen_at=wire.seen_at,
+        not_before=wire.not_before,
+        failed={_read_uid(one.uid): one.end for one in wire.failed},
         forgotten=wire.forgotten,
-        asked_by=None if asked is None else Requester(float(asked.at), asked.user),
+        asked_by=None if asked is None else Requester(asked.at, asked.user),
     )
 
 

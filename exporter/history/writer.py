@@ -1,13 +1,13 @@
-"""When the stored history is written; the subclasses in `file` and `configmap` define where.
+"""Decides when the stored history is written. The subclasses in `file` and `configmap` write it.
 
-A writer first reads the stored history and merges it into the store. Then it writes what has
-changed: the first change at once, further ones at most once per interval, and the rest at shutdown.
-Every failure is logged, counted and retried; verdicts do not depend on it.
+The first change is written at once, further changes at most once per interval, and the rest at
+shutdown. Every failure is logged, counted and retried. Verdicts do not depend on it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 
@@ -18,6 +18,9 @@ from exporter.health import Health, HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 
 
+SLICE = 100
+"""How many VMIs are processed without yielding: 2 ms, or 10 ms if each has 17 migrations."""
+
 log = structlog.stdlib.get_logger()
 
 
@@ -27,72 +30,74 @@ def note_fault(status: HistoryHealth, fault: HistoryFault, why: str, **place: ob
     log.warning("history_fault", fault=str(fault), why=why, **place)
 
 
+async def run_in_slices(work: Iterator[None]) -> None:
+    """Run work that yields after each VMI. Let other tasks run after every `SLICE` VMIs."""
+    for number, _ in enumerate(work, 1):
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
+
+
 class WriteSignal:
-    """Wakes the writer: `awake` when there may be something to write, `urgent` to write at once."""
+    """Wakes the writer: `awake` if there may be something to write, `urgent` to write at once."""
 
     def __init__(self) -> None:
         self.awake = asyncio.Event()
         self.urgent = asyncio.Event()
 
     def wake(self) -> None:
-        """Have changes written once the interval has passed."""
+        """Let the writer write as soon as its interval has passed."""
         self.awake.set()
 
     def hurry(self) -> None:
-        """Have them written without waiting for the interval."""
+        """Let the writer write now, without waiting for its interval."""
         self.urgent.set()
         self.awake.set()
 
 
+@dataclass
 class HistoryWriter:
-    """Writes changed shards, at most once per `interval` seconds.
+    """Writes changed shards, at most once per `interval`.
 
     A subclass implements `_write`, which marks each shard that it has written.
     """
 
-    def __init__(
-        self,
-        changes: PendingChanges,
-        health: Health,
-        status: HistoryHealth,
-        signal: WriteSignal,
-        *,
-        interval: Seconds,
-        clock: Callable[[], Instant],
-    ) -> None:
-        self._changes = changes
-        self._signal = signal
-        self._seen_through = partial(health.seen_through, Resource.VMIS)
-        self._interval = interval
-        self._clock = clock
-        self._status = status
+    changes: PendingChanges
+    health: Health
+    status: HistoryHealth
+    signal: WriteSignal
+    _: KW_ONLY
+    interval: Seconds
+    clock: Callable[[], Instant]
+
+    def __post_init__(self) -> None:
+        self._seen_through = partial(self.health.seen_through, Resource.VMIS)
 
     async def run(self) -> None:
         """Write changes until cancelled."""
         while True:
-            await self._signal.awake.wait()
-            self._signal.awake.clear()
+            await self.signal.awake.wait()
+            self.signal.awake.clear()
             await self.flush()
-            if self._changes.unwritten or self._changes.awaits_vmis:
-                self._signal.awake.set()
+            if self.changes.unwritten or self.changes.awaits_vmis:
+                self.signal.awake.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await self._signal.urgent.wait()
-                self._signal.urgent.clear()
+                async with asyncio.timeout(self.interval):
+                    await self.signal.urgent.wait()
+                self.signal.urgent.clear()
 
     async def flush(self) -> None:
         """Write the pending changes now, if this process may write."""
-        changes, now = self._changes, self._clock()
-        for _ in chain(changes.prune(self._seen_through, now), changes.encode_changed(now)):
-            await asyncio.sleep(0)
+        changes, now = self.changes, self.clock()
+        pruning = changes.prune(self._seen_through, now)
+        await run_in_slices(chain(pruning, changes.encode_changed(now)))
         await self._write()
-        self._status.vmis = len(changes)
-        self._status.size = changes.size
-        if self._status.may_write() and not changes.unwritten:
-            self._status.written_at = now
+        self.status.vmis = len(changes)
+        self.status.size = changes.size
+        if self.status.may_write() and not changes.unwritten:
+            self.status.written_at = now
 
     async def close(self) -> None:
-        """Write what is still pending, at shutdown."""
+        """Write the pending changes at shutdown."""
         await self.flush()
 
     async def _write(self) -> None:

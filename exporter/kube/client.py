@@ -7,7 +7,7 @@ plugins, token refresh) and the connection. Responses are returned as bytes.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,13 +22,14 @@ from exporter.kube.lean_import import ApiClient, ConfigException, Configuration,
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
+"""For a request about one object."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
-"""A longer `Retry-After` is shortened to this, because it would delay a watch too long."""
+"""A longer `Retry-After` counts as this, because it would delay a watch too long."""
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
-"""The most bytes read at once. A list arrives in chunks of up to 4 MiB, and processing one blocks
-the event loop for 14 ms; this much takes 0.5 ms."""
+"""The most bytes read at once. A list arrives in chunks of up to 4 MiB. To process 4 MiB blocks the
+event loop for 14 ms; this many bytes take 0.5 ms."""
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PATHS = {
@@ -43,16 +44,16 @@ _PATHS = {
 }
 _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
-    # Heartbeats of all other nodes would be most of the traffic.
+    # Without the selector, most of the traffic would be heartbeats of schedulable nodes.
     Resource.NODES: {"fieldSelector": "spec.unschedulable=true"},
     Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
 
 _MALFORMED = AssertionError, TypeError, KeyError, ValueError
-"""What kubernetes_asyncio raises for a kubeconfig with the wrong fields or broken base64."""
+"""kubernetes_asyncio raises these for a kubeconfig with wrong fields or broken base64."""
 
 _FUTURE_VERSION = "Too large resource version"
-"""The message of a server, restored from a backup, about a resourceVersion that it has not reached
+"""An API server that was restored from a backup answers this to a newer resourceVersion
 (apimachinery `api/errors`, `NewTimeoutError` with cause ResourceVersionTooLarge)."""
 
 
@@ -61,11 +62,11 @@ class ApiError(Exception):
 
 
 class Expired(ApiError):
-    """410, or a resourceVersion that the server has not reached: a new list is needed."""
+    """410, or the server has not reached this resourceVersion: a new list is needed."""
 
 
 class Denied(ApiError):
-    """401 or 403: the credentials are not accepted or not sufficient."""
+    """401 or 403: the server does not accept the credentials, or they lack a permission."""
 
 
 class Forbidden(Denied):
@@ -77,7 +78,7 @@ class Absent(ApiError):
 
 
 class Conflict(ApiError):
-    """409: the object was changed by somebody else, or exists already."""
+    """409: another client has changed the object, or the object exists already."""
 
 
 class Unsupported(ApiError):
@@ -97,7 +98,7 @@ class Unreachable(ApiError):
 
 
 class Unconnected(Unreachable):
-    """The API server has not answered at all: no connection, or one that was closed at once."""
+    """There was no connection, or it was closed before an answer."""
 
 
 class Untrusted(Unreachable):
@@ -109,7 +110,7 @@ class Silent(ApiError):
 
 
 class NoCredentials(Exception):
-    """No usable credentials; the message says what was tried."""
+    """There are no usable credentials. The message says what was tried."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,12 @@ class Login:
     url: str | None = None
 
 
+@dataclass
 class _Session:
-    """An ApiClient that is closed once it was replaced and its last request has ended."""
+    """An ApiClient, and the number of requests that use it now."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self.client = client
-        self.users = 0
-        self.replaced = False
+    client: ApiClient
+    users: int = 0
 
 
 class ApiServer:
@@ -153,13 +153,17 @@ class ApiServer:
     async def list_page(
         self, resource: Resource, namespace: str | None, *, limit: int, token: str, name: str = ""
     ) -> bytes:
-        """One page of a consistent list, of one object if `name` is given. Raises `ApiError`."""
-        query = {"limit": str(limit)} | ({"continue": token} if token else {})
+        """One page of a consistent list. With `name`, the list has this object only.
+
+        Raises `ApiError`.
+        """
+        query = {"limit": str(limit)} | _SELECTORS.get(resource, {})
+        if token:
+            query["continue"] = token
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
-        async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
-            with _translating_errors(self._read_timeout):
-                return await response.read()
+        path = path_of(resource, namespace)
+        return await self._send("GET", path, query=query, within=None)
 
     @asynccontextmanager
     async def watch(
@@ -170,17 +174,18 @@ class ApiServer:
         resource_version: str | None,
         seconds: int,
     ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
-        """Watch for at most `seconds`; yields lines in the batches in which they arrive.
+        """Watch for at most `seconds`. Yields the lines that arrive together as one batch.
 
         Without a `resource_version` the server first streams the list and ends it with a
         bookmark (`sendInitialEvents`). Raises `ApiError`.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        query |= _SELECTORS.get(resource, {})
         if resource_version is None:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = resource_version
-        async with self._open(path_of(resource, namespace), _select(resource, query)) as response:
+        async with self._open("GET", path_of(resource, namespace), query) as response:
             yield self._lines(response)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
@@ -190,11 +195,11 @@ class ApiServer:
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
     ) -> bytes:
-        """PUT an object: replace it, or create it if there is none and the body has no version.
+        """PUT an object. Without a resourceVersion in the body, this creates the object.
 
-        Unlike a POST, this lets a Role restrict the name that may be created. Raises `Conflict` if
-        the object has another version, `Unsupported` if it exists and the body has no version, or
-        another `ApiError`.
+        A Role can restrict a PUT to one name, but not a POST. Raises `Conflict` if the object has
+        another version, `Unsupported` if it exists and the body has no version, or another
+        `ApiError`.
         """
         return await self._send("PUT", path_of(resource, namespace, name), body=body)
 
@@ -206,13 +211,9 @@ class ApiServer:
         A `metadata.resourceVersion` in the body makes it conditional. Raises `Conflict` if the
         object has another version, or another `ApiError`.
         """
-        return await self._send(
-            "PATCH",
-            path_of(resource, namespace, name),
-            query={"fieldManager": owner, "force": "true"},
-            body=body,
-            content_type="application/apply-patch+yaml",
-        )
+        query = {"fieldManager": owner, "force": "true"}
+        path = path_of(resource, namespace, name)
+        return await self._send("PATCH", path, query=query, body=body)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a review or an Event.
@@ -226,23 +227,16 @@ class ApiServer:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str] = {},
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        within: Seconds | None = WRITE_TIMEOUT,
     ) -> bytes:
-        async with self._open(
-            path,
-            query or {},
-            method=method,
-            body=body,
-            content_type=content_type,
-            within=WRITE_TIMEOUT,
-        ) as response:
-            with _translating_errors(WRITE_TIMEOUT):
+        async with self._open(method, path, query, body, within=within) as response:
+            with _translating_errors(within or self._read_timeout):
                 return await response.read()
 
     async def renew(self) -> None:
-        """Load the credentials again; requests in progress finish with the old ones."""
+        """Load the credentials again. Running requests finish with the old ones."""
         await self._drop(self._session)
 
     async def _drop(self, old: _Session | None) -> None:
@@ -250,8 +244,7 @@ class ApiServer:
         async with self._lock:
             if old is not None and old is self._session:
                 self._session = None
-                old.replaced = True
-                await self._leave(old)
+                await self._close_unused(old)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
         rest = b""
@@ -266,14 +259,14 @@ class ApiServer:
     @asynccontextmanager
     async def _open(
         self,
+        method: str,
         path: str,
         query: Mapping[str, str],
-        *,
-        method: str = "GET",
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        *,
         within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        content_type = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         session = await self._current()
         session.users += 1
         try:
@@ -298,12 +291,12 @@ class ApiServer:
             finally:
                 response.close()
         except Untrusted:
-            # The CA may have been rotated; the new certificate is in our files by now.
+            # The CA may have been rotated. The next request reads the new CA from our files.
             await self._drop(session)
             raise
         finally:
             session.users -= 1
-            await self._leave(session)
+            await self._close_unused(session)
 
     async def _current(self) -> _Session:
         async with self._lock:
@@ -312,26 +305,23 @@ class ApiServer:
                     client = _make_client(await log_in(self._login), self._login)
                 except NoCredentials as error:
                     if self._logged_in:
-                        # They may be missing for a moment, so the request is tried again.
+                        # During a rotation the files may be incomplete: the caller tries again.
                         raise Unreachable(str(error)) from error
                     raise
                 self._session = _Session(client)
                 self._logged_in = True
             return self._session
 
-    async def _leave(self, session: _Session) -> None:
-        if session.replaced and not session.users:
+    async def _close_unused(self, session: _Session) -> None:
+        """Close a session once it has been replaced and its last request has ended."""
+        if session is not self._session and not session.users:
             await session.client.close()
 
 
 def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:
-    """The URL path of a resource in one namespace or (None) in all, or of one object."""
+    """The URL path of a resource, or of one object. Namespace None: all namespaces."""
     scope = "" if namespace is None else f"/namespaces/{namespace}"
     return f"{_PATHS[resource]}{scope}/{resource}" + (f"/{name}" if name else "")
-
-
-def _select(resource: Resource, query: Mapping[str, str]) -> dict[str, str]:
-    return dict(query) | _SELECTORS.get(resource, {})
 
 
 def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
@@ -343,7 +333,7 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _make_client(configuration: Configuration, login: Login) -> ApiClient:
-    """The client. It reads the CA and the client certificate, or raises `NoCredentials`."""
+    """Read the CA and the client certificate. Raises `NoCredentials`."""
     try:
         return ApiClient(configuration)
     except (OSError, ValueError) as error:
@@ -358,34 +348,29 @@ async def log_in(login: Login) -> Configuration:
     if login.url is not None:
         configuration.host = login.url
         return configuration
+    file = None if login.kubeconfig is None else str(login.kubeconfig)
+    where = file or "there is no service account of a pod, and the default kubeconfig"
     if login.kubeconfig is None:
-        try:
+        with suppress(ConfigException):
             credentials.load_incluster_config(  # type: ignore[no-untyped-call]
                 client_configuration=configuration
             )
-        except ConfigException:
-            pass
-        else:
             return configuration
-    if login.kubeconfig is not None and not login.kubeconfig.is_file():
-        raise NoCredentials(f"{login.kubeconfig}: there is no such kubeconfig file")
-    where = "the default kubeconfig" if login.kubeconfig is None else str(login.kubeconfig)
+    elif not login.kubeconfig.is_file():
+        raise NoCredentials(f"{where}: there is no such kubeconfig file")
     try:
         await credentials.load_kube_config(
-            config_file=None if login.kubeconfig is None else str(login.kubeconfig),
-            client_configuration=configuration,
-            persist_config=False,
+            config_file=file, client_configuration=configuration, persist_config=False
         )
     except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
-        looked = "" if login.kubeconfig else "there is no service account of a pod, and "
-        raise NoCredentials(f"{looked}{where} cannot be used: {_why(error)}") from error
+        raise NoCredentials(f"{where} cannot be used: {_why(error)}") from error
     return configuration
 
 
 def find_namespace(login: Login) -> str:
     """The exporter's own namespace: its pod's, else that of the kubeconfig's context.
 
-    For a `login` that has logged in.
+    Needs a successful `log_in`.
     """
     if login.url is None:
         if login.kubeconfig is None and _POD_NAMESPACE.is_file():
@@ -409,9 +394,9 @@ async def _failure(response: aiohttp.ClientResponse) -> ApiError:
 
 
 def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:
-    """The error for a status code, from an HTTP response or inside a watch."""
+    """The error for a status code of an HTTP response or of a watch's ERROR event."""
     why = f"{code} {message}".strip()
-    if code == 410 or (code == 504 and _FUTURE_VERSION in message):
+    if code == 504 and _FUTURE_VERSION in message:
         return Expired(why)
     if code in (429, 503):
         return Overloaded(why, retry_after)
@@ -423,6 +408,7 @@ _ERRORS: Mapping[int, type[ApiError]] = {
     403: Forbidden,
     404: Absent,
     409: Conflict,
+    410: Expired,
 } | dict.fromkeys((400, 405, 406, 413, 415, 422), Unsupported)
 
 

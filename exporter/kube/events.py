@@ -1,23 +1,23 @@
 """Writes Kubernetes Events about VMIs, which `kubectl describe vmi` and consoles show.
 
-They need one verb, `create` on `events` of `events.k8s.io`: each Event is a new object, and a later
-one of the same episode has the series' count. With `patch` or `update` one object could be counted
-up, but the account could then also change every other Event of the cluster.
+This needs one verb, `create` on `events` of `events.k8s.io`. Each Event is a new object, and a
+later Event of the same episode has the count of the series. With `patch` or `update` we could count
+up one object, but then our account could also change every other Event of the cluster.
 
-The name of an Event comes from its episode and the half hour. So the API server itself refuses what
-another replica, or this one before a restart, has written already.
+The name of an Event comes from its episode and the half hour. So the API server itself refuses an
+Event that another replica, or this one before a restart, has written already.
 """
 
 import asyncio
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import structlog
 
 from exporter.engine.advice import advise
-from exporter.engine.drain import read_conditions
 from exporter.engine.events import BlockedEpisode, Episode, EvacuationEpisode, EventQueue
 from exporter.engine.evidence import Evidence
 from exporter.engine.model import EventOutcome, EventReason, Instant, Reason, Seconds, Verdict, Why
@@ -49,33 +49,24 @@ TYPES_AND_ACTIONS = {
 log = structlog.stdlib.get_logger()
 
 
+@dataclass
 class EventWriter:
     """Writes what is due in `queue`, one Event at a time.
 
-    With a stored history, only the process that writes it (the holder of the Lease) reports
-    evacuations. Blocked evictions are reported by the replica that was asked. `instance` is this
-    process's name.
+    With a stored history, only the replica that writes the history (the holder of the Lease)
+    reports evacuations. A blocked eviction is reported by the replica that blocked it. `instance`
+    is this process's name.
     """
 
-    def __init__(
-        self,
-        api: ApiServer,
-        store: Store,
-        health: Health,
-        stuck: StuckPolicy,
-        queue: EventQueue,
-        *,
-        instance: str,
-        clock: Callable[[], Instant],
-    ) -> None:
-        self._api = api
-        self._store = store
-        self._health = health
-        self._stuck = stuck
-        self._queue = queue
-        self._instance = instance
-        self._clock = clock
-        self._logged = Throttle(len(EventOutcome))
+    api: ApiServer
+    store: Store
+    health: Health
+    stuck: StuckPolicy
+    queue: EventQueue
+    _: KW_ONLY
+    instance: str
+    clock: Callable[[], Instant]
+    _logged: Throttle = field(default_factory=lambda: Throttle(len(EventOutcome)))
 
     async def run(self) -> None:
         """Write Events until cancelled."""
@@ -88,45 +79,38 @@ class EventWriter:
             await asyncio.sleep(PAUSE)
 
     async def check(self) -> None:
-        """Find the stuck evacuations, and drop what is over."""
-        now, health = self._clock(), self._health
-        for _ in self._queue.prune(now):
+        """Queue Events about stuck evacuations and their ends; drop episodes that are over."""
+        now, health = self.clock(), self.health
+        for _ in self.queue.prune(now):
             await asyncio.sleep(0)
         if health.history is not None and not health.history.may_write():
-            self._queue.forget_evacuations()
+            self.queue.forget_evacuations()
             return
         if not health.ready:
             return
         stuck = set[str]()
-        conditions = read_conditions(
-            self._store,
-            self._stuck,
-            health.find_dead(now),
-            now,
-            health.find_contacts(),
-            seen=health.find_optional(now),
-        )
-        for count, evidence in enumerate(list(self._store.evacuating()), 1):
+        conditions = health.read_conditions(self.store, self.stuck, now)
+        for count, evidence in enumerate(list(self.store.evacuating()), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
-                stuck.add(evidence.vmi.uid)  # nothing is known of its end
+                stuck.add(evidence.vmi.uid)  # we do not know whether it has ended
             elif diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
-                self._queue.note_stuck(evidence.vmi, diagnosis, now)
+                self.queue.note_stuck(evidence.vmi, diagnosis, now)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-        self._queue.note_ended(stuck, now)
+        self.queue.note_ended(stuck, now)
 
     async def write_due(self) -> None:
-        """Write what is due and within the limits; stop once the API server does not answer."""
+        """Write what is due and within the limits. Stop if the API server does not answer."""
         outcome = None
         while outcome is not EventOutcome.UNREACHABLE:
-            now = self._clock()
-            episode = self._queue.take(now)
+            now = self.clock()
+            episode = self.queue.take(now)
             if episode is None:
                 return
             outcome = await self._write(episode, now)
-            self._queue.note_outcome(episode, outcome, now)
+            self.queue.note_outcome(episode, outcome, now)
 
     async def _write(self, episode: Episode, now: Instant) -> EventOutcome:
         note = self._write_note(episode, now)
@@ -134,9 +118,9 @@ class EventWriter:
             return EventOutcome.DROPPED
         namespace = episode.vmi.namespace
         try:
-            await self._api.create(
+            await self.api.create(
                 f"/apis/events.k8s.io/v1/namespaces/{namespace}/events",
-                write_event(episode, note, now, instance=self._instance),
+                write_event(episode, note, now, instance=self.instance),
             )
         except Conflict:
             return EventOutcome.EXISTING
@@ -150,13 +134,13 @@ class EventWriter:
         """The text of an Event; None if there is nothing to say any more."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
-        evidence = self._store.evidence(episode.vmi.namespace, episode.vmi.name)
+        evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name)
         if not isinstance(episode, EvacuationEpisode):
             return None
         if evidence is None or evidence.vmi.uid != episode.vmi.uid:
             return None
         if episode.reason is EventReason.EVACUATION_STUCK:
-            return write_stuck(evidence, episode, self._store.reasons(evidence.vmi), now)
+            return write_stuck(evidence, episode, self.store.reasons(evidence.vmi), now)
         if evidence.marker is not None and episode.is_same(evidence.marker):
             return None
         return write_ended(evidence, episode)

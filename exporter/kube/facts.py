@@ -1,8 +1,8 @@
-"""Reads facts of `engine.model` from decoded objects; an unusable one gives a message.
+"""Reads facts of `engine.model` from decoded objects. For an unusable object it returns a message.
 
 Strings that many objects share (namespaces, nodes, a VMI's name in its VMIMs) are interned, which
-saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. Sources: KubeVirt
-`staging/src/kubevirt.io/api/core/v1/types.go`; the labels and annotations of launcher pods from
+saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. Sources: KubeVirt's
+`staging/src/kubevirt.io/api/core/v1/types.go`; for the labels and annotations of launcher pods
 `pkg/virt-controller/services/template.go` and `watch/descheduler`.
 """
 
@@ -35,14 +35,14 @@ EVACUATION = "kubevirt.io/evacuationMigration"
 WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
 VOLUME_UPDATE = "kubevirt.io/volume-update-migration"
 HOTPLUGS = ("HotVCPUChange", "HotMemoryChange")
-"""A VMI's conditions while its CPUs or memory are being changed by a migration."""
+"""A VMI has one of these conditions while a migration changes its CPUs or memory."""
 EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-"""The taint of a node that is unschedulable (`k8s.io/api/core/v1/well_known_taints.go`)."""
+"""The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
 MAINTENANCE = frozenset({"DrainInProgress", "Drained", "MaintenancePlanned"})
-"""A node's conditions in Kubernetes 1.37 that say that it is, was or will be drained (KEP-5683)."""
+"""A node's conditions in Kubernetes 1.37 about a present, past or planned drain (KEP-5683)."""
 WAIT_REASONS = {
     "decentralizedMigrationBlocked": WaitReason.SYNC,
     "migrationRejectedByResourceQuota": WaitReason.QUOTA,
@@ -51,17 +51,18 @@ WAIT_REASONS = {
 }
 """A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
 
+_NO_NAME = "metadata.name: expected a name, there is none"
 _OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
-"""The labels of a launcher pod that differ from pod to pod; no budget of a user selects by them."""
+"""These labels differ from pod to pod. No user's PodDisruptionBudget selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
-_FINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
 )
-"""The phases that a VMIM reaches only after `handleTargetPodHandoff`."""
+"""A VMIM reaches these phases only after `handleTargetPodHandoff`."""
 _SYNC_PHASES = frozenset({"WaitingForSync", "Synchronizing"})
-"""The phases in which the halves of a decentralised migration wait for each other."""
+"""In these phases the two halves of a decentralised migration wait for each other."""
 _OUTCOMES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
+"""The final phases of a VMIM."""
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
@@ -71,7 +72,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
     if not metadata.name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     status = found.status or wire.VmiStatus()
     state = status.migrationState
     conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
@@ -112,7 +113,7 @@ def _read_state(state: wire.ReportedState) -> MigrationState:
 
 
 def _state_outcome(state: wire.ReportedState) -> Outcome:
-    """`completed` means ended, not succeeded: a failed migration has it too."""
+    """`completed` is true for a failed migration too."""
     if state.failed:
         return Outcome.FAILED
     return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
@@ -128,7 +129,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
     """A VMIM."""
     metadata, spec = found.metadata, found.spec or wire.VmimSpec()
     if not metadata.name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     if not spec.vmiName:
         return "spec.vmiName: expected the name of a VMI, there is none"
     status = found.status or wire.VmimStatus()
@@ -150,10 +151,10 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         vmi_name=intern(spec.vmiName),
         created=parse_instant(metadata.creationTimestamp),
         phase=intern(phase),
-        finished=phase in _FINAL_PHASES,
-        finished_at=parse_instant(entered.get(phase)) if phase in _FINAL_PHASES else None,
+        finished=phase in _OUTCOMES,
+        finished_at=parse_instant(entered.get(phase)) if phase in _OUTCOMES else None,
         scheduled_at=parse_instant(entered.get("Scheduled")),
-        # Its `migrationState` is copied from the VMI's, which exists after hand-off.
+        # KubeVirt copies `migrationState` from the VMI, which has it only after the hand-off.
         handed_off=not _HANDED_OFF_PHASES.isdisjoint({phase, *entered})
         or bool(metadata.uid and state.migrationUid == metadata.uid)
         or end is not None,
@@ -170,7 +171,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
 
 
 def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:
-    """An annotation with an empty value counts: workload updates have one."""
+    """An empty annotation counts too: that of a workload update is empty."""
     if EVACUATION in annotations:
         return Trigger.EVACUATION
     if VOLUME_UPDATE in labels:
@@ -183,7 +184,7 @@ def read_pod(found: wire.PodObject) -> Pod | str:
     metadata, status = found.metadata, found.status or wire.PodStatus()
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     if not metadata.name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     met = {c.type: c.status for c in status.conditions or []}
     owners = (
         one.uid for one in metadata.ownerReferences or () if one.kind == _VMI_KIND and one.uid
@@ -213,12 +214,12 @@ def read_pod(found: wire.PodObject) -> Pod | str:
 
 @lru_cache(maxsize=4096)
 def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The same labels of many pods are kept once."""
+    """Pods with the same labels share one tuple."""
     return labels
 
 
 def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
-    """The migration limits, KubeVirt's defaults for those not set, and the evictionStrategy."""
+    """The migration limits (if not set, KubeVirt's defaults) and the evictionStrategy."""
     spec = found.spec or wire.KubeVirtSpec()
     configuration = spec.configuration or wire.KubeVirtConfiguration()
     migrations = configuration.migrations or wire.Migrations()
@@ -239,7 +240,7 @@ def read_node(found: wire.NodeObject) -> Node | str:
     """A node."""
     name, spec = found.metadata.name, found.spec or wire.NodeSpec()
     if not name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     added = (one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE)
     met = {c.type for c in (found.status and found.status.conditions) or () if c.status == "True"}
     return Node(
@@ -251,13 +252,13 @@ def read_node(found: wire.NodeObject) -> Node | str:
 
 
 def read_budget(found: wire.BudgetObject) -> Budget | str:
-    """A PodDisruptionBudget. Without a selector it selects nothing, so it forbids nothing.
+    """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
-    KubeVirt's own budgets do not count: they are for VMs that it migrates.
+    KubeVirt's own budgets forbid nothing either: they are for VMs that KubeVirt migrates.
     """
     metadata, selector = found.metadata, found.spec.selector if found.spec else None
     if not metadata.name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     wanted = selector or wire.LabelSelector()
     requirements = [Requirement(k, "In", (v,)) for k, v in (wanted.matchLabels or {}).items()]
     requirements += [
@@ -278,7 +279,7 @@ def read_config_map(found: wire.ConfigMapObject) -> ConfigMap | str:
     """A ConfigMap of the stored history."""
     metadata = found.metadata
     if not metadata.name:
-        return "metadata.name: expected a name, there is none"
+        return _NO_NAME
     return ConfigMap(
         namespace=metadata.namespace or "",
         name=metadata.name,
@@ -288,5 +289,5 @@ def read_config_map(found: wire.ConfigMapObject) -> ConfigMap | str:
 
 
 def text_of(value: object) -> str:
-    """The value if it is a text, else ""."""
+    """The value if it is a string, else ""."""
     return value if isinstance(value, str) else ""

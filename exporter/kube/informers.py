@@ -1,4 +1,4 @@
-"""All reflectors together: what is watched, when the first lists are complete, what is visible."""
+"""Runs all reflectors. Knows when the first lists are complete, and which resources are visible."""
 
 import asyncio
 import random
@@ -21,7 +21,10 @@ class NotSynced(Exception):
 
 
 class Informers:
-    """Runs one reflector for each watch of the cluster in `health`; `settled` as in `Reflector`."""
+    """Runs a reflector for each watch in `health`, but not that of the stored history.
+
+    `settled` is called after every complete list, and when a resource is refused.
+    """
 
     def __init__(
         self,
@@ -43,23 +46,22 @@ class Informers:
         self._clock = clock
         self._settled = settled
         self._synced = asyncio.Event()
-        self._reflectors = []
-        for watched in health.watched:
-            if watched.resource in CLUSTER_RESOURCES:
-                self._reflectors.append(
-                    reflector(
-                        api,
-                        watched,
-                        store,
-                        settings,
-                        clock=clock,
-                        rng=rng,
-                        settled=self._update_visibility,
-                        is_optional=partial(self._is_seen_elsewhere, watched),
-                        listener=listener,
-                        policy=policy,
-                    )
-                )
+        self._reflectors = [
+            reflector(
+                api,
+                watched,
+                store,
+                settings,
+                clock=clock,
+                rng=rng,
+                settled=self._update_visibility,
+                is_optional=partial(self._is_seen_elsewhere, watched),
+                listener=listener,
+                policy=policy,
+            )
+            for watched in health.watched
+            if watched.resource in CLUSTER_RESOURCES
+        ]
 
     async def run(self) -> None:
         """List and watch everything until cancelled. Raises `NotSynced` or `KubeVirtMissing`."""
@@ -94,7 +96,7 @@ class Informers:
         return any(one.synced and not one.refused for one in others)
 
     def _update_visibility(self) -> None:
-        """Update the store's visibility, whenever a resource was listed or refused."""
+        """Update the store's visibility after a resource was listed or refused."""
         health = self._health
         visibility = Visibility(
             vmims=health.is_seen(Resource.VMIMS),

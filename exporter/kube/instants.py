@@ -9,10 +9,11 @@ from exporter.engine.model import Instant
 
 _FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 _LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""Instants outside, possible by a time zone, could be read but not written."""
+"""A time zone can move an instant out of these bounds; then we could not write it."""
 _RFC3339 = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+    r"\d{4}-\d\d-\d\d[Tt](?!24)\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
+"""`fromisoformat` alone accepts more, such as a week, a comma, or hour 24 (Python 3.13)."""
 
 
 def parse_instant(value: object) -> Instant | None:
@@ -22,32 +23,20 @@ def parse_instant(value: object) -> Instant | None:
 
 @lru_cache(maxsize=4096)
 def _parse_instant(text: str) -> Instant | None:
-    """Cached, because one object repeats an instant up to three times.
+    """Parse one text. Digits after the microseconds are ignored.
 
-    A VMIM takes a third of the time, and equal instants share one float.
+    Cached, because one object repeats an instant up to three times: this saves two thirds of the
+    time for a VMIM, and equal instants share one float.
     """
-    if len(text) == 20 and text[4::3] == "--T::Z" and text[11:13] != "24":
-        # KubeVirt's own format: the C parser takes a quarter of the time of the pattern below.
-        try:
-            return datetime.fromisoformat(text).timestamp()
-        except ValueError:
+    # KubeVirt's own format needs no check by the pattern, which takes longer than the parser.
+    if len(text) != 20 or text[4::3] != "--T::Z" or text[11:13] == "24":
+        if _RFC3339.fullmatch(text) is None:
             return None
-    match = _RFC3339.fullmatch(text)
-    if match is None:
-        return None
-    year, month, day, hour, minute, second, fraction, zone = match.groups()
+        text = text.upper()
     try:
-        whole = datetime(
-            int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC
-        ).timestamp()
+        instant = datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-    if zone not in "Zz":
-        if int(zone[1:3]) > 23 or int(zone[4:6]) > 59:
-            return None
-        offset = int(zone[1:3]) * 3600.0 + int(zone[4:6]) * 60.0
-        whole -= offset if zone[0] == "+" else -offset
-    instant = whole + float(fraction) if fraction else whole
     return instant if _FIRST <= instant <= _LAST else None
 
 

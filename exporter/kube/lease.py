@@ -1,12 +1,12 @@
 """Leader election by a Lease: its holder is the replica that writes the stored history.
 
 The rules are those of client-go (`tools/leaderelection`). The holder renews the Lease. A candidate
-takes it once it has been unchanged for long enough by the candidate's own monotonic clock, so that
-clocks of different machines are never compared. Every write is conditional on a resourceVersion. A
-holder gives up well before the others take over, even if its process was frozen in between.
+takes a Lease that has not changed for long enough. It measures this by its own monotonic clock, so
+clocks of different machines are never compared. Every write depends on a resourceVersion. A holder
+gives up well before the others take over, even if its process was frozen in between.
 
-The leader election of kubernetes_asyncio is not used: it ends at the first connection error, writes
-local time as UTC, measures by the wall clock, and does not release the Lease at the end.
+We do not use the leader election of kubernetes_asyncio: it ends at the first connection error,
+writes local time as UTC, measures by the wall clock, and does not release the Lease at the end.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import msgspec
@@ -23,18 +24,19 @@ from msgspec import Struct, field
 from exporter.engine.model import Instant, Resource, Seconds
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
 from exporter.kube.instants import write_micro_time
+from exporter.kube.wire import Metadata
 from exporter.logs import Trouble
 
 
 HELD_FOR = 2 / 3
-"""The part of the duration for which a renewal is valid for its holder, as in client-go."""
+"""The part of the duration for which a holder relies on its last renewal, as in client-go."""
 RENEWED_EVERY = 1 / 3
 """The part of the duration after which the holder renews."""
 TAKEN_AFTER = 0.8
-"""The part of the duration after which an unchanged Lease is taken: later than `HELD_FOR`, when its
-holder has stopped, and early enough for the next write within the duration."""
+"""The part of the duration after which a candidate takes an unchanged Lease. By then its holder has
+stopped (`HELD_FOR`), and the next holder can still write within the duration."""
 POLLED_EVERY = 1 / 8
-"""The part of the duration after which candidates poll and failed renewals are retried."""
+"""The part of the duration after which a candidate polls, and a holder retries a renewal."""
 
 SHORTEST_PAUSE: Seconds = 0.01
 
@@ -49,59 +51,46 @@ class _Spec(Struct):
     leaseTransitions: int | None = None  # noqa: N815
 
 
-class _Metadata(Struct):
-    resourceVersion: str | None = None  # noqa: N815
-
-
 class _Lease(Struct):
-    metadata: _Metadata = field(default_factory=_Metadata)
+    metadata: Metadata = field(default_factory=Metadata)
     spec: _Spec = field(default_factory=_Spec)
 
 
+@dataclass
 class Lease:
-    """A candidate for the Lease `namespace/name`; `held` is true if it may write now.
+    """A candidate for the Lease `namespace/name`. It may write while `held` is true.
 
-    `changed` is called when the Lease is taken or lost. Durations are measured by `monotonic`;
-    `wall` gives the times written into the Lease.
+    `changed` is called when the Lease is taken or lost. `monotonic` measures durations, and `wall`
+    gives the times that are written into the Lease.
     """
 
-    def __init__(
-        self,
-        api: ApiServer,
-        namespace: str,
-        name: str,
-        *,
-        identity: str,
-        duration: Seconds,
-        rng: random.Random,
-        wall: Callable[[], Instant],
-        changed: Callable[[], None],
-        monotonic: Callable[[], Seconds] = time.monotonic,
-    ) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
-        self._duration = duration
-        self._rng = rng
-        self._changed = changed
-        self._monotonic = monotonic
-        self._wall = wall
+    api: ApiServer
+    namespace: str
+    name: str
+    _: KW_ONLY
+    identity: str
+    duration: Seconds
+    rng: random.Random
+    wall: Callable[[], Instant]
+    changed: Callable[[], None]
+    monotonic: Callable[[], Seconds] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._held_until: Seconds | None = None
-        self._seen = _Lease()
-        self._seen_at: Seconds | None = None
-        self._trouble = Trouble("lease_unreachable", lease=name)
+        self._seen: _Lease | None = None
+        self._seen_at: Seconds = 0.0
+        self._trouble = Trouble("lease_unreachable", lease=self.name)
 
     @property
     def held(self) -> bool:
         """Whether this candidate certainly holds the Lease."""
-        return self._held_until is not None and self._monotonic() < self._held_until
+        return self._held_until is not None and self.monotonic() < self._held_until
 
     async def run(self) -> None:
         """Take and renew the Lease until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(self._duration * RENEWED_EVERY):
+                async with asyncio.timeout(self.duration * RENEWED_EVERY):
                     await self._campaign()
             except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
                 self._trouble.note(str(error) or type(error).__name__)
@@ -114,14 +103,14 @@ class Lease:
     def _pause(self) -> Seconds:
         """The time until the next renewal, or until a candidate reads or takes the Lease."""
         if self.held and not self._trouble:
-            return self._duration * RENEWED_EVERY * self._rng.uniform(0.9, 1.0)
-        poll = self._duration * POLLED_EVERY * self._rng.uniform(0.9, 1.0)
-        if self._seen_at is None or self._trouble:
+            return self.duration * RENEWED_EVERY * self.rng.uniform(0.9, 1.0)
+        poll = self.duration * POLLED_EVERY * self.rng.uniform(0.9, 1.0)
+        if self._seen is None or self._trouble:
             return poll
-        return min(poll, max(SHORTEST_PAUSE, self._free_at(self._seen.spec) - self._monotonic()))
+        return min(poll, max(SHORTEST_PAUSE, self._free_at(self._seen.spec) - self.monotonic()))
 
     async def release(self) -> None:
-        """Release the Lease, so that another replica need not wait for it to expire."""
+        """Release the Lease, so that another replica can take it at once."""
         if not self.held:
             return
         self._held_until = None
@@ -130,38 +119,37 @@ class Lease:
         except (ApiError, msgspec.MsgspecError) as error:
             log.warning("lease_not_released", why=str(error))
         else:
-            log.info("lease_released", lease=self._name)
+            log.info("lease_released", lease=self.name)
 
     async def _campaign(self) -> None:
         """Read the Lease, and take or renew it if that is due."""
-        began = self._monotonic()
+        began = self.monotonic()
         try:
-            raw = await self._api.read(Resource.LEASES, self._namespace, self._name)
+            raw = await self.api.read(Resource.LEASES, self.namespace, self.name)
         except Absent:
             await self._take(None, began)
             return
         seen = msgspec.json.decode(raw, type=_Lease)
-        if self._seen_at is None or seen != self._seen:
-            # Not `began`: it may have been written while we waited for the response.
-            self._seen, self._seen_at = seen, self._monotonic()
+        if seen != self._seen:
+            # Not `began`: another replica may have written it while we waited for the response.
+            self._seen, self._seen_at = seen, self.monotonic()
         holder = seen.spec.holderIdentity
-        is_free = not holder or self._monotonic() >= self._free_at(seen.spec)
-        if holder == self._identity or is_free:
+        is_free = not holder or self.monotonic() >= self._free_at(seen.spec)
+        if holder == self.identity or is_free:
             await self._take(seen, began)
         elif self._held_until is not None:
             self._lose(f"{holder} has taken it")
 
     def _free_at(self, spec: _Spec) -> Seconds:
-        lasts = spec.leaseDurationSeconds or self._duration
-        return (self._seen_at or 0.0) + lasts * TAKEN_AFTER
+        return self._seen_at + (spec.leaseDurationSeconds or self.duration) * TAKEN_AFTER
 
     async def _take(self, seen: _Lease | None, began: Seconds) -> None:
         was = seen.spec if seen is not None else _Spec()
-        is_renewal = was.holderIdentity == self._identity
-        now = write_micro_time(self._wall())
+        is_renewal = was.holderIdentity == self.identity
+        now = write_micro_time(self.wall())
         spec = _Spec(
-            holderIdentity=self._identity,
-            leaseDurationSeconds=math.ceil(self._duration),
+            holderIdentity=self.identity,
+            leaseDurationSeconds=math.ceil(self.duration),
             acquireTime=was.acquireTime if is_renewal else now,
             renewTime=now,
             leaseTransitions=(was.leaseTransitions or 0) + (not is_renewal and seen is not None),
@@ -170,16 +158,16 @@ class Lease:
             await self._write(spec, seen)
         except Conflict:
             if self._held_until is not None and not is_renewal:
-                self._lose("another was faster")
+                self._lose("another replica took it first")
             return
         newly = not self.held
-        self._held_until = began + self._duration * HELD_FOR
+        self._held_until = began + self.duration * HELD_FOR
         if newly:
-            log.info("lease_taken", lease=self._name, holder=self._identity)
-            self._changed()
+            log.info("lease_taken", lease=self.name, holder=self.identity)
+            self.changed()
 
     async def _write(self, spec: _Spec, seen: _Lease | None) -> None:
-        metadata: dict[str, Any] = {"namespace": self._namespace, "name": self._name}
+        metadata: dict[str, Any] = {"namespace": self.namespace, "name": self.name}
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -189,14 +177,14 @@ class Lease:
         if seen is not None:
             metadata["resourceVersion"] = seen.metadata.resourceVersion
         try:
-            raw = await self._api.replace(Resource.LEASES, self._namespace, self._name, body)
+            raw = await self.api.replace(Resource.LEASES, self.namespace, self.name, body)
         except Unsupported as refusal:
-            if seen is None:  # a Lease that exists is not replaced without its version
+            if seen is None:  # the Lease exists by now, and cannot be replaced without its version
                 raise Conflict(str(refusal)) from refusal
             raise
-        self._seen, self._seen_at = msgspec.json.decode(raw, type=_Lease), self._monotonic()
+        self._seen, self._seen_at = msgspec.json.decode(raw, type=_Lease), self.monotonic()
 
     def _lose(self, why: str) -> None:
         self._held_until = None
-        log.warning("lease_lost", lease=self._name, why=why)
-        self._changed()
+        log.warning("lease_lost", lease=self.name, why=why)
+        self.changed()

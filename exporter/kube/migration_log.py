@@ -1,17 +1,16 @@
-"""One log line when a migration begins, and one with its whole record when it has ended.
+"""Logs each migration: a line when it begins, and a line with its whole record when it has ended.
 
-The names of the last line's fields follow OpenTelemetry, as KubeVirt's VEP 373 does.
+The field names follow OpenTelemetry, as in KubeVirt's VEP 373.
 """
 
 import asyncio
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 from msgspec.structs import replace
 
 from exporter.counters import Counters
 from exporter.engine.ended_migrations import EndedMigration, NodesLeft, find_reason
-from exporter.engine.evidence import Evidence
 from exporter.engine.history import correct_end
 from exporter.engine.model import (
     Instant,
@@ -24,45 +23,35 @@ from exporter.engine.model import (
     Why,
 )
 from exporter.engine.newest import put_newest
+from exporter.engine.store import Store
 from exporter.kube.kubevirt import Changed
 
 
 WAIT_FOR_STATE: Seconds = 10.0
-"""How long a record waits for KubeVirt to copy the VMI's `migrationState` to a final VMIM, which
-takes one more write, and never comes if the VMI has another migration by then."""
+"""How long a record waits until KubeVirt copies the VMI's `migrationState` to a final VMIM. This
+takes one more write, and never happens if the VMI has another migration by then."""
 MIGRATIONS_KEPT = 10_000
-"""Of how many migrations the target pod is remembered until they end; the oldest are dropped."""
+"""How many target pods, and how many hotplugs, are remembered; the oldest are dropped."""
 
 log = structlog.stdlib.get_logger()
 
 
-class KnownMigrations(Protocol):
-    """What is known of VMIs and VMIMs; the `Store` is one."""
-
-    def evidence(self, namespace: str, name: str) -> Evidence | None:
-        """What is known about a VMI."""
-
-    def vmim(self, namespace: str, name: str) -> Vmim | None:
-        """A VMIM."""
-
-
+@dataclass
 class MigrationLog:
-    """Logs and counts migrations: each change is noted before `known` has it.
+    """Logs and counts migrations. It must note each change before the `store` has it.
 
-    Those that ended before `started_at` are left out. `window` is that of the history, in seconds.
+    Migrations that ended before `started_at` are left out. `window` is that of the history.
     """
 
-    def __init__(
-        self, known: KnownMigrations, counters: Counters, *, started_at: Instant, window: Seconds
-    ) -> None:
-        self._known = known
-        self._counters = counters
-        self._started_at = started_at
-        self._window = window
-        self._nodes_left = NodesLeft()
-        self._targets: dict[str, tuple[str, tuple[Why, ...]]] = {}
-        self._hotplugs: dict[str, None] = {}
-        self._waiting: dict[str, tuple[EndedMigration, asyncio.TimerHandle]] = {}
+    store: Store
+    counters: Counters
+    _: KW_ONLY
+    started_at: Instant
+    window: Seconds
+    _nodes_left: NodesLeft = field(default_factory=NodesLeft)
+    _targets: dict[str, tuple[str, tuple[Why, ...]]] = field(default_factory=dict)
+    _hotplugs: dict[str, None] = field(default_factory=dict)
+    _waiting: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
     def note(self, changed: Changed) -> None:
         """Note an object of a list or of a watch."""
@@ -74,12 +63,8 @@ class MigrationLog:
             case Pod() as pod if pod.migration_uid and pod.ready:
                 self._targets.pop(pod.migration_uid, None)
             case Pod() as pod if pod.migration_uid:
-                put_newest(
-                    self._targets,
-                    pod.migration_uid,
-                    (pod.node, changed.reasons),
-                    most=MIGRATIONS_KEPT,
-                )
+                target = (pod.node, changed.reasons)
+                put_newest(self._targets, pod.migration_uid, target, most=MIGRATIONS_KEPT)
 
     def _note_begin(self, vmi: Vmi) -> None:
         state = vmi.migration
@@ -89,11 +74,7 @@ class MigrationLog:
         if before is None:
             return
         known = before.migration if before.uid == vmi.uid else None
-        if (
-            known is not None
-            and known.uid == state.uid
-            and (known.start is not None or known.ended)
-        ):
+        if known is not None and known.uid == state.uid and (known.running or known.ended):
             return
         log.info(
             "migration_began",
@@ -111,8 +92,8 @@ class MigrationLog:
             if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
                 put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
             return
-        if vmim.uid in self._waiting:
-            _, timer = self._waiting.pop(vmim.uid)
+        timer = self._waiting.pop(vmim.uid, None)
+        if timer is not None:
             timer.cancel()
         elif not self._is_news(vmim):
             return
@@ -120,22 +101,18 @@ class MigrationLog:
             self._record(ended)
         else:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(WAIT_FOR_STATE, self._give_up_waiting, vmim.uid)
-            self._waiting[vmim.uid] = (ended, timer)
+            self._waiting[vmim.uid] = loop.call_later(WAIT_FOR_STATE, self._record, ended)
 
     def _is_news(self, vmim: Vmim) -> bool:
-        known = self._known.vmim(vmim.namespace, vmim.name)
+        known = self.store.vmim(vmim.namespace, vmim.name)
         if known is not None and known.uid == vmim.uid and known.finished:
             return False
         end = correct_end(vmim.end, vmim.finished_at)
-        return end is not None and end > self._started_at
-
-    def _give_up_waiting(self, uid: str) -> None:
-        ended, _ = self._waiting.pop(uid)
-        self._record(ended)
+        return end is not None and end > self.started_at
 
     def _record(self, ended: EndedMigration) -> None:
         vmim = ended.vmim
+        self._waiting.pop(vmim.uid, None)
         vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
         target, why = self._targets.pop(vmim.uid, ("", ()))
         trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
@@ -145,14 +122,14 @@ class MigrationLog:
             source = vmi.node
         ended = replace(ended, source_node=source, target_node=ended.target_node or target)
         reason = find_reason(ended, vmi, why)
-        self._counters.migrations[vmim.outcome, trigger, reason] += 1
+        self.counters.migrations[vmim.outcome, trigger, reason] += 1
         if vmim.outcome is Outcome.SUCCEEDED:
             # Time in the queue says nothing about the next migration.
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
-            self._counters.migration_durations[trigger].observe(seconds)
+            self.counters.migration_durations[trigger].observe(seconds)
             moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)
-            if self._nodes_left.note(*moved, vmim.finished_at or 0.0, self._window):
-                self._counters.returned_migrations += 1
+            if self._nodes_left.note(*moved, vmim.finished_at or 0.0, self.window):
+                self.counters.returned_migrations += 1
         message = ended.message or next((one.message for one in why if one.message), "")
         duration = ended.duration
         log.info(
@@ -179,5 +156,5 @@ class MigrationLog:
         )
 
     def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
-        evidence = self._known.evidence(namespace, name)
+        evidence = self.store.evidence(namespace, name)
         return None if evidence is None else evidence.vmi

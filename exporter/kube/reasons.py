@@ -1,15 +1,16 @@
 """Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
 
-Texts are free and unbounded there, and may have been written by anybody who may write a VM: they
-are cut to `MESSAGE_LIMIT` and `WORD_LIMIT` characters, with invisible characters as escapes.
-Sources: `types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-controller's
-`migration.go`; the conditions and container states of Kubernetes' pods.
+These texts can be long, and everybody who may write a VM can write some of them. So they are cut to
+`MESSAGE_LIMIT` or `WORD_LIMIT` characters, and invisible characters are escaped. Sources:
+`types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-controller's `migration.go`; the
+conditions and container states of Kubernetes' pods.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from sys import intern
+from typing import TypeVar
 
 import msgspec
 
@@ -28,14 +29,17 @@ WORD_LIMIT = 64
 NODE_LIMIT = 253
 _PER_OBJECT = 8
 _CONTAINERS = msgspec.json.Decoder(list[wire.Container])
+_LABELS = msgspec.json.Decoder(dict[str, str])
 _SECONDARY = "PodInitializing"
-"""The reason of containers that wait for another one."""
+"""The reason of a container that waits for another container."""
+
+_Decoded = TypeVar("_Decoded")
 
 
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
-    If the VMI is not evacuating, only the condition's reason word, a string that many VMIs share.
+    Without an evacuation there is only the condition's reason, which many VMIs share.
     """
     if vmi.migratable and not vmi.evacuation_node:
         return ()
@@ -61,9 +65,9 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
 def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """Why an attempt failed, or what keeps it Pending and restricts its target.
 
-    Of a failed attempt `reason` is the phase in which it failed, or how its abort ended, and the
-    message ends with how long each phase took: KubeVirt gives no `failureReason` before hand-off.
-    A cancelled attempt gives no reason: KubeVirt 1.9 words it like one that took too long.
+    For a failed attempt `reason` is its last phase, or how its abort ended. The message ends with
+    the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`. A
+    cancelled attempt gives no reason: KubeVirt 1.9 describes it like one that took too long.
     """
     if vmim.phase == "Succeeded":
         return ()
@@ -90,7 +94,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 
 
 def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
-    """The record of a migration that has ended; None while it has not."""
+    """The record of a migration that has ended, else None."""
     if not vmim.finished:
         return None
     status = found.status or wire.VmimStatus()
@@ -107,9 +111,9 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
 
 
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
-    """Why the target pod of an attempt does not run, or that it is being deleted.
+    """Why the target pod of an attempt does not run, or that the pod is being deleted.
 
-    virt-controller does not stop the migration: it fails, or the VM dies in that pod (1.8.4).
+    A deletion does not stop the migration (1.8.4): it fails, or the VM dies in that pod.
     """
     if not pod.migration_uid:
         return ()
@@ -123,16 +127,13 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
         for condition in status.conditions or ()
         if condition.type == "PodScheduled" and condition.status == "False"
     ]
-    said += [
-        why
-        for statuses in (status.initContainerStatuses, status.containerStatuses)
-        for why in _of_containers(statuses)
-    ]
+    said += _of_containers(status.initContainerStatuses)
+    said += _of_containers(status.containerStatuses)
     return tuple(said[:_PER_OBJECT])
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
-    """KubeVirt dates some conditions by their probe only; the quota's has no reason."""
+    """Some conditions of KubeVirt have only a probe time, and the one about quota has no reason."""
     at = parse_instant(condition.lastTransitionTime)
     if at is None:
         at = parse_instant(condition.lastProbeTime)
@@ -141,11 +142,7 @@ def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
 
 
 def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
-    try:
-        containers = _CONTAINERS.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
-    for container in containers:
+    for container in _decode(raw, _CONTAINERS) or ():
         state = container.state or wire.ContainerState()
         waiting, ended = state.waiting, state.terminated
         if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
@@ -157,13 +154,18 @@ def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
 
 
 def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
-    try:
-        labels = msgspec.json.decode(raw, type=dict[str, str]) if raw else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
-    message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
-    if message:
+    labels = _decode(raw, _LABELS)
+    if labels:
+        message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
         yield Why(WhySource.POD_SCHEDULED, reason, clean(message, MESSAGE_LIMIT))
+
+
+def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded | None:
+    """The decoded value; None if there is none or it cannot be read."""
+    try:
+        return decoder.decode(raw) if raw else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _abort_status(state: wire.ReportedState) -> str:
@@ -172,8 +174,11 @@ def _abort_status(state: wire.ReportedState) -> str:
 
 
 def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
-    """The phases of a finished VMIM with their seconds, in order; of each, its first transition."""
-    entered = dict[str, Instant]()
+    """The phases of a finished VMIM and their seconds, in order, from the first transition to each.
+
+    The final phase has no duration and is left out.
+    """
+    entered: dict[str, Instant] = {}
     for one in status.phaseTransitionTimestamps or ():
         at = parse_instant(one.phaseTransitionTimestamp)
         if at is not None and one.phase:
@@ -194,7 +199,7 @@ def _word_only(word: str) -> tuple[Why, ...]:
 
 
 def _text(raw: msgspec.Raw, most: int = MESSAGE_LIMIT) -> str:
-    """A text, cleaned and cut; "" if there is none."""
+    """A string, cleaned and cut; "" if there is none."""
     try:
         value = msgspec.json.decode(bytes(raw).decode(errors="replace")) if raw else ""
     except (msgspec.MsgspecError, RecursionError):

@@ -1,7 +1,7 @@
-"""How a reflector recovers from each error (410 Gone, 403, silence): list, log in or pause."""
+"""How a reflector goes on after each error, such as 410, 403 or silence."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from exporter.engine.model import Seconds
 from exporter.health import Restart
@@ -24,8 +24,8 @@ class Recovery:
     """How to go on after an error.
 
     `relist`: forget the resourceVersion and list again. `log_in`: load the credentials again, and
-    give up on the resource if the error persists. `longest_pause` caps the backoff.
-    `judges_version`: if the error repeats, the resourceVersion may be the cause.
+    go on without the resource if the error persists. `longest_pause` caps the backoff.
+    `judges_version`: the resourceVersion may be the cause if the error repeats.
     """
 
     restart: Restart
@@ -38,42 +38,44 @@ class Recovery:
 _RECOVERIES: dict[type[ApiError], Recovery] = {
     Expired: Recovery(Restart.EXPIRED, relist=True),
     Unsupported: Recovery(Restart.UNREACHABLE, relist=True),
-    # A server restored from a backup is silent, without bookmarks, about a resourceVersion that it
-    # has not reached yet: resuming from there would never end.
+    # A server that was restored from a backup sends nothing, not even bookmarks, until it reaches
+    # our resourceVersion. So the watch must not resume from there.
     Silent: Recovery(Restart.SILENT, relist=True),
     Denied: Recovery(Restart.DENIED, log_in=True),
     Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
     Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
     Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
+    ApiError: Recovery(Restart.UNREACHABLE),
 }
 """By the class of the error or its nearest base class."""
-_RETRY = Recovery(Restart.UNREACHABLE)
 
 
+@dataclass
 class ExponentialBackoff:
-    """Exponential pauses with jitter: each between half and all of a bound that doubles."""
+    """Pauses with jitter: each is between half of a bound and the bound, which then doubles."""
 
-    def __init__(self, rng: random.Random, *, first: Seconds = 0.2, most: Seconds = 30.0) -> None:
-        self._rng = rng
-        self._first = first
-        self._most = most
-        self._bound = first
+    rng: random.Random
+    _: KW_ONLY
+    first: Seconds = 0.2
+    most: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        self._bound = self.first
 
     def next(self) -> Seconds:
         """The pause before the next attempt."""
         bound = self._bound
-        self._bound = min(self._most, bound * 2)
-        return bound * self._rng.uniform(0.5, 1.0)
+        self._bound = min(self.most, bound * 2)
+        return bound * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Start again with the first pause, after a success."""
-        self._bound = self._first
+        self._bound = self.first
 
 
 def recovery_from(error: ApiError) -> Recovery:
     """How to go on after this error."""
-    known = (_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
-    return next(known, _RETRY)
+    return next(_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
 
 
 def shorten(pause: Seconds, error: ApiError) -> Seconds:
@@ -91,5 +93,5 @@ def error_of_status(failed: Failed) -> ApiError:
 
 
 def unexpected_in_list(event: str) -> Unsupported:
-    """The error for an event that cannot occur before the end of a streamed list."""
+    """The error for an event that must not come before the end of a streamed list."""
     return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")

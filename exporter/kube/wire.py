@@ -1,8 +1,8 @@
 """The fields of Kubernetes and KubeVirt objects that are decoded, as they are on the wire.
 
-Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`): they are needed
-for few objects (`reasons`), and a broken one must not make its object unreadable.
-Source: KubeVirt `staging/src/kubevirt.io/api/core/v1/types.go`.
+Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`), because few are
+needed (`reasons`), and a broken text must not make its object unreadable. Source: KubeVirt
+`staging/src/kubevirt.io/api/core/v1/types.go`.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class PodMetadata(LabelledMetadata, gc=False):
 
 
 class LooseMetadata(Struct, gc=False):
-    """The fields that identify an object, of any type."""
+    """The fields that identify an object; each may have any type."""
 
     namespace: Any = None
     name: Any = None

@@ -1,4 +1,4 @@
-"""Writes facts as objects: the inverse of parsing, for recordings."""
+"""Writes facts as objects for recordings: the inverse of parsing."""
 
 from typing import Any, assert_never
 
@@ -61,10 +61,8 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
     if vmi.hotplugs:
         conditions.append({"type": HOTPLUGS[0], "status": "True"})
     if vmi.eviction_requested_at is not None:
-        requested = {"type": "EvictionRequested", "status": "True"}
-        conditions.append(
-            requested | {"lastTransitionTime": write_instant(vmi.eviction_requested_at)}
-        )
+        at = write_instant(vmi.eviction_requested_at)
+        conditions.append({"type": "EvictionRequested", "status": "True", "lastTransitionTime": at})
     notes = {EVICTION_SOURCE: "descheduler"} if vmi.evicted_by_descheduler else {}
     state = None if vmi.migration is None else _write_state(vmi.migration, vmi.other_uids)
     return _omit_empty(
@@ -102,9 +100,9 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
     labels = {VOLUME_UPDATE: vmim.vmi_name} if vmim.trigger is Trigger.VOLUME_UPDATE else {}
     met = ["migrationAbortRequested"] if vmim.aborted else []
     met += [kind for kind, reason in WAIT_REASONS.items() if reason is vmim.wait_reason]
-    entered = {"Scheduled": write_optional_instant(vmim.scheduled_at)} if vmim.handed_off else {}
-    if vmim.scheduled_at is not None:
-        entered["Scheduled"] = write_instant(vmim.scheduled_at)
+    entered: dict[str, str | None] = {}
+    if vmim.handed_off or vmim.scheduled_at is not None:
+        entered["Scheduled"] = write_optional_instant(vmim.scheduled_at)
     if vmim.finished:
         entered[vmim.phase] = write_optional_instant(vmim.finished_at)
     state = MigrationState(
@@ -112,7 +110,7 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
     )
     metadata = _write_metadata(vmim, annotations=notes, labels=labels)
     if vmim.deleting:
-        # Any timestamp will do: facts only say that there is one.
+        # Any timestamp is right: the fact only says that there is one.
         metadata["deletionTimestamp"] = write_instant(vmim.created or 0.0)
     return _omit_empty(
         metadata=metadata,
@@ -148,9 +146,11 @@ def _write_kubevirt(settings: KubeVirtSettings) -> dict[str, Any]:
         "parallelOutboundMigrationsPerNode": settings.limits.outbound_per_node,
     }
     configuration = _omit_empty(migrations=migrations, evictionStrategy=settings.eviction_strategy)
-    updating = {"outdatedVirtualMachineInstanceWorkloads": 1} if settings.updating else {}
-    spec = {"configuration": configuration}
-    return {"metadata": {}, "spec": spec} | ({"status": updating} if updating else {})
+    return _omit_empty(
+        metadata={},
+        spec={"configuration": configuration},
+        status=_omit_empty(outdatedVirtualMachineInstanceWorkloads=int(settings.updating)),
+    )
 
 
 def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str, Any]:
@@ -164,5 +164,5 @@ def _write_metadata(fact: Vmi | Vmim | Pod, **maps: dict[str, str]) -> dict[str,
 
 
 def _omit_empty(**fields: Any) -> dict[str, Any]:
-    """The fields with a value: empty, false and None are equivalent to absent."""
+    """Leave out empty fields, false and None: they mean the same as an absent field."""
     return {name: value for name, value in fields.items() if value or name == "metadata"}

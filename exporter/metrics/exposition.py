@@ -1,7 +1,7 @@
-"""Writes the metrics as text for a scrape, in slices that yield to other tasks.
+"""Writes the metrics as text for a scrape, in slices, so that other tasks run in between.
 
 Only this package imports prometheus_client. The samples are read from the store at scrape time, so
-that no series outlives its object.
+no series outlives its object.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from exporter.engine.drain import (
     Diagnosed,
     count_undiagnosed,
     follow_drains,
-    read_conditions,
     recount,
 )
 from exporter.engine.drain_outcomes import DrainOutcome
@@ -30,13 +29,11 @@ from exporter.engine.verdicts import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
     DRAINS,
-    DURATIONS,
     EVACUATIONS,
     EXPORTER,
     LEFT_OUT,
     MIGRATIONS,
     NODE_DRAINS,
-    RETURNED,
     STUCK_EVACUATIONS,
     VMIS,
 )
@@ -45,17 +42,16 @@ from exporter.metrics.samples import sample_drains, sample_stuck, sample_verdict
 
 
 SLICE = 100
-"""How many VMIs are handled without yielding: up to 2 ms if all have changed."""
+"""How many VMIs are processed without yielding: up to 2 ms if all have changed."""
 PART = 2**16
-"""The least bytes of a part of the body."""
+"""Each part of the body has at least this many bytes, except the last one."""
 
 
 class Column:
-    """The samples of `COOLING[place]` of some VMIs, the slice `number` of them all."""
+    """The samples of `COOLING[place]` for some VMIs."""
 
-    def __init__(self, place: int, number: int, cooling: Sequence[Entry]) -> None:
+    def __init__(self, place: int, cooling: Sequence[Entry]) -> None:
         self.place = place
-        self.number = number
         self.cooling = cooling
 
     def __iter__(self) -> Iterator[Sample]:
@@ -65,33 +61,26 @@ class Column:
 _One = TypeVar("_One")
 
 Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
-"""Some samples of a family; the pieces of a family are adjacent."""
+"""Some samples of a family. All pieces of a family follow each other."""
 
 
 def sample(view: View) -> Iterator[Piece]:
     """The samples of all `FAMILIES`, in order.
 
-    Families with many VMIs come in several pieces. Everything that may change is read before this
-    returns, so that all pieces are of the same instant.
+    A family with many VMIs comes in several pieces. Everything that may change is read before this
+    returns, so all pieces show the same instant.
     """
     view.verdicts.advance(view.now, dead=view.dead)
     summary = view.verdicts.summarize()
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
-    conditions = read_conditions(
-        view.store,
-        view.stuck,
-        view.dead,
-        view.now,
-        view.health.find_contacts(),
-        seen=view.health.find_optional(view.now),
-    )
+    conditions = view.health.read_conditions(view.store, view.stuck, view.now)
     counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
         _sample_vmis(
             view, summary, evacuating, conditions=conditions, counts=counts, departed=departed
         ),
-        [(one, one.sample(view)) for one in (MIGRATIONS, DURATIONS, RETURNED)],
+        [(family, family.sample(view)) for family in MIGRATIONS],
     )
 
 
@@ -112,9 +101,8 @@ class Exposition:
     async def render(self, accept: str) -> tuple[list[bytes], str]:
         """The body in parts and its content type: text 0.0.4, or OpenMetrics if accepted.
 
-        It yields to other tasks after each slice, and one scrape runs at a time, so that a verdict
-        waits for at most one slice. prometheus_client would write 20,000 samples in 180 ms without
-        yielding.
+        Other tasks run after each slice, and only one scrape runs at a time. So a verdict waits for
+        at most one slice. prometheus_client would write 20,000 samples in 180 ms without yielding.
         """
         accept = narrow(accept)
         encode, content_type = choose_encoder(accept)
@@ -134,29 +122,29 @@ class Exposition:
         return parts, content_type
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
-        """The pieces as text; OpenMetrics differs in the names of counters."""
-        begun = None
-        slices: list[list[tuple[str, ...]]] = []
+        """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
+        begun, written = None, 0  # the family, and the lines of cooling VMIs
         for family, samples in pieces:
             if family is not begun:
                 begun = family
                 name = family.name.removesuffix("_total") if open_metrics else family.name
                 yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
             if isinstance(samples, Column):
-                if samples.place == 0:
-                    find = self._lines.get
-                    slices.append([find(one) or self._write_lines(one) for one in samples.cooling])
-                yield "".join([lines[samples.place] for lines in slices[samples.number]])
+                place, find = samples.place, self._lines.get
+                yield "".join(
+                    [(find(one) or self._write_lines(one))[place] for one in samples.cooling]
+                )
+                written += len(samples.cooling)
             else:
                 for some in _cut(samples):
                     yield "".join([_write_sample(family, one) for one in some])
-        if len(self._lines) > 2 * SLICE * len(slices):
+        if len(self._lines) > 2 * written / len(COOLING):
             self._lines.clear()
 
     def _write_lines(self, entry: Entry) -> tuple[str, ...]:
         """The lines of a VMI, one for each of `COOLING`.
 
-        Writing them takes 12 us, and most cooldowns are as in the last scrape, so they are kept.
+        They are kept, because they take 12 us and most cooldowns are the same in the next scrape.
         """
         lines = tuple(_write_sample(family, _sample_cooling(family, entry)) for family in COOLING)
         self._lines[entry] = lines
@@ -181,9 +169,9 @@ def _write_sample(family: Family, one: Sample) -> str:
 
 @cache
 def _find_template(name: str, suffix: str, labels: tuple[str, ...]) -> tuple[str, list[int]]:
-    """A metric's line with `%s` for the values, and the order of the labels' values in it.
+    """A metric's line with `%s` for each value, and the order of the label values in the line.
 
-    Labels are sorted as prometheus_client does. Cached, because a line takes 2 us instead of 5.
+    Labels are sorted as in prometheus_client. Cached, so a line takes 2 us instead of 5.
     """
     order = sorted(range(len(labels)), key=labels.__getitem__)
     braced = ",".join(f'{labels[at]}="%s"' for at in order)
@@ -197,9 +185,9 @@ def _escape(value: str) -> str:
 
 
 def narrow(accept: str) -> str:
-    """Reduce an Accept header to OpenMetrics 1.0 or text.
+    """Reduce an Accept header to OpenMetrics 1.0 or, as "", to text.
 
-    For other versions prometheus_client would write 1.0 under that version's name, or fail.
+    For other versions prometheus_client would declare that version and write 1.0, or fail.
     """
     for part in accept.split(","):
         media, *parameters = (token.strip().lower() for token in part.split(";"))
@@ -223,8 +211,8 @@ def _sample_vmis(
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
-    `counts` are the other VMIs by node and outcome of a drain, `departed` the VMs that have left
-    each node. It reads only the immutable parts of the view, as it runs in slices.
+    `counts` are the VMIs without evacuation, by node and outcome of a drain. `departed` are the VMs
+    that have left each node. Because this runs in slices, it reads only what cannot change.
     """
     yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
     diagnosed: list[Diagnosed] = []
@@ -250,8 +238,8 @@ def _sample_vmis(
             )
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, column in enumerate(COOLING):
-        for number, entries in enumerate(_cut(cooling)):
-            yield column, Column(place, number, entries)
+        for entries in _cut(cooling):
+            yield column, Column(place, entries)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
     yield LEFT_OUT, [Sample((), left_out)]
 
@@ -264,15 +252,16 @@ def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
 def _admit(
     most: int, diagnosed: Sequence[Diagnosed], cooling: Sequence[Entry]
 ) -> tuple[list[Entry], int]:
-    """Choose the cooling VMIs that have their own series; also how many VMIs have none.
+    """Choose the cooling VMIs that have series of their own, and count the VMIs that have none.
 
-    Evacuating VMIs come first, then others that cool down, `most` in all.
+    At most `most` VMIs have series: evacuating VMIs first, then others that cool down.
     """
+    if not diagnosed:
+        return [*cooling[:most]], max(0, len(cooling) - most)
     shown = {vmi.uid for vmi, _ in diagnosed[:most]}
     evacuating = {vmi.uid for vmi, _ in diagnosed}
-    others = cooling
-    if evacuating:
-        others = [one for one in cooling if one.evidence.vmi.uid not in evacuating]
-    left_out = len(evacuating) - len(shown) + max(0, len(others) - (most - len(shown)))
-    admitted = [one for one in cooling if one.evidence.vmi.uid in shown] if shown else []
-    return [*admitted, *others[: most - len(shown)]], left_out
+    others = [one for one in cooling if one.evidence.vmi.uid not in evacuating]
+    admitted = [one for one in cooling if one.evidence.vmi.uid in shown]
+    left = most - len(shown)
+    left_out = len(evacuating) - len(shown) + max(0, len(others) - left)
+    return [*admitted, *others[:left]], left_out

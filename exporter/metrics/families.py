@@ -1,7 +1,11 @@
-"""Every metric: its name, type, help and labels beside the function that samples it.
+"""Every metric: its name, type, help and labels, with the function that reads it.
 
 To add a metric, add an entry to the table of its data source.
 """
+
+from collections import Counter
+
+from msgspec.structs import asdict
 
 from exporter import __version__
 from exporter.engine.ended_migrations import EndReason
@@ -17,158 +21,131 @@ from exporter.engine.model import (
 from exporter.engine.policy import DEFAULT_POLICY
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
+    ONE_VMI,
     CoolingFamily,
     DrainFamily,
     EvacuationFamily,
     Family,
+    HistogramFamily,
     Sample,
     ViewFamily,
 )
-from exporter.metrics.samples import sample_blocks, sample_histogram, sample_history, sample_part
+from exporter.metrics.samples import read_blocks, read_history, read_unwritten, read_watches
 
-
-_EVACUATION = ("namespace", "name", "node")
 
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
-    type="counter",
     help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
-    sample=sample_blocks,
+    read=read_blocks,
 )
-EXPORTER: tuple[ViewFamily, ...] = (
+EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     BLOCKS,
-    ViewFamily(
+    HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
-        type="histogram",
         help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
-        sample=lambda view: sample_histogram((), view.counters.cooldowns),
+        read=lambda view: [((), view.counters.cooldowns)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_build_info",
         help="Always 1; the label is the version of this exporter.",
         labels=("version",),
-        sample=lambda _view: [Sample((__version__,), 1)],
+        read=lambda _view: [(__version__, 1)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_synced",
         help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.health.is_synced(r)) for r in view.watched],
+        read=read_watches(lambda watches: bool(watches) and all(one.synced for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
         help="1 if the exporter lacks permission for the resource and runs without it.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
+        read=read_watches(lambda watches: any(one.refused for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help="Time of the last event, bookmark or list of the resource; 0 if none.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample(
-                (r,),
-                min((w.contact or 0.0 for w in view.health.of(r) if not w.refused), default=0.0),
+        read=read_watches(
+            lambda watches: min(
+                (one.contact or 0.0 for one in watches if not one.refused), default=0.0
             )
-            for r in view.watched
-        ],
+        ),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_objects",
         help="Objects in memory, by resource.",
         labels=("resource",),
-        sample=lambda view: [Sample((r,), view.store.count(r)) for r in CLUSTER_RESOURCES],
+        read=lambda view: [(one, view.store.count(one)) for one in CLUSTER_RESOURCES],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
-        type="counter",
         help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample((r,), sum(one.lists for one in view.health.of(r))) for r in view.watched
-        ],
+        read=read_watches(lambda watches: sum(one.lists for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
-        type="counter",
         help=(
             "Watch restarts by reason; ended is the server's own timeout, no_progress means that"
             " several watches in a row received nothing."
         ),
         labels=("resource", "reason"),
-        sample=lambda view: [
-            Sample((r, why), sum(one.restarts[why] for one in view.health.of(r)))
-            for r in view.watched
+        read=lambda view: [
+            ((resource, why), sum(one.restarts[why] for one in view.health.of(resource)))
+            for resource in view.watched
             for why in Restart
         ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_objects_total",
-        type="counter",
         help="Invalid objects and watch lines; the last valid version of an object is kept.",
         labels=("resource",),
-        sample=lambda view: [
-            Sample((r,), sum(one.refused_objects for one in view.health.of(r)))
-            for r in view.watched
-        ],
+        read=read_watches(lambda watches: sum(one.refused_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
-        type="counter",
         help="Requested verdicts about unknown VMIs, by reason: unknown name, or different UID.",
         labels=("reason",),
-        sample=lambda view: [Sample((m,), view.counters.unknown_candidates[m]) for m in Mismatch],
+        read=lambda view: [(one, view.counters.unknown_candidates[one]) for one in Mismatch],
     ),
-    ViewFamily(
+    HistogramFamily(
         name="kubevirt_eviction_exporter_request_duration_seconds",
-        type="histogram",
         help="Time to answer a request, by endpoint; blocked_wait is slow on purpose (long poll).",
         labels=("endpoint",),
-        sample=lambda view: [
-            one
-            for endpoint, histogram in sorted(view.counters.requests.items())
-            for one in sample_histogram((endpoint,), histogram)
-        ],
+        read=lambda view: sorted(view.counters.requests.items()),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_connections_total",
-        type="counter",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
-        sample=lambda view: [
-            Sample((listener,), view.counters.refused_connections[listener])
+        read=lambda view: [
+            (listener, view.counters.refused_connections[listener])
             for listener in ("query", "metrics", "admission")
             if listener != "admission" or view.counters.reviews is not None
         ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_requests_total",
-        type="counter",
         help="Requests answered with an error, by HTTP status.",
         labels=("status",),
-        sample=lambda view: [
-            Sample((str(status),), count)
-            for status, count in sorted(view.counters.refused_requests.items())
+        read=lambda view: [
+            (str(status), count) for status, count in sorted(view.counters.refused_requests.items())
         ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_certificate_not_after_timestamp_seconds",
         help="Time at which the certificate of a TLS listener expires.",
         labels=("listener",),
-        sample=lambda view: [
-            Sample((listener,), end) for listener, end in view.health.certificates.items()
-        ],
+        read=lambda view: view.health.certificates.items(),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_admission_reviews_total",
-        type="counter",
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
-        sample=sample_part(
-            lambda view: view.counters.reviews,
-            lambda _view, reviews: [Sample((one,), count) for one, count in reviews.items()],
-        ),
+        read=lambda view: (view.counters.reviews or Counter()).items(),
     ),
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
@@ -176,9 +153,9 @@ EXPORTER: tuple[ViewFamily, ...] = (
             "Time at which the webhook first denied an eviction of the VMI, if a migration has been"
             " the reason for longer than stuck.migrationTimeout."
         ),
-        labels=("namespace", "name", "node"),
-        sample=lambda view: [
-            Sample((one.namespace, one.name, one.node), one.since)
+        labels=ONE_VMI,
+        read=lambda view: [
+            ((one.vmi.namespace, one.vmi.name, one.vmi.node), one.since)
             for one in view.counters.denial_periods.open(view.now)
             if one.reason is Reason.MIGRATION_IN_PROGRESS
             and view.now - one.since > view.stuck.migration_timeout
@@ -186,66 +163,54 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",
-        type="counter",
         help="Kubernetes Events about VMIs, by reason and outcome; absent if events are off.",
         labels=("reason", "outcome"),
-        sample=sample_part(
-            lambda view: view.counters.events,
-            lambda _view, events: [
-                Sample((reason, outcome), events[reason, outcome])
-                for reason in EventReason
-                for outcome in EventOutcome
-            ],
-        ),
+        read=lambda view: [
+            ((reason, outcome), view.counters.events[reason, outcome])
+            for reason in EventReason
+            for outcome in EventOutcome
+            if view.counters.events is not None
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
         help="1 if this replica writes the stored history; with several, the holder of the Lease.",
-        sample=sample_history(lambda _view, history: float(history.may_write())),
+        read=read_history(lambda history: float(history.may_write())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help="Time at which this replica last found nothing unwritten; 0 if another replica"
         " writes the history.",
-        sample=sample_history(lambda _view, history: history.written_at or 0.0),
+        read=read_history(lambda history: history.written_at or 0.0),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
         help="Time of the oldest change that is not written to the stored history; 0 if none.",
-        # Changes that the writer has not collected yet are unwritten too.
-        sample=sample_history(
-            lambda view, history: (
-                history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
-            )
-        ),
+        read=read_unwritten,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
         help="VMIs that belong in the stored history, written or not.",
-        sample=sample_history(lambda _view, history: history.vmis),
+        read=read_history(lambda history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
         help="Size of what belongs in the stored history, written or not.",
-        sample=sample_history(lambda _view, history: history.size),
+        read=read_history(lambda history: history.size),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_faults_total",
-        type="counter",
         help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
         labels=("fault",),
-        sample=sample_part(
-            lambda view: view.health.history,
-            lambda _view, history: [Sample((f,), history.faults[f]) for f in HistoryFault],
-        ),
+        read=read_history(lambda history: [(one, history.faults[one]) for one in HistoryFault]),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
         help="Value of each setting of the policy and of each entry of policy.overrides; 0 means"
         " off.",
         labels=("policy", "setting"),
-        sample=lambda view: [
-            Sample((name, setting), getattr(policy, setting))
+        read=lambda view: [
+            ((name, setting), getattr(policy, setting))
             for name, policy in (
                 (DEFAULT_POLICY, view.policy),
                 *((one.name, one.policy) for one in view.policy.overrides),
@@ -261,12 +226,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
         name="kubevirt_eviction_exporter_migration_limit",
         help="Parallel migrations that KubeVirt allows; absent without permission for kubevirts.",
         labels=("scope",),
-        sample=sample_part(
-            lambda view: view.store.kubevirt,
-            lambda _view, kubevirt: [
-                Sample(("cluster",), kubevirt.limits.cluster),
-                Sample(("outbound_per_node",), kubevirt.limits.outbound_per_node),
-            ],
+        read=lambda view: (
+            None if view.store.kubevirt is None else asdict(view.store.kubevirt.limits).items()
         ),
     ),
 )
@@ -318,37 +279,33 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_requested_timestamp_seconds",
         help="Time at which the evacuation of the VMI from the node was requested or first seen.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.requested_at),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_info",
         help="1 for each evacuating VMI, with its evictionStrategy and who requested it.",
-        labels=(*_EVACUATION, "strategy", "source"),
+        labels=(*ONE_VMI, "strategy", "source"),
         sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
         help="1 for the current state of each evacuation; the state is what delays it.",
-        labels=(*_EVACUATION, "state"),
+        labels=(*ONE_VMI, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_stuck",
         help="1 if the evacuation exceeded stuck.after without migrating, or failed too often.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_diverged",
         help="1 if the launcher pod has lacked eviction-in-progress for two minutes.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.diverged),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_failed_attempts",
         help="Evacuation migrations that failed since the request; there may have been more.",
-        labels=_EVACUATION,
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
     ),
 )
@@ -356,14 +313,13 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
         help="Time at which the cooldown of the VMI ends; absent if it has none.",
-        labels=("namespace", "name", "node"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         help="Effective cooldown of the VMI, by the entry of policy.overrides that sets it;"
         " absent if it has none.",
-        labels=("namespace", "name", "node", "policy"),
+        labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(
             (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective
         ),
@@ -384,40 +340,35 @@ LEFT_OUT = Family(
     name="kubevirt_eviction_exporter_vmis_left_out",
     help="VMIs that have no series of their own because limits.vmiSeries is reached.",
 )
-MIGRATIONS = ViewFamily(
-    name="kubevirt_eviction_exporter_migrations_total",
-    type="counter",
-    help="Migrations that ended since this process started: outcome, what they were for, and why"
-    " they failed.",
-    labels=("outcome", "trigger", "reason"),
-    sample=lambda view: [
-        Sample(
-            (outcome.name.lower(), trigger, reason),
-            view.counters.migrations[outcome, trigger, reason],
-        )
-        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
-        for trigger in Trigger
-        for reason in EndReason
-        if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
-    ],
-)
-DURATIONS = ViewFamily(
-    name="kubevirt_eviction_exporter_migration_duration_seconds",
-    type="histogram",
-    help="How long successful migrations took, without their time in the queue.",
-    labels=("trigger",),
-    sample=lambda view: [
-        sample
-        for trigger, durations in view.counters.migration_durations.items()
-        for sample in sample_histogram((trigger,), durations)
-    ],
-)
-RETURNED = ViewFamily(
-    name="kubevirt_eviction_exporter_returned_migrations_total",
-    type="counter",
-    help="Successful migrations that brought a VM back to a node that it had left within the"
-    " history window.",
-    sample=lambda view: [Sample((), view.counters.returned_migrations)],
+MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
+    ViewFamily(
+        name="kubevirt_eviction_exporter_migrations_total",
+        help="Migrations that ended since this process started: outcome, what they were for, and"
+        " why they failed.",
+        labels=("outcome", "trigger", "reason"),
+        read=lambda view: [
+            (
+                (outcome.name.lower(), trigger, reason),
+                view.counters.migrations[outcome, trigger, reason],
+            )
+            for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+            for trigger in Trigger
+            for reason in EndReason
+            if (reason is EndReason.NONE) == (outcome is Outcome.SUCCEEDED)
+        ],
+    ),
+    HistogramFamily(
+        name="kubevirt_eviction_exporter_migration_duration_seconds",
+        help="How long successful migrations took, without their time in the queue.",
+        labels=("trigger",),
+        read=lambda view: view.counters.migration_durations.items(),
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_returned_migrations_total",
+        help="Successful migrations that brought a VM back to a node that it had left within the"
+        " history window.",
+        read=lambda view: view.counters.returned_migrations,
+    ),
 )
 FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
@@ -428,8 +379,6 @@ FAMILIES: tuple[Family, ...] = (
     *COOLING,
     STUCK_EVACUATIONS,
     LEFT_OUT,
-    MIGRATIONS,
-    DURATIONS,
-    RETURNED,
+    *MIGRATIONS,
 )
 """Every metric, in the order of the exposition."""

@@ -1,11 +1,11 @@
-"""The definition of a metric: its name, type, help and labels, and what it is sampled from."""
+"""The definition of a metric: its name, type, help and labels, and how its samples are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from exporter.counters import Counters
+from exporter.counters import Counters, Histogram
 from exporter.engine.cooldown import Cooldown
 from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
@@ -28,8 +28,8 @@ class Sample(Struct, frozen=True, gc=False):
 class View(Struct, frozen=True, kw_only=True):
     """What a scrape reads at `now`.
 
-    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have their
-    own series.
+    `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have series of their
+    own.
     """
 
     store: Store
@@ -48,36 +48,75 @@ class View(Struct, frozen=True, kw_only=True):
 
     @property
     def watched(self) -> list[Resource]:
-        """The cluster's resources, and what else is watched."""
+        """The cluster's resources, and the ConfigMaps if they are watched."""
         return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
 
 
 LabelValues: TypeAlias = tuple[str, ...]
+Key: TypeAlias = str | LabelValues
+"""The label values of a sample; a string if there is one label."""
+Values: TypeAlias = float | Iterable[tuple[Key, float]] | None
+"""One value without labels, or a value for each key. None: no value, because a part is off."""
+ONE_VMI = ("namespace", "name", "node")
+"""The labels of most metrics about single VMIs."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """One metric."""
+    """One metric. A name that ends with `_total` is that of a counter, and only such a name."""
 
     name: str
-    type: Literal["counter", "gauge", "histogram"] = "gauge"
     help: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def type(self) -> Literal["counter", "gauge", "histogram"]:
+        """The metric's type."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 class ViewFamily(Family, frozen=True, kw_only=True):
-    """A metric of the exporter itself or of the whole cluster, sampled at once."""
+    """A metric of the exporter itself or of the whole cluster. All its values are read at once."""
 
-    sample: Callable[[View], list[Sample]]
+    read: Callable[[View], Values]
+
+    def sample(self, view: View) -> list[Sample]:
+        """A sample for each value."""
+        values = self.read(view)
+        if values is None:
+            return []
+        if isinstance(values, int | float):
+            return [Sample((), values)]
+        return [Sample(_list_labels(key), value) for key, value in values]
+
+
+class HistogramFamily(Family, frozen=True, kw_only=True):
+    """A metric that has a histogram for each key."""
+
+    read: Callable[[View], Iterable[tuple[Key, Histogram]]]
+
+    @property
+    def type(self) -> Literal["histogram"]:
+        """Always a histogram."""
+        return "histogram"
+
+    def sample(self, view: View) -> list[Sample]:
+        """The buckets, the count and the sum of each histogram."""
+        samples = []
+        for key, one in self.read(view):
+            labels = _list_labels(key)
+            samples += [Sample(labels, count, "_bucket", le) for le, count in one.cumulative()]
+            samples += [Sample(labels, one.count, "_count"), Sample(labels, one.total, "_sum")]
+        return samples
 
 
 class DrainFamily(Family, frozen=True, kw_only=True):
-    """A metric with one sample per node that VMs are asked to leave."""
+    """A metric with one sample per node that has evacuations."""
 
     labels: tuple[str, ...] = ("node",)
     read: Callable[[DrainProgress], float | None]
 
     def sample(self, drains: Mapping[str, DrainProgress]) -> list[Sample]:
-        """The samples of the nodes that have a value, by node."""
+        """The samples of the nodes that have a value, sorted by node."""
         values = ((node, self.read(one)) for node, one in sorted(drains.items()))
         return [Sample((node,), value) for node, value in values if value is not None]
 
@@ -85,10 +124,16 @@ class DrainFamily(Family, frozen=True, kw_only=True):
 class EvacuationFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per evacuation."""
 
+    labels: tuple[str, ...] = ONE_VMI
     sample: Callable[[LabelValues, Vmi, Diagnosis], Sample]
 
 
 class CoolingFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per VMI that cools down."""
 
+    labels: tuple[str, ...] = ONE_VMI
     sample: Callable[[Vmi, Cooldown], Sample]
+
+
+def _list_labels(key: Key) -> LabelValues:
+    return (key,) if isinstance(key, str) else key

@@ -1,67 +1,53 @@
-"""Samples of the metrics that are more than one value."""
+"""Reads metrics that need more than one line."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from exporter.counters import Histogram
 from exporter.engine.diagnosis import Diagnosis, State
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import Reason
 from exporter.engine.requesters import Source
 from exporter.engine.verdicts import ALLOWED
-from exporter.health import HistoryHealth
-from exporter.metrics.family import Sample, View
+from exporter.health import HistoryHealth, Watched
+from exporter.metrics.family import Sample, Values, View
 
 
-_Part = TypeVar("_Part")
+Reader: TypeAlias = Callable[[View], Values]
 
 
-def sample_blocks(view: View) -> list[Sample]:
-    """The samples of `BLOCKS`, without VMIs and nodes that are gone."""
+def read_blocks(view: View) -> Values:
+    """The values of `BLOCKS`, without nodes and namespaces that are gone."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
-    return [Sample(key, value) for key, value in sorted(view.counters.blocks.items())]
+    return sorted(view.counters.blocks.items())
 
 
-def sample_histogram(labels: tuple[str, ...], histogram: Histogram) -> list[Sample]:
-    """The samples of one histogram with these label values."""
-    buckets = [Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()]
-    return [
-        *buckets,
-        Sample(labels, histogram.count, "_count"),
-        Sample(labels, histogram.total, "_sum"),
-    ]
+def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
+    """Read one value per resource from its watches of all namespaces."""
+    return lambda view: [(resource, read(view.health.of(resource))) for resource in view.watched]
 
 
-def sample_part(
-    find: Callable[[View], _Part | None], sample: Callable[[View, _Part], list[Sample]]
-) -> Callable[[View], list[Sample]]:
-    """A sampler of a part that may be off or invisible: then it has no samples, so none alerts."""
-
-    def sample_part(view: View) -> list[Sample]:
-        part = find(view)
-        return [] if part is None else sample(view, part)
-
-    return sample_part
+def read_history(read: Callable[[HistoryHealth], Values]) -> Reader:
+    """Read values of the stored history, if there is one."""
+    return lambda view: None if view.health.history is None else read(view.health.history)
 
 
-def sample_history(
-    read: Callable[[View, HistoryHealth], float],
-) -> Callable[[View], list[Sample]]:
-    """A sampler of one value of the stored history."""
-    return sample_part(lambda view: view.health.history, lambda v, h: [Sample((), read(v, h))])
+def read_unwritten(view: View) -> Values:
+    """The time of the oldest unwritten change. A change that is not encoded yet counts as new."""
+    history = view.health.history
+    if history is None:
+        return None
+    return history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
 
 
 def sample_verdicts(
-    verdicts: Mapping[tuple[str, str], int], reasons: Iterable[Reason]
+    verdicts: Mapping[tuple[str, str], int], reasons: Sequence[Reason]
 ) -> list[Sample]:
     """The samples of `VMIS`, from the counts by verdict and node, for these reasons."""
-    possible = (ALLOWED, *reasons)
-    nodes = sorted({node for _, node in verdicts if node})
     return [
         Sample((verdict, node), verdicts.get((verdict, node), 0))
-        for node in nodes
-        for verdict in possible
+        for node in sorted({node for _, node in verdicts if node})
+        for verdict in (ALLOWED, *reasons)
     ]
 
 

@@ -42,7 +42,7 @@ _DECLARED_NAMES = {
         *facts.WAIT_REASONS,
         *Priority,
         *facts._HANDED_OFF_PHASES,  # noqa: SLF001
-        *facts._FINAL_PHASES,  # noqa: SLF001
+        *facts._OUTCOMES,  # noqa: SLF001
         *("EvictionRequested", "LiveMigratable", "migrationAbortRequested", "PostCopy"),
         *("External", "LiveMigrate", "LiveMigrateIfPossible"),
     )

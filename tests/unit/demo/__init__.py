@@ -1,1 +1,1 @@
-"""Tests of the simulated cluster: of its rules, its server and its scenario."""
+"""Tests of the simulated cluster: its rules, its server and its scenarios."""

@@ -1,4 +1,4 @@
-"""Objects at some point of an evacuation, for tests of the controllers."""
+"""Objects at some point of an evacuation, for tests of the simulated controllers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def make_pod(
 
 
 def evict(vmi: Object, pod: Object, *, descheduler: bool = True) -> Object:
-    """The VMI after the request of its eviction."""
+    """The VMI after a request to evict its pod."""
     marked = webhooks.admit_eviction(vmi, pod, descheduler=descheduler).vmi
     assert marked is not None
     return controller.sync_vmi(marked, [pod], NOW)
 
 
 def make_evacuation(vmi: Object, uid: str = "m1", *, created: float = 0) -> Object:
-    """A VMIM of the evacuation controller, after its first reconcile."""
+    """A VMIM of the evacuation controller after its first reconcile."""
     migration = given(objects.build_evacuation(vmi), uid, created=created)
     migration = webhooks.admit_migration(migration)
     view = controller.MigrationView(migration, vmi)
@@ -64,14 +64,14 @@ def make_evacuation(vmi: Object, uid: str = "m1", *, created: float = 0) -> Obje
 
 
 def through(migration: Object, *phases: str, start: float = 0) -> Object:
-    """A migration that went through these phases, one second each."""
+    """A migration that has gone through these phases, one second each."""
     for second, phase in enumerate(phases):
         migration = controller.set_phase(migration, phase, at(start + second))
     return migration
 
 
 class Play:
-    """One evacuation of one VMI, reconciled by hand."""
+    """One evacuation of one VMI. The test makes each reconcile."""
 
     def __init__(self, **rules: Any) -> None:
         self.rules = controller.Rules(**rules)
@@ -87,7 +87,7 @@ class Play:
         return objects.state_of(self.vmi) or {}
 
     def reconcile(self, times: int = 1) -> controller.Writes:
-        """Apply what the controller writes."""
+        """Reconcile the migration and apply what the controller writes."""
         writes = controller.Writes()
         for _ in range(times):
             self.now += timedelta(seconds=1)
@@ -104,16 +104,16 @@ class Play:
         return writes
 
     def ready_target(self) -> None:
-        """The target pod becomes ready on another node."""
+        """Make the target pod ready on another node."""
         bound = node.bind_pod(self.pods[1], "n2", self.now)
         self.pods[1] = node.start_pod(bound, "10.0.0.2", self.now)
 
     def lose_target(self) -> None:
-        """The target pod fails."""
+        """Make the target pod fail."""
         self.pods[1] = node.finish_pod(self.pods[1], "Failed", self.now)
 
     def hand_off(self) -> None:
-        """Play the migration until after the hand-off."""
+        """Play the migration until the hand-off is done."""
         self.reconcile(3)
         self.ready_target()
         self.reconcile(2)

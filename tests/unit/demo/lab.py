@@ -16,7 +16,7 @@ from .facts import NOW
 
 
 class Plan:
-    """Every migration has this fate, on the first free node."""
+    """All migrations have the same fate, and go to the first free node."""
 
     def __init__(self, fate: Fate) -> None:
         self.given = fate
@@ -31,7 +31,7 @@ class Plan:
 
 
 class Lab:
-    """A cluster with running VMs, and all changes of its store."""
+    """A cluster with running VMs, and all changes in its store."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Lab:
         """The phases of the VM's migrations."""
         return [objects.phase(migration) for migration in self.migrations(name)]
 
-    def told(self, resource: object = VMIS) -> list[Object]:
-        """Every version of an object that a watch of this resource has sent."""
+    def sent(self, resource: object = VMIS) -> list[Object]:
+        """Every version of each object that a watch of this resource has sent."""
         cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
         return [decode_body(change.body) for change in cache.changes]

@@ -57,7 +57,7 @@ class TestObjects:
         assert read.json["metadata"]["namespace"] == "shop"
 
     async def test_a_missing_object_is_a_status_404(self, client: Client) -> None:
-        """The error is a Status that names the resource with its group."""
+        """For a missing object the answer is a Status 404 that names the resource and its group."""
         answer = await client.get(f"{VMIS}/db1")
 
         assert answer.status == 404
@@ -73,7 +73,7 @@ class TestObjects:
         }
 
     async def test_a_namespace_must_exist(self, client: Client) -> None:
-        """Creating an object in a missing namespace answers 404 for the namespace."""
+        """Creating an object in a missing namespace answers 404 and names the namespace."""
         answer = await client.post(VMIS.replace("shop", "bank"), vmi("db1"))
 
         assert answer.status == 404
@@ -84,7 +84,7 @@ class TestLists:
     """Lists, pages and selectors."""
 
     async def test_a_custom_list_names_the_kind_in_each_item(self, client: Client) -> None:
-        """Custom resources are unstructured: items come before metadata and name their kind."""
+        """In a list of custom resources the items come before the metadata, and have a kind."""
         await fill(client, 2)
         answer = await client.get(ALL_VMIS)
 
@@ -93,8 +93,8 @@ class TestLists:
         assert answer.json["kind"] == "VirtualMachineInstanceList"
         assert answer.names == ["db0", "db1"]
 
-    async def test_pages_tell_one_story(self, client: Client) -> None:
-        """All pages show the list as it was at the first one."""
+    async def test_pages_show_one_state(self, client: Client) -> None:
+        """All pages show the list as it was when the first page was read."""
         await fill(client, 5)
         first = await client.get(ALL_VMIS, limit=2)
         await client.delete(f"{VMIS}/db3")
@@ -110,7 +110,7 @@ class TestLists:
         assert third.json["metadata"]["continue"] == ""
 
     async def test_an_expired_page_offers_a_way_on(self, client: Client) -> None:
-        """An expired page answers 410 with a token for the current rest."""
+        """An expired page answers 410, with a token for the rest of the list as it is now."""
         await fill(client, 4)
         first = await client.get(ALL_VMIS, limit=2)
         await client.delete(f"{VMIS}/db2")
@@ -126,7 +126,7 @@ class TestLists:
         assert rest.names == ["db3"]
 
     async def test_version_zero_does_not_page(self, client: Client) -> None:
-        """A list from the watch cache ignores the limit."""
+        """A list with resourceVersion 0 ignores the limit."""
         await fill(client, 3)
         answer = await client.get(ALL_VMIS, limit=1, resourceVersion="0")
 
@@ -145,7 +145,7 @@ class TestLists:
         ],
     )
     async def test_labels_select(self, client: Client, selector: str, names: list[str]) -> None:
-        """Equality, inequality and existence of labels select, and a comma means both."""
+        """A label selector can compare, list values, or test existence; a comma means "and"."""
         await client.post(PODS, pod("p1", a="1"))
         await client.post(PODS, pod("p2", a="1", b="2"))
         await client.post(PODS, pod("p3", a="2"))
@@ -154,7 +154,7 @@ class TestLists:
         assert answer.names == names
 
     async def test_long_answers_are_compressed(self, client: Client) -> None:
-        """From 128 KiB on an answer is gzipped for a client that accepts it."""
+        """Answers of 128 KiB or more are compressed if the client accepts that."""
         body = vmi("db1")
         body["metadata"]["annotations"] = {"long": "x" * 200_000}
         await client.post(VMIS, body)
@@ -169,8 +169,8 @@ class TestLists:
 class TestWatches:
     """Watches, streaming lists and bookmarks."""
 
-    async def test_changes_of_the_past_are_told(self, client: Client) -> None:
-        """A watch from an older version first sends the missed changes."""
+    async def test_past_changes_come_first(self, client: Client) -> None:
+        """A watch from an older version first sends the changes since that version."""
         version = (await client.post(VMIS, vmi("db1"))).version
         await client.delete(f"{VMIS}/db1")
         await client.post(VMIS, vmi("db1"))
@@ -180,14 +180,14 @@ class TestWatches:
         assert events == [("DELETED", "db1"), ("ADDED", "db1")]
 
     async def test_without_a_version_the_present_comes_first(self, client: Client) -> None:
-        """A watch from 0 or without a version starts with an ADDED for each object."""
+        """A watch from version 0 or without a version first sends an ADDED for each object."""
         await fill(client, 2)
         for query in ({}, {"resourceVersion": "0"}):
             async with client.watch(ALL_VMIS, **query) as stream:
                 assert await stream.take(2) == [("ADDED", "db0"), ("ADDED", "db1")]
 
     async def test_a_streaming_list_ends_with_a_bookmark(self, client: Client) -> None:
-        """A streaming list has every object, then a bookmark with the list's version."""
+        """A streaming list has every object and then a bookmark with the list's version."""
         await fill(client, 2)
         async with client.watch(ALL_VMIS, **STREAMING) as stream:
             present = await stream.take(2)
@@ -204,7 +204,7 @@ class TestWatches:
         assert int(version) < int(after["object"]["metadata"]["resourceVersion"])
 
     async def test_an_old_version_is_an_error_event(self, client: Client) -> None:
-        """A watch from a compacted version answers 200 and one ERROR event with Status 410."""
+        """A watch from a compacted version gets one ERROR event with a Status 410."""
         version = (await client.post(VMIS, vmi("db1"))).version
         await client.post(VMIS, vmi("db2"))
         client.server.compact()
@@ -219,7 +219,7 @@ class TestWatches:
         assert rest == b""
 
     async def test_a_watch_from_before_a_restart_is_too_old(self) -> None:
-        """After a restart the server cannot continue earlier watches."""
+        """After a restart, a watch from an earlier version gets 410."""
         kept = make_store()
         async with serve(kept) as client:
             version = (await client.post(VMIS, vmi("db1"))).version
@@ -233,7 +233,7 @@ class TestWatches:
         assert event["object"]["code"] == 410
 
     async def test_a_selecting_watch_sees_objects_come_and_go(self, client: Client) -> None:
-        """An object that begins to match is ADDED, one that ceases to is DELETED as it was."""
+        """An object that begins to match is ADDED; one that no longer matches is DELETED."""
         query = {"labelSelector": "a=1", "resourceVersion": "2"}
         async with client.watch(ALL_PODS, **query) as stream:
             await client.post(PODS, pod("p1"))
@@ -247,7 +247,7 @@ class TestWatches:
         assert events[2]["object"]["metadata"]["resourceVersion"] == last.version
 
     async def test_a_watch_of_cordoned_nodes_sees_them_come_and_go(self, client: Client) -> None:
-        """A node is ADDED once it is unschedulable, and DELETED once it is schedulable again."""
+        """A node is ADDED after a cordon and DELETED after an uncordon."""
         cordoned = {"fieldSelector": "spec.unschedulable=true"}
         await client.post(ALL_NODES, {"metadata": {"name": "n1"}, "spec": {}})
         listed = await client.get(ALL_NODES, **cordoned)
@@ -262,7 +262,7 @@ class TestWatches:
         assert [event["type"] for event in events] == ["ADDED", "DELETED"]
 
     async def test_a_quiet_stream_gets_bookmarks(self) -> None:
-        """A watch that asked for bookmarks gets them at their interval."""
+        """A watch that requested bookmarks gets them at their interval."""
         async with serve(bookmark_seconds=0.01) as client:
             query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
             async with client.watch(ALL_VMIS, **query) as stream:
@@ -276,7 +276,7 @@ class TestWatches:
         assert set(event["object"]["metadata"]) == {"resourceVersion"}
 
     async def test_a_watch_ends_at_its_timeout(self) -> None:
-        """After `timeoutSeconds` the stream ends, without bookmarks that were not requested."""
+        """A watch ends after `timeoutSeconds`. It has no bookmarks if it requested none."""
         query = {"timeoutSeconds": "1", "resourceVersion": "2"}
         async with (
             serve(bookmark_seconds=0.01) as client,
@@ -285,7 +285,7 @@ class TestWatches:
             assert await stream.rest() == b""
 
     async def test_a_watcher_too_slow_for_the_window_is_ended(self) -> None:
-        """A stream whose next change was compacted just ends, as on the real server."""
+        """A watch that is too slow for the window of changes ends without an event."""
         async with (
             serve(make_store(window=5)) as client,
             client.watch(ALL_VMIS, resourceVersion="2") as stream,
@@ -298,8 +298,8 @@ class TestWatches:
 
             assert await stream.rest() == b""
 
-    async def test_leaving_breaks_off_open_streams(self) -> None:
-        """When the server ends, its open streams are broken."""
+    async def test_the_end_breaks_open_streams(self) -> None:
+        """When the server ends, it breaks its open streams."""
         kept = make_store()
         async with aiohttp.ClientSession() as session:
             async with FaultyApiServer(kept) as server:

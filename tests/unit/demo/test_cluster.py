@@ -1,4 +1,4 @@
-"""The simulated cluster: controllers and nodes together, over their store."""
+"""The simulated cluster: controllers and nodes work together on one store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .lab import Lab, Plan
 
 
 def test_a_new_vmi_comes_up() -> None:
-    """A created VMI gets its launcher pod, a node, and runs, migratable."""
+    """A new VMI gets a launcher pod and a node, runs, and is migratable."""
     lab = Lab("db1")
     pod = lab.cluster.launcher("shop", "db1")
 
@@ -31,7 +31,7 @@ def test_a_new_vmi_comes_up() -> None:
 
 
 def test_an_eviction_becomes_a_migration() -> None:
-    """An eviction marks the VMI, migrates it, and clears the marker; the old pod finishes."""
+    """An eviction marks the VMI. The migration clears the mark, and the old pod finishes."""
     lab = Lab("db1")
     old = lab.cluster.launcher("shop", "db1") or {}
     answer = lab.cluster.evict_vmi("shop", "db1", descheduler=True)
@@ -56,7 +56,7 @@ def test_an_eviction_becomes_a_migration() -> None:
 
 
 def test_two_leave_a_node_at_a_time() -> None:
-    """Of four evictions from one node two run and two wait; in the end all succeed."""
+    """Of four evictions from one node, two run and two wait. In the end all succeed."""
     names = ("db1", "db2", "db3", "db4")
     lab = Lab(*names, fate=Fate("succeeds", 20.0))
     for name in names:
@@ -70,7 +70,7 @@ def test_two_leave_a_node_at_a_time() -> None:
 
 
 def test_the_more_urgent_goes_first() -> None:
-    """When a place becomes free, a drain's migration overtakes a descheduler's."""
+    """A drain's migration gets the next free slot before a descheduler's migration."""
     names = ("db1", "db2", "db3", "db4")
     lab = Lab(*names, rules=Rules(per_cluster=1), fate=Fate("succeeds", 10.0))
     lab.cluster.evict_vmi("shop", "db1")
@@ -86,7 +86,7 @@ def test_the_more_urgent_goes_first() -> None:
 
 
 def test_a_free_place_is_taken_at_once() -> None:
-    """A waiting migration takes a free place at once, not at its next reconcile."""
+    """A waiting migration starts as soon as a slot is free."""
     lab = Lab("db1", "db2", rules=Rules(per_cluster=1), fate=Fate("succeeds", 10.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.run(1)
@@ -98,7 +98,7 @@ def test_a_free_place_is_taken_at_once() -> None:
 
 
 def test_deleting_a_running_migration_aborts_it() -> None:
-    """Deleting a running migration aborts it; after its target pod the next attempt begins."""
+    """Deleting a running migration aborts it, and then the next attempt begins."""
     lab = Lab("db1", fate=Fate("succeeds", 60.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])
@@ -118,7 +118,7 @@ def test_deleting_a_running_migration_aborts_it() -> None:
 
 
 def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
-    """A migration that is cancelled too late succeeds."""
+    """A migration that is cancelled just before its end succeeds."""
     lab = Lab("db1", fate=Fate("succeeds", 3.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])
@@ -131,11 +131,11 @@ def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
     assert lab.state()["abortRequested"] is True
     assert "failed" not in lab.state()
     assert lab.vmi()["status"]["nodeName"] == lab.state()["targetNode"]
-    assert lab.told(MIGRATIONS)[-1]["status"]["phase"] == "Succeeded"
+    assert lab.sent(MIGRATIONS)[-1]["status"]["phase"] == "Succeeded"
 
 
 def test_a_namesake_starts_clean() -> None:
-    """A VMI that is created again with the same name has nothing of the first one."""
+    """A recreated VMI has no state and no migrations of its predecessor."""
     lab = Lab("db1", fate=Fate("fails", 5.0))
     first = lab.vmi()["metadata"]["uid"]
     lab.cluster.evict_vmi("shop", "db1")
@@ -153,7 +153,7 @@ def test_a_namesake_starts_clean() -> None:
 
 
 def test_finished_pods_do_not_pile_up() -> None:
-    """Of a VM's finished pods only the last two are kept."""
+    """Only the last two finished pods of a VM are kept."""
     lab = Lab("db1")
     for _ in range(6):
         lab.cluster.evict_vmi("shop", "db1")
@@ -163,7 +163,7 @@ def test_finished_pods_do_not_pile_up() -> None:
 
 
 def test_the_stream_does_not_depend_on_the_steps() -> None:
-    """The events are the same in steps of any size."""
+    """The events do not depend on the size of the steps."""
 
     def play(step: float) -> list[Object]:
         lab = Lab("db1", "db2", fate=Fate("fails", 3.0))
@@ -171,7 +171,7 @@ def test_the_stream_does_not_depend_on_the_steps() -> None:
         lab.cluster.evict_vmi("shop", "db2")
         while lab.cluster.instant < at(120):
             lab.run(step)
-        return [seen for kind in (VMIS, MIGRATIONS, PODS) for seen in lab.told(kind)]
+        return [seen for kind in (VMIS, MIGRATIONS, PODS) for seen in lab.sent(kind)]
 
     assert play(5.0) == play(0.25)
 

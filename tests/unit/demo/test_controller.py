@@ -1,4 +1,4 @@
-"""virt-controller's and virt-api's rules, against the tables of what KubeVirt does."""
+"""The rules of the simulated virt-controller and virt-api, compared with KubeVirt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLD |= {"startTimestamp": "2026-08-22T08:00:00Z"}
 
 @pytest.fixture
 def play() -> Play:
-    """An evacuation that was just asked for."""
+    """An evacuation that was just requested."""
     return Play()
 
 
@@ -26,7 +26,7 @@ class TestPhases:
     """The phases of a VMIM."""
 
     def test_the_first_entry_of_a_phase_stays(self) -> None:
-        """A phase that is entered twice keeps its first instant."""
+        """If a VMIM enters a phase twice, the first time is kept."""
         migration = through(make_evacuation(make_vmi()), "Pending", "Scheduling", "Pending")
 
         assert objects.transition(migration, "Pending") == NOW
@@ -43,7 +43,7 @@ class TestPhases:
         assert objects.phase(failed or {}) == "Failed"
 
     def test_the_first_step_is_the_observed_version(self) -> None:
-        """A VMIM that bypassed the webhook first gets label, finalizer and version."""
+        """A VMIM that bypassed the webhook gets its label, finalizer and version first."""
         vmi = make_vmi()
         bare = given(objects.build_migration(vmi), "m9", name="mine")
 
@@ -56,7 +56,7 @@ class TestPhases:
         assert "status" not in written
 
     def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
-        """A VMIM without its VMI is deleted, and then loses its finalizer."""
+        """A VMIM whose VMI is gone is deleted, and then loses its finalizer."""
         migration = through(make_evacuation(make_vmi()), "Pending")
         deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
         marked = objects.changed(migration, lambda made: made["metadata"].update(deletion))
@@ -73,7 +73,7 @@ class TestHandOff:
     """The VMI's `migrationState` over time."""
 
     def test_before_it_the_old_data_stays(self, play: Play) -> None:
-        """In Pending and Scheduling the VMI still has the earlier migration."""
+        """In Pending and Scheduling the VMI still has the state of the earlier migration."""
         play.vmi["status"]["migrationState"] = OLD
         play.reconcile(4)
 
@@ -81,7 +81,7 @@ class TestHandOff:
         assert play.state == OLD
 
     def test_it_empties_the_old_data(self, play: Play) -> None:
-        """The hand-off replaces the struct: no start, no end."""
+        """The hand-off replaces the whole state. The new one has no start and no end."""
         play.vmi["status"]["migrationState"] = OLD
         play.hand_off()
         configuration = play.state.pop("migrationConfiguration")
@@ -98,7 +98,7 @@ class TestHandOff:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_the_copy_comes_one_reconcile_after_the_end(self, play: Play) -> None:
-        """The VMIM gets the VMI's struct one reconcile after it is final."""
+        """The VMIM gets its copy of the VMI's state one reconcile after its final phase."""
         play.hand_off()
         play.prepare()
         play.reconcile(2)
@@ -116,7 +116,7 @@ class TestHandOff:
         assert "finalizers" not in play.migration["metadata"]
 
     def test_nothing_is_copied_from_another_migration(self, play: Play) -> None:
-        """A VMIM that failed before hand-off has only its source pod."""
+        """A VMIM that failed before its hand-off gets no copy of the VMI's state."""
         play.vmi["status"]["migrationState"] = {"migrationUid": "m0", "completed": True}
         play.migration = through(play.migration, "Pending", "Failed")
         play.migration["status"]["migrationState"] = {"sourcePod": "p"}
@@ -127,10 +127,10 @@ class TestHandOff:
 
 
 class TestFailures:
-    """The state after each failure (the table of failures)."""
+    """The state after each kind of failure."""
 
     def test_an_unschedulable_target_fails_after_300_seconds(self, play: Play) -> None:
-        """An unschedulable target is deleted after 300 s, then the VMIM fails."""
+        """After 300 s an unschedulable target pod is deleted, and the VMIM fails."""
         play.reconcile(3)
         play.pods[1] = node.leave_unscheduled(play.pods[1], 4, play.now)
         before = play.vmi
@@ -146,13 +146,13 @@ class TestFailures:
         }
 
     def test_a_target_may_be_pending_for_900_seconds(self, play: Play) -> None:
-        """A target that is Pending for another reason has 900 s."""
+        """A target pod that is Pending for another reason may wait for 900 s."""
         play.reconcile(3)
 
         assert play.reconcile().requeue_at == at(901)
 
     def test_a_target_lost_before_the_start_starts_and_ends_at_once(self, play: Play) -> None:
-        """For a target lost before the start virt-controller writes start equal to end."""
+        """If the target is lost before the start, start and end have the same time."""
         play.hand_off()
         play.reconcile()
         play.lose_target()
@@ -165,7 +165,7 @@ class TestFailures:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
-        """With bug #18087 the VMI has no end after a lost ready target; fixed, it has one."""
+        """If a ready target is lost, the state gets no end with bug #18087, else it gets one."""
         for leaves_zombies in (True, False):
             play = Play(leaves_zombies=leaves_zombies)
             play.hand_off()
@@ -179,7 +179,7 @@ class TestFailures:
             assert ("startTimestamp" not in play.state) is leaves_zombies
 
     def test_a_migration_taken_over_fails(self, play: Play) -> None:
-        """After the hand-off a VMIM fails if the VMI names another migration."""
+        """After its hand-off a VMIM fails if the VMI's state is that of another migration."""
         play.hand_off()
         play.reconcile()
         play.vmi["status"]["migrationState"] = {"migrationUid": "m7"}
@@ -188,7 +188,7 @@ class TestFailures:
         assert objects.phase(play.migration) == "Failed"
 
     def test_deleting_one_that_waits_fails_it(self, play: Play) -> None:
-        """Before hand-off a deleted VMIM fails, then its target pod and finalizer are removed."""
+        """A VMIM that is deleted before its hand-off fails. Then its pod and finalizer go."""
         play.reconcile(3)
         play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
         play.reconcile()
@@ -201,17 +201,17 @@ class TestFailures:
 
 
 def backoff(older: list[objects.Object], rules: Rules = RULES) -> datetime | None:
-    """Until when a new evacuation waits, after these."""
+    """The end of the backoff of a new evacuation after these migrations."""
     newest = make_evacuation(evict(make_vmi(), make_pod(make_vmi())), "new", created=1000)
     return controller.backoff_until(newest, [*older, newest], rules)
 
 
 class TestBackoff:
-    """How long a retried evacuation waits in Pending."""
+    """How long a retried evacuation stays Pending."""
 
     @staticmethod
     def failures(count: int) -> list[objects.Object]:
-        """Failures, ten seconds apart, each Failed two seconds after its creation."""
+        """Failed evacuations, ten seconds apart. Each failed two seconds after its creation."""
         vmi = evict(make_vmi(), make_pod(make_vmi()))
         return [
             through(
@@ -224,19 +224,19 @@ class TestBackoff:
 
     @pytest.mark.parametrize(("failed", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)])
     def test_it_doubles_from_20_seconds(self, failed: int, seconds: int) -> None:
-        """The backoff is 20 s, doubled per failure; with five kept, at most 320 s."""
+        """The backoff is 20 s after one failure, and doubles up to 320 s after five."""
         assert backoff(self.failures(failed)) == at(10 * (failed - 1) + 2 + seconds)
 
     def test_it_is_shortened_by_the_factor(self) -> None:
-        """The factor divides the backoff only."""
+        """The factor divides the backoff."""
         assert backoff(self.failures(2), Rules(faster=10)) == at(12 + 4)
 
     def test_a_first_attempt_does_not_wait(self) -> None:
-        """Without a failure before it there is no backoff."""
+        """Without an earlier failure there is no backoff."""
         assert backoff([]) is None
 
     def test_a_success_ends_the_count(self) -> None:
-        """Failures before the newest success do not count."""
+        """Failures before the last success do not count."""
         older = self.failures(3)
         older[1] = through(make_evacuation(make_vmi(), "m1", created=10), "Pending", "Succeeded")
 
@@ -250,7 +250,7 @@ class TestBackoff:
         assert backoff(older) == at(22 + 40)
 
     def test_migrations_asked_for_by_hand_neither_wait_nor_count(self) -> None:
-        """Only evacuations and workload updates take part in the backoff."""
+        """A migration that a user created neither waits nor counts."""
         older = self.failures(2)
         by_hand = make_evacuation(make_vmi(), "hand", created=500)
         del by_hand["metadata"]["annotations"][objects.EVACUATION]
@@ -260,7 +260,7 @@ class TestBackoff:
         assert backoff([*older, by_hand]) == at(12 + 40)
 
     def test_a_waiting_migration_creates_no_pod(self, play: Play) -> None:
-        """In backoff it stays Pending; when it is over the target pod is created."""
+        """The target pod is created only after the backoff."""
         (failed,) = self.failures(1)
         play.migration = make_evacuation(play.vmi, "new", created=5)
         play.migration = through(play.migration, "Pending", start=5)
@@ -275,13 +275,13 @@ class TestBackoff:
 
 
 class TestWaiting:
-    """The other reasons for which a migration stays Pending."""
+    """Other reasons why a migration stays Pending."""
 
     @pytest.mark.parametrize(
         ("running", "outbound", "held"), [(4, 1, False), (5, 1, True), (4, 2, True)]
     )
     def test_the_limits_hold(self, play: Play, *, running: int, outbound: int, held: bool) -> None:
-        """Five per cluster and two per node may run; the others retry in five seconds."""
+        """Five migrations per cluster and two per node may run. Others retry after five seconds."""
         play.reconcile()
         seen = MigrationView(play.migration, play.vmi, play.pods, [], running, outbound)
 
@@ -291,14 +291,14 @@ class TestWaiting:
         assert writes.requeue_at == (at(5) if held else None)
 
     def test_a_second_active_pod_holds(self, play: Play) -> None:
-        """While two pods of the VMI run, no third is created."""
+        """No target pod is created while the VMI has two running pods."""
         play.reconcile()
         play.pods.append(make_pod(play.vmi, "ccccc", on="n3"))
 
         assert play.reconcile().create_pod is None
 
     def test_a_target_pod_says_whose_it_is(self, play: Play) -> None:
-        """The target pod has the VMIM's uid and name, and the VMI's eviction source."""
+        """The target pod has the VMIM's UID and name, and the VMI's eviction source."""
         pod = play.reconcile(2).create_pod
 
         assert pod is not None
@@ -315,7 +315,7 @@ class TestGarbage:
     """The garbage collection of finished migrations."""
 
     def test_the_newest_five_stay(self) -> None:
-        """Of the finished VMIMs only the newest five are kept, whatever their outcome."""
+        """The five newest finished VMIMs are kept, whatever their outcome."""
         vmi = make_vmi()
         finished = [
             through(
@@ -336,14 +336,14 @@ class TestEvacuation:
 
     @pytest.mark.parametrize("strategy", ["External", "None"])
     def test_other_strategies_never_get_one(self, strategy: str) -> None:
-        """VMIs with the strategy External never get a VMIM."""
+        """VMIs with the strategy External or None never get a VMIM."""
         vmi = make_vmi(strategy=strategy)
         vmi["status"]["evacuationNodeName"] = "n1"
 
         assert not controller.needs_evacuation(vmi, [], [make_pod(vmi)])
 
     def test_what_stands_in_the_way(self) -> None:
-        """No mark or a stale one, an open migration, a second pod, a VMI that cannot or does."""
+        """A VMIM is created only for a marked VMI that can migrate and has none open."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)
@@ -367,7 +367,7 @@ class TestEvacuation:
         ("descheduler", "priority"), [(True, "system-maintenance"), (False, "system-critical")]
     )
     def test_it_is_annotated_with_the_node(self, *, descheduler: bool, priority: str) -> None:
-        """The VMIM names the node it evacuates, and its priority shows who requested it."""
+        """The VMIM names the node that it evacuates. Its priority depends on who evicted."""
         vmi = make_vmi()
         migration = make_evacuation(evict(vmi, make_pod(vmi), descheduler=descheduler))
 
@@ -381,7 +381,7 @@ class TestVmi:
     """The fields that virt-controller keeps up to date on the VMI and its pod."""
 
     def test_the_condition_follows_the_mark(self) -> None:
-        """EvictionRequested is set with its time, and removed with the marker."""
+        """EvictionRequested is set with its time, and removed with the mark."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)
@@ -401,7 +401,7 @@ class TestVmi:
         assert objects.condition(freed, "EvictionRequested") is None
 
     def test_the_pod_is_annotated_while_marked(self) -> None:
-        """The current pod has the annotation eviction-in-progress until the marker is gone."""
+        """The current pod has the annotation eviction-in-progress while the VMI is marked."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = controller.sync_pod(evict(vmi, pod), pod, NOW)

@@ -1,4 +1,4 @@
-"""The whole demo: served, stepped, descheduled, stopped."""
+"""The whole demo: its server, its clock, its descheduler, and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_it_is_seeded_before_it_serves() -> None:
-    """The first list shows VMs, pods and migrations with a past."""
+    """The first list already has VMs, pods and past migrations."""
     async with Demo(lambda: NOW) as demo, aiohttp.ClientSession(demo.url) as session:
         counts = []
         for path in (ALL_VMIS, ALL_PODS, ALL_MIGRATIONS):
@@ -36,13 +36,13 @@ async def test_it_is_seeded_before_it_serves() -> None:
 
 
 async def test_nothing_is_from_the_future() -> None:
-    """No object has a time after the start."""
+    """The simulated past ends at the present time."""
     async with Demo(lambda: NOW, speed=5.0) as demo:
         assert demo.cluster.instant == NOW
 
 
 async def test_it_can_be_stopped_while_it_is_built() -> None:
-    """A stop during a large build ends it after the current batch."""
+    """A stop during a large build takes effect after the current batch."""
     stop = asyncio.Event()
     built: list[int] = []
 
@@ -58,7 +58,7 @@ async def test_it_can_be_stopped_while_it_is_built() -> None:
 
 
 async def test_it_runs_until_it_is_stopped() -> None:
-    """While it runs, the cluster changes and the descheduler asks the exporter."""
+    """While the demo runs, the cluster changes and the descheduler asks the exporter."""
     started = asyncio.get_running_loop().time()
     asked = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_it_runs_until_it_is_stopped() -> None:
 
 
 async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
-    """Once stopped, it neither asks the exporter again nor logs an error."""
+    """After a stop, the demo neither asks the exporter again nor logs an error."""
     questions = 0
     stop, asked = asyncio.Event(), asyncio.Event()
 
@@ -114,7 +114,7 @@ async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
 
 
 async def test_it_ends_before_its_first_cycle() -> None:
-    """If it is stopped between two cycles, it does not begin the next."""
+    """If the demo is stopped before the next cycle, that cycle does not begin."""
     stop, stepped = asyncio.Event(), asyncio.Event()
 
     def clock() -> datetime:
@@ -134,7 +134,7 @@ async def test_it_ends_before_its_first_cycle() -> None:
 
 
 async def test_the_settings_fit_the_speed() -> None:
-    """The suggested cooldowns, ages and backoff are Go durations, divided by the speed."""
+    """Cooldowns and backoff are Go durations. A higher speed makes them shorter."""
     assert shorten_settings()["policy"] == {
         "migrationCooldown": "20s",
         "maxMigrationCooldown": "160s",

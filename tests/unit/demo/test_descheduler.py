@@ -1,4 +1,4 @@
-"""The simulated descheduler against a stand-in for the exporter."""
+"""The simulated descheduler, with a stand-in for the exporter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Decide = Callable[[dict[str, Any]], list[bool] | int]
 
 
 class Exporter:
-    """Answers every request as configured, and records the requests."""
+    """A stand-in for the exporter that answers as configured, and records the requests."""
 
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
@@ -44,7 +44,7 @@ class Exporter:
 
 
 class Trial:
-    """A cluster whose descheduler asks an exporter."""
+    """A cluster whose descheduler asks this exporter."""
 
     def __init__(self, exporter: Exporter, url: str, session: aiohttp.ClientSession) -> None:
         self.scenario = Scenario(1, 24)
@@ -77,7 +77,7 @@ def allow_all(asked: dict[str, Any]) -> list[bool]:
 
 @asynccontextmanager
 async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
-    """A descheduler with its own exporter."""
+    """A descheduler with an exporter of its own."""
     exporter = Exporter(decide)
     app = web.Application()
     app.router.add_post("/v1/verdicts", exporter.answer)
@@ -86,7 +86,7 @@ async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
 
 
 async def test_it_asks_twice() -> None:
-    """`filter` for all pods of an overloaded node, then `preEviction` for one at a time."""
+    """It asks `filter` about all pods of an overloaded node, then `preEviction` about one."""
     async with trial() as tried:
         evicted = await tried.cycle()
         asked = tried.exporter.asked
@@ -99,7 +99,7 @@ async def test_it_asks_twice() -> None:
 
 
 async def test_it_names_the_vmi_and_its_pod() -> None:
-    """A candidate has the VMI's name and uid, and the pod's name for the log."""
+    """A candidate has the VMI's name, UID and node, and the pod's name."""
     async with trial() as tried:
         await tried.cycle()
         candidate = tried.exporter.asked[0]["candidates"][0]
@@ -125,7 +125,7 @@ async def test_it_obeys(checkpoint: str) -> None:
 
 
 async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
-    """A pod whose eviction is in progress, or that prefers none, is no candidate."""
+    """Pods whose eviction is in progress, and pods of steady VMs, are no candidates."""
     async with trial() as tried:
         await tried.cycle()
         tried.cluster.step(at(5.5))
@@ -140,8 +140,8 @@ async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
     assert not any(name.startswith("steady") for name in names)
 
 
-async def test_an_exporter_that_is_not_ready_is_borne() -> None:
-    """A 503 evicts nothing, is logged once, and the next cycle asks again."""
+async def test_an_exporter_that_is_not_ready() -> None:
+    """After a 503 nothing is evicted. The outage is logged once, and the next cycle asks again."""
     async with trial(lambda _: 503) as tried:
         with capture_logs() as logs:
             first = await tried.cycle()
@@ -158,14 +158,14 @@ async def test_an_exporter_that_is_not_ready_is_borne() -> None:
 
 
 async def test_too_few_verdicts_are_no_answer() -> None:
-    """An answer with too few verdicts evicts nothing."""
+    """After an answer with too few verdicts nothing is evicted."""
     async with trial(lambda _: [True]) as tried:
         with capture_logs():
             assert await tried.cycle() == 0
 
 
 async def test_a_stock_one_asks_nobody() -> None:
-    """Without the exporter's URL it evicts every pod that it picks."""
+    """Without an exporter the descheduler evicts every pod that it picks, and asks nobody."""
     async with trial(lambda asked: [False] * len(asked["candidates"])) as tried:
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW)
         evicted = await stock.cycle(tried.session, tried.cluster.instant)
@@ -176,7 +176,7 @@ async def test_a_stock_one_asks_nobody() -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
-    """The webhook reviews each eviction; a denial is logged once."""
+    """The webhook reviews each eviction. A denial is logged once per VM."""
     asked: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
 
 
 async def test_a_webhook_that_is_not_there_lets_evictions_pass() -> None:
-    """Without the webhook evictions pass, as with `failurePolicy: Ignore`."""
+    """If the webhook does not answer, evictions pass, as with `failurePolicy: Ignore`."""
     async with trial() as tried:
         nobody = "http://127.0.0.1:1"
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW, webhook_url=nobody)

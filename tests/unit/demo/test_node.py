@@ -1,4 +1,4 @@
-"""The fields that nodes write during a migration, as in KubeVirt's examples."""
+"""What nodes write during a migration, compared with KubeVirt's examples."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .facts import NOW, Play, at, make_pod, make_vmi
 
 
 def handed_off() -> Play:
-    """An evacuation just after its hand-off."""
+    """An evacuation just after the hand-off."""
     play = Play()
     play.hand_off()
     return play
 
 
 def test_a_failure_looks_like_the_example() -> None:
-    """A failure that the source reports is never completed; the VMI stays marked on its node."""
+    """After a failure `completed` is not written, and the VMI stays marked on its node."""
     play = handed_off()
     play.prepare()
     started = node.start_migration(play.vmi, at(25))
@@ -39,7 +39,7 @@ def test_live_migratable_has_no_transition_time() -> None:
 
 
 def test_nothing_is_changed_in_place() -> None:
-    """Each transition returns a new object and leaves the old one as it was."""
+    """Each transition returns a new object and does not change the old one."""
     play = handed_off()
     before = objects.copy(play.vmi)
     node.end_migration(node.start_migration(play.vmi, NOW), NOW)
@@ -50,7 +50,7 @@ def test_nothing_is_changed_in_place() -> None:
 
 
 def test_a_pod_begins_and_ends() -> None:
-    """A pod runs first, and is Ready once virt-controller reports that the VM is not paused."""
+    """A running pod becomes Ready once virt-controller reports that its VM is not paused."""
     vmi = make_vmi()
     pod = make_pod(vmi)
     assert objects.is_pod_ready(pod)

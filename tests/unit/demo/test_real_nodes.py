@@ -1,4 +1,4 @@
-"""The simulated migrations write the fields of real nodes."""
+"""Simulated migrations, compared with recordings of real nodes."""
 
 from pathlib import Path
 
@@ -23,16 +23,16 @@ STATES = {
     "cancelled": [*BEGUN, "abortRequested", "abortStatus", *FAILED],
     "unschedulable": [],
 }
-"""The fields of `migrationState` that say how far it is, in the order in which they are written."""
+"""The fields of `migrationState` that show its progress, in the order in which they are written."""
 ONLY_REAL = {
     "cancelled": {"VMI.status.migrationState.migrationConfiguration.bandwidthPerMigration"},
     "unschedulable": {"pod.metadata.deletionGracePeriodSeconds", "pod.metadata.deletionTimestamp"},
 }
-"""Not simulated: a setting that was changed, and the last version of a pod deleted at once."""
+"""Not simulated: a changed setting, and the last version of a pod that is deleted at once."""
 
 
 def simulate(name: str) -> list[Object]:
-    """Play a recorded scenario in the simulated cluster, from the recording's beginning."""
+    """Play a recorded scenario in the simulated cluster; returns the versions of the objects."""
     lab = Lab("db1", fate=Fate("fails" if name == "failure" else "succeeds", 6.0, LIBVIRT))
     migrate(lab)
     lab.run(30)
@@ -40,7 +40,7 @@ def simulate(name: str) -> list[Object]:
         migrate(lab)
         lab.until(lambda: lab.phases()[0] == "Scheduling")
         lab.run(0.5)
-    before = {resource: len(lab.told(resource)) for resource in (VMIS, MIGRATIONS, PODS)}
+    before = {resource: len(lab.sent(resource)) for resource in (VMIS, MIGRATIONS, PODS)}
     match name:
         case "failure":
             pass
@@ -61,7 +61,7 @@ def simulate(name: str) -> list[Object]:
             lab.store.delete(MIGRATIONS, "shop", lab.migrations()[0]["metadata"]["name"])
     lab.run(20)
     return [
-        one for resource, seen in before.items() for one in _with_latest(lab.told(resource), seen)
+        one for resource, seen in before.items() for one in _with_latest(lab.sent(resource), seen)
     ]
 
 
@@ -72,19 +72,19 @@ def migrate(lab: Lab) -> None:
 
 
 def _with_latest(versions: list[Object], seen: int) -> list[Object]:
-    """The versions after `seen`, with the latest earlier one of each object."""
+    """The versions after the first `seen` ones, and the last earlier version of each object."""
     latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
     return [*latest.values(), *versions[seen:]]
 
 
 def _comparable(versions: list[Object]) -> set[str]:
-    """The fields without those that depend on the earlier migration."""
+    """The written fields, without those that depend on the earlier migration."""
     return {path for path in find_written(versions) if "-VMI.status.migrationState" not in path}
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
-    """The simulated nodes and controllers write exactly the fields of the real ones."""
+    """The simulated nodes and controllers write exactly the same fields as the real ones."""
     recorded = read_sequence(RECORDED / f"{name}.jsonl")
     real = _comparable(recorded) - ONLY_REAL.get(name, set())
     simulated = _comparable(simulate(name))
@@ -95,7 +95,7 @@ def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> None:
-    """The fields of a migration's progress appear in the order of the real nodes."""
+    """The fields that show the progress are written in the same order as on real nodes."""
     for versions in (read_sequence(RECORDED / f"{name}.jsonl"), simulate(name)):
         vmis = [one for one in versions if one["kind"] == "VirtualMachineInstance"]
         written = [path.removeprefix("VMI.status.migrationState.") for path in find_written(vmis)]
@@ -103,6 +103,6 @@ def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> N
 
 
 def test_a_pod_of_a_failed_migration_ends_succeeded() -> None:
-    """The target pod of a failed migration ends Succeeded if its domain had arrived."""
+    """No pod ends in phase Failed if the migration fails after its domain has arrived."""
     for versions in (read_sequence(RECORDED / "failure.jsonl"), simulate("failure")):
         assert "Failed" not in {objects.phase(one) for one in versions if one["kind"] == "Pod"}

@@ -1,4 +1,4 @@
-"""The demo's VMs: the same for the same seed, with many states."""
+"""The VMs of the demo: the same for the same seed, in many states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .facts import NOW, at
 
 
 def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Cluster:
-    """The scenario after this many seconds."""
+    """The cluster after this many seconds of the scenario."""
     scenario = Scenario(seed, vms)
     cluster = Cluster(NOW, scenario, nodes=nodes, seed=seed, rules=Rules(faster=10), pace=Pace())
     for _ in scenario.populate(cluster):
@@ -28,8 +28,8 @@ def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Clu
     return cluster
 
 
-def told(cluster: Cluster, *resources: Any) -> list[Object]:
-    """Every version of an object that watches of these resources were sent."""
+def sent(cluster: Cluster, *resources: Any) -> list[Object]:
+    """Every version of each object that watches of these resources have sent."""
     return [
         decode_body(change.body)
         for resource in resources
@@ -46,13 +46,13 @@ def named(cluster: Cluster, role: Role) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def minutes() -> Cluster:
-    """Three and a half minutes of the default scenario: its past and its first minute."""
+    """The default scenario after three and a half minutes: its past and its first minute."""
     return play(210)
 
 
 def test_a_seed_decides_everything() -> None:
-    """The same seed gives the same objects byte for byte; another seed gives others."""
-    first, again, other = (told(play(60, seed=seed), VMIS, MIGRATIONS, PODS) for seed in (7, 7, 8))
+    """The same seed gives the same objects, and another seed gives other objects."""
+    first, again, other = (sent(play(60, seed=seed), VMIS, MIGRATIONS, PODS) for seed in (7, 7, 8))
 
     assert first == again
     assert first != other
@@ -65,7 +65,7 @@ def test_every_role_is_there_by_default() -> None:
 
 
 def test_it_is_lively() -> None:
-    """In the first minute VMs migrate, wait, cool down and fail at the same time."""
+    """In most seconds of the first minute, VMs migrate, wait, cool down and evacuate."""
     seen = {"running": 0, "pending": 0, "cooling": 0, "evacuating": 0}
     cluster = play(150)
     for second in range(150, 210):
@@ -82,7 +82,7 @@ def test_it_is_lively() -> None:
 
 
 def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
-    """A failing VM keeps its marker, and has five failed VMIMs."""
+    """A failing VM keeps its mark and has at least three failed VMIMs."""
     for role in (Role.FAILING, Role.UNSCHEDULABLE):
         vmi = named(minutes, role)[0]
         failed = [
@@ -97,10 +97,10 @@ def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
 
 
 def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
-    """External VMs and those that cannot migrate are marked without a migration."""
+    """External VMs and VMs that cannot migrate are marked and get no migration."""
     (external,) = named(minutes, Role.EXTERNAL)
     (pinned,) = named(minutes, Role.PINNED)
-    moved = {migration["spec"]["vmiName"] for migration in told(minutes, MIGRATIONS)}
+    moved = {migration["spec"]["vmiName"] for migration in sent(minutes, MIGRATIONS)}
 
     assert external["spec"]["evictionStrategy"] == "External"
     assert not objects.is_true(pinned, "LiveMigratable")
@@ -110,10 +110,10 @@ def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
 
 
 def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
-    """Recreated VMs have a new UID under the same name."""
+    """A recreated VM has the same name and a new UID."""
     uids = {
         vmi["metadata"]["uid"]
-        for vmi in told(minutes, VMIS)
+        for vmi in sent(minutes, VMIS)
         if vmi["metadata"]["name"] == "recreated-1"
     }
 
@@ -121,10 +121,10 @@ def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
 
 
 def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
-    """Its attempts fail in two ways before one succeeds."""
+    """A flaky VM's attempts fail in two ways before one succeeds."""
     states = [
         objects.state_of(vmi) or {}
-        for vmi in told(minutes, VMIS)
+        for vmi in sent(minutes, VMIS)
         if vmi["metadata"]["name"] == "flaky-1"
     ]
     ended = [state for state in states if "endTimestamp" in state]
@@ -135,7 +135,7 @@ def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """After a quarter of an hour the number of objects is bounded by that of VMs."""
+    """After a quarter of an hour there are at most six VMIMs and four pods per VM."""
     cluster = play(900, vms=12)
 
     assert len(list(cluster.store.objects(MIGRATIONS))) <= 12 * 6
@@ -143,7 +143,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_load_sums_up_on_the_nodes(minutes: Cluster) -> None:
-    """Every VM's load is on the node it runs on."""
+    """The loads of the nodes add up to the loads of the running VMs."""
     scenario = Scenario(1, 24)
     now = NOW + timedelta(seconds=210)
 

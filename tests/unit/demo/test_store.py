@@ -1,4 +1,4 @@
-"""The store: versions, updates, deletion in two steps."""
+"""The object store: versions, updates, and deletion in two steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_created_object_gets_what_the_server_owns() -> None:
 
 
 def test_generated_names_use_the_servers_letters() -> None:
-    """A generated name is the prefix and five letters without vowels."""
+    """A generated name is the prefix and five characters of the API server's alphabet."""
     made = make_store().create(VMIS, {"metadata": {"namespace": "shop", "generateName": "db-"}})
 
     suffix = made["metadata"]["name"].removeprefix("db-")
@@ -50,7 +50,7 @@ def test_generated_names_use_the_servers_letters() -> None:
 
 
 def test_a_status_subresource_keeps_the_status_apart(store: ObjectStore) -> None:
-    """With a status subresource, a status in other writes is dropped."""
+    """With a status subresource, other writes cannot change the status."""
     body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
 
     made = store.create(MIGRATIONS, {**body, "status": {"phase": "Running"}})
@@ -64,7 +64,7 @@ def test_a_status_subresource_keeps_the_status_apart(store: ObjectStore) -> None
 
 
 def test_the_vmi_has_no_status_subresource(store: ObjectStore) -> None:
-    """A VMI's status is written with the object, and counts in its generation."""
+    """A VMI's status is written with the object, and changes its generation."""
     store.create(VMIS, vmi())
 
     written = store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
@@ -74,7 +74,7 @@ def test_the_vmi_has_no_status_subresource(store: ObjectStore) -> None:
 
 
 def test_a_write_that_changes_nothing_is_not_written(store: ObjectStore) -> None:
-    """An update without a change makes no version and no event."""
+    """An update without a change gives no new version."""
     store.create(VMIS, vmi())
     before = store.revision
 
@@ -84,7 +84,7 @@ def test_a_write_that_changes_nothing_is_not_written(store: ObjectStore) -> None
 
 
 def test_an_old_version_is_refused(store: ObjectStore) -> None:
-    """An update with an old version is a conflict."""
+    """An update with an old resourceVersion is a conflict."""
     made = store.create(VMIS, vmi())
     store.update(VMIS, {**vmi(), "status": {"phase": "Running"}})
 
@@ -96,7 +96,7 @@ def test_an_old_version_is_refused(store: ObjectStore) -> None:
 
 
 def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
-    """An object with finalizers is marked, and deleted with the last finalizer."""
+    """A deleted object with a finalizer stays, marked, until the finalizer is removed."""
     held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
     store.create(VMIS, held)
 
@@ -109,7 +109,7 @@ def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
 
 
 def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
-    """A pod on a node is marked, and deleted once the kubelet removes it."""
+    """A deleted pod on a node stays, marked, until the kubelet removes it."""
     body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
     store.create(PODS, body)
 
@@ -124,7 +124,7 @@ def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
 
 
 def test_a_deletion_event_carries_the_version_of_the_deletion(store: ObjectStore) -> None:
-    """A deletion's event has its own version, from which a watch can resume."""
+    """A DELETED event has the version of the deletion."""
     store.create(VMIS, vmi())
 
     store.delete(VMIS, "shop", "db1")
@@ -159,7 +159,7 @@ def test_the_window_is_bounded() -> None:
     ids=["adds", "removes", "replaces a list", "turns a value into an object"],
 )
 def test_merge_patches_follow_rfc_7396(target: object, changes: object, merged: object) -> None:
-    """In a merge patch null removes, objects merge, other values replace."""
+    """In a merge patch null removes a field, objects are merged, and other values replace."""
     assert merge(target, changes) == merged
 
 

@@ -27,7 +27,7 @@ class TestEviction:
     def test_the_strategy_decides(
         self, *, strategy: str, migratable: bool, code: int, marks: bool
     ) -> None:
-        """The strategy decides whether a VMI is marked, refused or evicted."""
+        """Strategy and migratability decide whether a VMI is marked, refused or evicted."""
         vmi = node.set_migratable(make_vmi(strategy=strategy), migratable=migratable)
 
         answer = webhooks.admit_eviction(vmi, make_pod(vmi), descheduler=False)
@@ -38,8 +38,8 @@ class TestEviction:
             assert answer.vmi["status"]["evacuationNodeName"] == "n1"
             assert answer.message == 'Eviction triggered evacuation of VMI "shop/db1"'
 
-    def test_the_descheduler_leaves_its_name(self) -> None:
-        """Only the descheduler's eviction sets the source, which a later drain keeps."""
+    def test_the_descheduler_is_the_source(self) -> None:
+        """The descheduler's eviction sets the source, and a later drain does not remove it."""
         vmi = make_vmi()
         by_descheduler = webhooks.admit_eviction(vmi, make_pod(vmi), descheduler=True).vmi
         assert by_descheduler is not None
@@ -50,7 +50,7 @@ class TestEviction:
         assert objects.annotations(by_descheduler)[objects.EVICTION_SOURCE] == "descheduler"
         assert objects.annotations(drained)[objects.EVICTION_SOURCE] == "descheduler"
 
-    def test_a_second_eviction_is_told_of_the_first(self) -> None:
+    def test_a_second_eviction(self) -> None:
         """A marked VMI is not marked again."""
         vmi = make_vmi()
         answer = webhooks.admit_eviction(evict(vmi, make_pod(vmi)), make_pod(vmi), descheduler=True)
@@ -59,7 +59,7 @@ class TestEviction:
         assert answer.message.startswith("Evacuation in progress: Eviction triggered evacuation")
 
     def test_a_target_pod_is_not_evicted(self) -> None:
-        """The eviction of a pod on another node than the VMI's is refused without a marker."""
+        """The eviction of a target pod is refused, and the VMI is not marked."""
         vmi = make_vmi()
 
         answer = webhooks.admit_eviction(vmi, make_pod(vmi, on="n2"), descheduler=True)

@@ -37,18 +37,18 @@ RESOURCES = {
 }
 
 
-class Told:
-    """A simulated week, and its recording."""
+class RecordedWeek:
+    """A simulated week with its recording."""
 
     def __init__(self, days: float, seed: int = 1) -> None:
         self.days = days
-        self.week = Week(seed, days)
+        self.simulated = Week(seed, days)
         self.faults = Faults()
-        self.lines = list(self.week.lines())
+        self.lines = list(self.simulated.lines())
         self.events = list(recording.read(self.lines, self.faults))
 
     def facts(self) -> dict[tuple[Resource, str, str], Fact]:
-        """The objects at the end."""
+        """The recorded objects at the end."""
         found: dict[tuple[Resource, str, str], Fact] = {}
         for event in self.events:
             if event.resource is None:
@@ -75,26 +75,26 @@ def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
         pytest.param(7.0, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
     ],
 )
-def told(request: pytest.FixtureRequest) -> Told:
-    """A simulated week, or its first two days."""
-    return Told(request.param)
+def week(request: pytest.FixtureRequest) -> RecordedWeek:
+    """A simulated week, or only its first two days."""
+    return RecordedWeek(request.param)
 
 
 class TestShape:
     """The parameters of descheduler-sim's `week-pilot`."""
 
     def test_another_seed_is_another_week(self) -> None:
-        """Another seed gives another week, the same seed the same bytes."""
-        first, again, other = (Told(0.45, seed).lines for seed in (1, 1, 2))
+        """The same seed gives the same bytes, and another seed gives another week."""
+        first, again, other = (RecordedWeek(0.45, seed).lines for seed in (1, 1, 2))
 
         assert first == again
         assert first != other
 
     def test_a_shorter_week_is_the_beginning_of_a_longer_one(self) -> None:
-        """A shorter week is the beginning of a longer one."""
-        longer = Told(0.45).lines
+        """The lines of a shorter week, except the last one, begin a longer week."""
+        longer = RecordedWeek(0.45).lines
 
-        assert Told(0.43).lines[:-1] == longer[: len(Told(0.43).lines) - 1]
+        assert RecordedWeek(0.43).lines[:-1] == longer[: len(RecordedWeek(0.43).lines) - 1]
 
     @pytest.mark.parametrize(
         ("dirty", "gbps", "seconds"),
@@ -108,45 +108,45 @@ class TestShape:
     def test_copying_takes_longer_the_faster_memory_gets_dirty(
         self, dirty: float, gbps: float, seconds: float
     ) -> None:
-        """80 GiB over 10 Gbps take 69 s; each further round copies the memory dirtied before."""
+        """80 GiB over 10 Gbps take 69 s, and longer if memory gets dirty faster."""
         assert copy_seconds(80, dirty, gbps) == pytest.approx(seconds, rel=1e-6)
 
     def test_a_rate_above_the_bandwidth_ends_all_the_same(self) -> None:
-        """With a dirty rate above the bandwidth a migration ends by auto-converge."""
+        """A migration ends within a day even if the dirty rate is above the bandwidth."""
         assert copy_seconds(80, 20_000, 1.0) < 86_400
 
 
 class TestRecording:
     """The week is a valid recording."""
 
-    def test_every_line_can_be_read(self, told: Told) -> None:
-        """Every line is valid: header, first lists, events, end."""
-        header = msgspec.json.decode(told.lines[0])
+    def test_every_line_can_be_read(self, week: RecordedWeek) -> None:
+        """Every line of the recording is valid: header, first lists, events and end."""
+        header = msgspec.json.decode(week.lines[0])
 
         assert header == {"format": recording.FORMAT, "version": recording.VERSION}
-        assert not told.faults.count, told.faults.messages
-        assert {event.resource for event in told.events if event.kind is Kind.SYNCED} == set(
+        assert not week.faults.count, week.faults.messages
+        assert {event.resource for event in week.events if event.kind is Kind.SYNCED} == set(
             RESOURCES.values()
         )
-        assert told.events[-1] == Recorded(
-            (BEGAN + timedelta(days=told.days)).timestamp(), Kind.ENDED
+        assert week.events[-1] == Recorded(
+            (BEGAN + timedelta(days=week.days)).timestamp(), Kind.ENDED
         )
 
-    def test_says_what_the_whole_objects_would(self, told: Told) -> None:
-        """At the end the recorded facts are those of the cluster's own objects."""
+    def test_says_what_the_whole_objects_would(self, week: RecordedWeek) -> None:
+        """At the end, the recorded facts equal those of the cluster's own objects."""
         whole = {}
         for resource, ours in RESOURCES.items():
-            for entry in told.week.cluster.store.caches[resource].all():
+            for entry in week.simulated.cluster.store.caches[resource].all():
                 fact = parse_object(ours, entry.body).fact
                 if isinstance(fact, Pod):
                     fact = replace(fact, labels=())  # they are not recorded
                 whole[key_of(ours, fact)] = fact
 
-        assert told.facts() == whole
+        assert week.facts() == whole
 
-    def test_goes_on_in_time(self, told: Told) -> None:
-        """Events are in the order of time."""
-        instants = [event.at for event in told.events]
+    def test_goes_on_in_time(self, week: RecordedWeek) -> None:
+        """The events are in order of time."""
+        instants = [event.at for event in week.events]
 
         assert instants == sorted(instants)
         assert instants[0] == BEGAN.timestamp()
@@ -160,14 +160,14 @@ class TestRecording:
 
 
 class TestExpectations:
-    """The properties of the scenario that its author names."""
+    """What the scenario is meant to show."""
 
-    def test_has_something_to_find(self, told: Told, prove: Callable[[str], None]) -> None:
-        """The week has stuck evacuations: failing ones, and some without a free node."""
-        found = play(told.events, [BUILTIN["ours"], BUILTIN["none"]])
+    def test_has_something_to_find(self, week: RecordedWeek, prove: Callable[[str], None]) -> None:
+        """The week has stuck evacuations, and with our policy fewer migrations than without."""
+        found = play(week.events, [BUILTIN["ours"], BUILTIN["none"]])
         ours, none = found.accounts
         prove(
-            f"week-pilot, {told.days:g} days: {found.events:,} events, {ours.asked:,} evictions,"
+            f"week-pilot, {week.days:g} days: {found.events:,} events, {ours.asked:,} evictions,"
             f" {ours.allowed:,} allowed; {ours.migrations.ended:,} migrations, of one VM at most"
             f" {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
             f" {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
@@ -188,7 +188,7 @@ class TestExpectations:
     ],
 )
 def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
-    """`replay --scenario week-pilot` is deterministic; its cost is on standard error."""
+    """Two runs of `replay --scenario week-pilot` write the same to standard output."""
     command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
     runs = [
         subprocess.run([*command, "--days", days], capture_output=True, check=True)

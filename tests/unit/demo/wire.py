@@ -1,4 +1,4 @@
-"""A small HTTP client of the API server, and objects for it."""
+"""A small HTTP client for the API server, and objects for it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Stream:
         return decoded
 
     async def take(self, count: int) -> list[tuple[str, str]]:
-        """The next events as (type, name)."""
+        """The type and name of each of the next events."""
         events = [await self.next() for _ in range(count)]
         return [(event["type"], event["object"]["metadata"].get("name", "")) for event in events]
 

@@ -1,4 +1,4 @@
-"""One VM's random life, and the exporter's answers about it."""
+"""The random life of one VM, and the exporter's answers about it."""
 
 import random
 from typing import Any
@@ -15,10 +15,10 @@ from tests.support.verdicts import decide
 
 
 class Life:
-    """One VM's life in a cluster: its present objects, and every change as a fact.
+    """The life of one VM in a cluster: its present objects, and every change as a fact.
 
     KubeVirt keeps five finished VMIMs and empties `migrationState` at each hand-off. The clocks of
-    some nodes are two hours off, and some ends are never written to the VMI.
+    some nodes are two hours wrong, and some ends are never written to the VMI.
     """
 
     def __init__(self, seed: int) -> None:
@@ -35,7 +35,7 @@ class Life:
         return shown
 
     def live(self, *stores: Store) -> None:
-        """Play a step, which these stores read."""
+        """Play one step, and put its changes into these stores."""
         self.now += self.rng.choice([1.0, 30.0, 900.0])
         for fact in self.step():
             for store in stores:
@@ -68,9 +68,9 @@ class Life:
         end = self.now + self.rng.choice([0.0, 0.0, -7200.0, 7200.0])
         ended = replace(state, ended=True, end=end, outcome=outcome)
         self.vmi = replace(self.vmi, migration=ended, evacuation_node="" if good else self.marked)
-        told = {"start": ended.start, "end": ended.end}
+        times = {"start": ended.start, "end": ended.end}
         final = self.ending("Succeeded" if good else "Failed", outcome)
-        return [self.vmi, self.change(open_one, **final, **told)]
+        return [self.vmi, self.change(open_one, **final, **times)]
 
     @property
     def marked(self) -> str:
@@ -90,17 +90,17 @@ class Life:
         return [made]
 
     def ending(self, phase: str, outcome: Outcome) -> dict[str, Any]:
-        """The fields of a VMIM that ends now."""
+        """The fields of a VMIM that finishes now."""
         return {"phase": phase, "finished": True, "finished_at": self.now, "outcome": outcome}
 
     def change(self, vmim: Vmim, **fields: Any) -> Vmim:
-        """A VMIM as it is now."""
+        """Change a VMIM; returns the new version."""
         changed = self.vmims[vmim.name] = replace(vmim, **fields)
         return changed
 
 
-def told_by(store: Store, now: float) -> dict[str, object]:
-    """The API's complete answer about the VMI."""
+def answers_of(store: Store, now: float) -> dict[str, object]:
+    """The complete answer about the VMI."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
     diagnosis = diagnose(evidence, StuckPolicy(), None, now)

@@ -1,5 +1,6 @@
 """From the store to shards and back: a killed process loses nothing that was stored."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from exporter.engine.changes import Notice, NoticeKind
 from exporter.engine.evidence import FAILURES_KEPT
 from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
-from exporter.history.changes import AWAITED_FOR, SLICE, PendingChanges
+from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
+from exporter.history.writer import SLICE, run_in_slices
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -24,32 +26,32 @@ from tests.support.builders import (
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
 from tests.unit.engine.test_evidence import marker_of, seen
-from tests.unit.history.life import Life, told_by
+from tests.unit.history.life import Life, answers_of
 
 
 WINDOW = 86_400.0
 
 
 def some_changes(*facts: Fact) -> PendingChanges:
-    """The pending changes of a store."""
+    """The pending changes of a store with these facts."""
     changes = pending_changes(a_store(now=NOW), window=WINDOW)
     follow(changes, *facts)
     return changes
 
 
 def follow(changes: PendingChanges, *facts: Fact, at: float = NOW) -> None:
-    """It follows its store, which hears of these."""
+    """Put facts into the store, and encode what they change."""
     put(changes.store, *facts)
     finish(changes.encode_changed(at))
 
 
 def shards(changes: PendingChanges) -> list[bytes]:
-    """All shards that it would write."""
+    """All shards that have entries."""
     return [changes.seal(shard) for shard in range(SHARDS) if not changes.is_empty(shard)]
 
 
-def an_heir(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
-    """Another process, which has read the history and then the cluster."""
+def a_successor(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
+    """The changes of another process, which reads the stored history first and then these facts."""
     changes = some_changes()
     take(changes, kept)
     follow(changes, *facts)
@@ -62,7 +64,7 @@ def a_moved_vmi(**overrides: Any) -> Vmi:
 
 
 class TestFollowing:
-    """Only changed VMIs are encoded, and only changes are written."""
+    """Only VMIs that changed are encoded, and only changes are written."""
 
     def test_a_vmi_that_never_moved_takes_nothing(self) -> None:
         """A VMI that never migrated has no entry."""
@@ -70,7 +72,7 @@ class TestFollowing:
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (0, [], None)
 
     def test_news(self) -> None:
-        """A migration and a marker are written once."""
+        """A migration and a marker are unwritten until they are stored. A new node is no change."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
@@ -81,7 +83,7 @@ class TestFollowing:
         assert (changes.unwritten, changes.unwritten_since) == ([shard], NOW + 2)
 
     def test_pruned_with_the_vmi(self) -> None:
-        """A deleted VMI loses its entry; a new one of the same name has none."""
+        """A deleted VMI loses its entry, and a new VMI of the same name gets none."""
         changes = some_changes(a_moved_vmi())
         remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
         finish(changes.encode_changed(NOW))
@@ -90,7 +92,7 @@ class TestFollowing:
         assert len(changes) == 0
 
     def test_size(self) -> None:
-        """The size is that of the entries."""
+        """The size is the sum of the entries."""
         assert some_changes().size == 0
         changes = some_changes(a_moved_vmi())
         alone = changes.size
@@ -101,80 +103,89 @@ class TestFollowing:
         finish(changes.encode_changed(NOW))
         assert changes.size == alone
 
-    def test_many_vmis_are_encoded_in_slices(self) -> None:
+    async def test_many_vmis_are_encoded_in_slices(self) -> None:
         """After every `SLICE` VMIs other tasks can run."""
         changes = some_changes()
         for number in range(2 * SLICE + 1):
             put(changes.store, a_moved_vmi(name=f"v{number}", uid=f"u{number}"))
-        encoded = [len(changes) for _ in changes.encode_changed(NOW)]
+        encoded: list[int] = []
+
+        async def count() -> None:
+            while True:
+                encoded.append(len(changes))
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        await run_in_slices(changes.encode_changed(NOW))
+        counting.cancel()
 
         assert encoded == [SLICE, 2 * SLICE]
         assert len(changes) == 2 * SLICE + 1
 
 
 class TestVmisNotSeen:
-    """The history of an unseen VMI is kept until the VMI is known to be deleted."""
+    """The entry of a VMI that the watch has not shown is kept until the VMI is known to be gone."""
 
     KEPT = shards(some_changes(a_moved_vmi()))
 
     def test_kept_while_its_namespace_is_not_watched(self) -> None:
-        """The history of a VMI in an unwatched namespace is kept."""
-        heir = an_heir(self.KEPT)
-        finish(heir.prune(lambda _: None, NOW))
-        finish(heir.encode_changed(NOW + 1e6))
-        assert shards(heir) == self.KEPT
-        assert heir.awaits_vmis
+        """The entry of a VMI in a namespace that is not watched is kept."""
+        successor = a_successor(self.KEPT)
+        finish(successor.prune(lambda _: None, NOW))
+        finish(successor.encode_changed(NOW + 1e6))
+        assert shards(successor) == self.KEPT
+        assert successor.awaits_vmis
 
     def test_dropped_once_its_namespace_was_seen_whole(self) -> None:
-        """The history of an unseen VMI is dropped a minute after its namespace was listed."""
-        heir = an_heir(self.KEPT)
-        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW))
-        assert heir.awaits_vmis
-        finish(heir.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW))
-        finish(heir.encode_changed(NOW))
-        assert (heir.awaits_vmis, len(heir)) == (False, 0)
+        """The entry of an unseen VMI is dropped after a minute of contact with its namespace."""
+        successor = a_successor(self.KEPT)
+        finish(successor.prune({NAMESPACE: NOW + AWAITED_FOR - 1}.get, NOW))
+        assert successor.awaits_vmis
+        finish(successor.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW))
+        finish(successor.encode_changed(NOW))
+        assert (successor.awaits_vmis, len(successor)) == (False, 0)
 
     def test_dropped_where_the_writer_dropped_it(self) -> None:
-        """An entry is dropped if the writer has dropped it."""
-        heir = an_heir(self.KEPT)
-        finish(heir.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
-        assert heir.store.unseen(UID)
-        finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
-        finish(heir.encode_changed(NOW))
-        assert len(heir) == 0
+        """The entry of an unseen VMI is dropped if the writer has dropped it."""
+        successor = a_successor(self.KEPT)
+        finish(successor.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
+        assert successor.store.unseen(UID)
+        finish(successor.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(successor.encode_changed(NOW))
+        assert len(successor) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
-        """The entry of a VMI that we see is never dropped."""
-        heir = an_heir(self.KEPT, a_vmi())
-        finish(heir.load(shard_of(UID), seal([]), NOW, replaces=True))
-        finish(heir.prune({NAMESPACE: NOW + 1e6}.get, NOW))
-        finish(heir.encode_changed(NOW))
-        assert shards(heir) == self.KEPT
+        """The entry of a VMI that the watch has shown is never dropped."""
+        successor = a_successor(self.KEPT, a_vmi())
+        finish(successor.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(successor.prune({NAMESPACE: NOW + 1e6}.get, NOW))
+        finish(successor.encode_changed(NOW))
+        assert shards(successor) == self.KEPT
 
 
-class TestRecalling:
-    """A stored history is joined with the known one, in either order."""
+class TestMerging:
+    """A stored history and what is known already are merged, in either order."""
 
-    def test_a_vmim_recalled_is_bound(self) -> None:
-        """A VMIM in the stored history belongs to the VMI, whatever its creation time."""
-        heir = an_heir(
+    def test_a_stored_vmim_is_bound(self) -> None:
+        """A VMIM in the stored history belongs to its VMI, even if it is older than the VMI."""
+        successor = a_successor(
             shards(some_changes(a_moved_vmi())),
             a_vmi(created=NOW),
             a_vmim(created=NOW - 900, phase="Running", handed_off=True),
         )
-        assert seen(heir.store).unfinished() is not None
+        assert seen(successor.store).unfinished() is not None
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
-        """A stored request never moves later, and its deleted failures still count."""
+        """A stored request keeps its time, and failures whose VMIMs are deleted count."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
         later = a_store(now=NOW)
-        heir = pending_changes(later, WINDOW)
+        successor = pending_changes(later, WINDOW)
         later.now = NOW + 5_000
         facts: list[Fact] = [a_vmi(evacuation_node="n1"), *failures(range(68, 72))]
         for reads in (not late, late):
             if reads:
-                take(heir, shards(before))
+                take(successor, shards(before))
             else:
                 put(later, *facts)
         marker = marker_of(later)
@@ -196,18 +207,18 @@ class TestRecalling:
         ],
     )
     def test_another_evacuation(self, now: Vmi) -> None:
-        """Failures of an evacuation that is over do not count for the next one."""
+        """Failures of an earlier evacuation do not count for the next one."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
         later = a_store(now=NOW)
-        heir = pending_changes(later, WINDOW)
+        successor = pending_changes(later, WINDOW)
         later.now = NOW + 5_000
-        take(heir, shards(before))
+        take(successor, shards(before))
         later.put(now)
         assert marker_of(later).failed_since_request() == 0
         assert marker_of(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
-        """A stored history without news changes nothing and is not written."""
+        """A stored history without news changes nothing and is not written again."""
         changes = some_changes(a_moved_vmi(evacuation_node="n1"))
         shard = shard_of(UID)
         kept = changes.seal(shard)
@@ -220,10 +231,10 @@ class TestRecalling:
 
 
 class TestUnwritten:
-    """Stored and known histories are compared by content, not by bytes."""
+    """The stored history and ours are compared by content, not by bytes."""
 
     def test_an_equal_history_in_another_encoding(self) -> None:
-        """An equal history in another encoding is not written again."""
+        """A stored shard is up to date even if it has an old migration that we drop."""
         old = an_ended_vmim(
             uid="old", name="old", start=None, end=None, finished_at=NOW - WINDOW - 60
         )
@@ -238,7 +249,7 @@ class TestUnwritten:
         assert changes.unwritten_since is None
 
     def test_a_history_that_lacks_something(self) -> None:
-        """A missing entry is unwritten since it was known, and its shard must be written."""
+        """A migration that is not stored counts as unwritten since we know it."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))
@@ -250,7 +261,7 @@ class TestUnwritten:
         assert list(changes.find_missed(NOW, seen.get, NOW + 9)) == [shard]
 
     def test_nobody_misses_a_vmi_that_is_gone(self) -> None:
-        """The removal of a deleted VMI is unwritten, but only the writer removes it."""
+        """The entry of a deleted VMI must be removed, but no shard is missed because of it."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         kept = changes.seal(shard)
@@ -263,35 +274,35 @@ class TestUnwritten:
 
 @pytest.mark.parametrize("lives", [300, pytest.param(2_500, id="soak", marks=pytest.mark.soak)])
 def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
-    """A process that is killed at a random point has a successor with the same answers.
+    """After a kill at a random point, the next process gives the same answers from then on.
 
-    And goes on to say so, whatever comes after. Without the stored history it would often not.
+    Without the stored history, many of the answers would differ.
     """
     differ_without = 0
     later = 20
     for seed in range(lives):
         life = Life(seed)
-        forebear = some_changes(*life.objects())
+        predecessor = some_changes(*life.objects())
         for _ in range(life.rng.randrange(10, 80)):
-            life.live(forebear.store)
-        finish(forebear.encode_changed(life.now))
-        kept = shards(forebear)
+            life.live(predecessor.store)
+        finish(predecessor.encode_changed(life.now))
+        kept = shards(predecessor)
         shown = life.objects()
-        heir, stranger = some_changes(), some_changes()
-        put(stranger.store, *shown, at=life.now)
+        successor, without_history = some_changes(), some_changes()
+        put(without_history.store, *shown, at=life.now)
         is_read_first = life.rng.random() < 0.5
         for reads in (is_read_first, not is_read_first):
             if reads:
-                take(heir, kept, life.now)
+                take(successor, kept, life.now)
             else:
-                put(heir.store, *shown, at=life.now)
-        expected = told_by(forebear.store, life.now)
-        assert told_by(heir.store, life.now) == expected, f"seed {seed}"
-        differ_without += told_by(stranger.store, life.now) != expected
+                put(successor.store, *shown, at=life.now)
+        expected = answers_of(predecessor.store, life.now)
+        assert answers_of(successor.store, life.now) == expected, f"seed {seed}"
+        differ_without += answers_of(without_history.store, life.now) != expected
         for _ in range(later):
-            life.live(forebear.store, heir.store)
-            expected = told_by(forebear.store, life.now)
-            assert told_by(heir.store, life.now) == expected, f"seed {seed}, later"
+            life.live(predecessor.store, successor.store)
+            expected = answers_of(predecessor.store, life.now)
+            assert answers_of(successor.store, life.now) == expected, f"seed {seed}, later"
     prove(
         f"{lives} lives, killed once each: {lives * (1 + later):,} comparisons, none differs;"
         f" {differ_without} lives without a stored history"
@@ -300,7 +311,7 @@ def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
 
 
 def failures(numbers: Iterable[int]) -> list[Vmim]:
-    """Failed evacuations off n1, a second apart."""
+    """Failed evacuations from n1, a second apart."""
     return [
         a_vmim(
             name=f"e{n}",
@@ -318,6 +329,6 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
 
 
 def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> None:
-    """Merge these shards."""
+    """Merge these shards into the store."""
     for raw in kept:
         finish(changes.merge(raw, now))

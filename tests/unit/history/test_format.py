@@ -1,4 +1,4 @@
-"""The format of the stored history: it reads back the same, and damage is found."""
+"""The format of the stored history: it reads back the same, and damage is detected."""
 
 import hashlib
 import random
@@ -81,7 +81,7 @@ def sealed(*listed: Remembered, now: float = NOW, window: float = float("inf")) 
 
 @given(st.lists(REMEMBERED, max_size=5))
 def test_comes_back_whole(listed: list[Remembered]) -> None:
-    """A sealed entry reads back the same, with UIDs of any form."""
+    """A sealed shard reads back the same, with UIDs of any form."""
     assert read_shard(sealed(*listed, now=-1.0)) == listed
 
 
@@ -95,7 +95,7 @@ def test_the_same_content_is_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
 def test_uids_of_any_length(uid: str) -> None:
-    """A UID as long as a packed UUID is not confused with one."""
+    """A UID that has the length of a packed UUID reads back the same."""
     assert read_shard(sealed(remembered(uid=uid)))[0].uid == uid
 
 
@@ -103,30 +103,30 @@ class TestWhatIsKept:
     """Only migrations that can still matter are stored."""
 
     def test_endings_inside_the_window(self) -> None:
-        """Endings before the window are not stored."""
+        """Migrations that ended before the window are not stored."""
         kept = {"m1": a_migration(), "m2": a_migration(end=NOW - WINDOW + 1)}
         older = {"m3": a_migration(end=NOW - WINDOW), "m4": a_migration(end=NOW - 2 * WINDOW)}
         shard = sealed(remembered(migrations=kept | older), window=WINDOW)
         assert read_shard(shard)[0].migrations == kept
 
     def test_the_newest_ending_and_the_newest_success(self) -> None:
-        """The newest ending and the newest success are stored, however old."""
+        """The last migration and the last success are stored, whatever their age."""
         failed = a_migration(end=NOW - 2 * WINDOW, outcome=Outcome.FAILED)
         succeeded = a_migration(end=NOW - 3 * WINDOW)
         older = a_migration(end=NOW - 4 * WINDOW)
-        told = {"m1": older, "m2": succeeded, "m3": failed}
-        shard = sealed(remembered(migrations=told), window=WINDOW)
+        migrations = {"m1": older, "m2": succeeded, "m3": failed}
+        shard = sealed(remembered(migrations=migrations), window=WINDOW)
         assert read_shard(shard)[0].migrations == {"m2": succeeded, "m3": failed}
 
     def test_one_end_of_each(self) -> None:
-        """The final transition is not stored beside an end that agrees with it."""
-        told = {
+        """The final transition is not stored if the end agrees with it."""
+        migrations = {
             "m1": a_migration(finished_at=NOW - 599.0),
             "m2": a_migration(end=None, finished_at=NOW),
             "m3": a_migration(end=NOW - 7_200.0, finished_at=NOW),
         }
-        kept = read_shard(sealed(remembered(migrations=told), window=WINDOW))[0].migrations
-        assert kept == {**told, "m1": a_migration()}
+        kept = read_shard(sealed(remembered(migrations=migrations), window=WINDOW))[0].migrations
+        assert kept == {**migrations, "m1": a_migration()}
 
     def test_what_has_not_ended(self) -> None:
         """Unfinished migrations are stored."""
@@ -136,12 +136,12 @@ class TestWhatIsKept:
 
 
 class TestDamage:
-    """Every damage is an error."""
+    """All damage raises an error."""
 
     WHOLE = sealed(remembered(), remembered(uid=str(UUID(int=3))))
 
     def test_every_byte(self) -> None:
-        """Each changed byte is detected."""
+        """Each changed bit is detected."""
         for position in range(len(self.WHOLE)):
             for bit in range(8):
                 damaged = bytearray(self.WHOLE)
@@ -150,7 +150,7 @@ class TestDamage:
                     read_shard(bytes(damaged))
 
     def test_every_length(self) -> None:
-        """A shard that is too short or too long is detected."""
+        """A shard that is too short or too long is damaged."""
         for length in range(len(self.WHOLE)):
             with pytest.raises(Damaged):
                 read_shard(self.WHOLE[:length])
@@ -158,8 +158,8 @@ class TestDamage:
             read_shard(self.WHOLE + b"x")
 
     @given(st.binary(max_size=200))
-    def test_content_that_proves_itself_and_makes_no_sense(self, payload: bytes) -> None:
-        """Invalid content with a right checksum is damage too."""
+    def test_invalid_content_with_a_correct_checksum(self, payload: bytes) -> None:
+        """Invalid content with a correct checksum raises no error other than `Damaged`."""
         with suppress(Damaged):
             read_shard(of_version(VERSION, payload))
 
@@ -172,7 +172,7 @@ class TestDamage:
         ids=["negative", "too-many"],
     )
     def test_failures_that_cannot_be(self, marker: Marker) -> None:
-        """Impossible numbers of failures are damage."""
+        """Impossible numbers of failures are detected as damage."""
         with pytest.raises(Damaged):
             read_shard(sealed(remembered(marker=marker)))
 
@@ -181,7 +181,7 @@ class TestDamage:
     )
     @pytest.mark.parametrize("place", range(8))
     def test_an_instant_that_cannot_be(self, place: int, instant: float) -> None:
-        """A time outside the years 1 to 9999 is damage."""
+        """A time outside the years 1 to 9999 is detected as damage."""
         times = [NOW + 0.5 if place == number else NOW for number in range(8)]
         migration = Migration(start=times[0], end=None, finished_at=times[1])
         ended = Migration(end=times[2])
@@ -199,7 +199,7 @@ class TestDamage:
 
 @pytest.mark.parametrize("fields", [6, 8], ids=["older", "newer"])
 def test_an_evacuation_of_another_release(fields: int) -> None:
-    """Entries of older and newer releases can be read."""
+    """The marker of an older or a newer release can be read."""
     entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
     entry[3] = [*entry[3], "new"][:fields]
     assert read_shard(seal([msgspec.msgpack.encode(entry)])) == [remembered()]
@@ -207,7 +207,7 @@ def test_an_evacuation_of_another_release(fields: int) -> None:
 
 @pytest.mark.parametrize("asked_by", ["alice", [NOW], [NOW, 7], ["alice", NOW]])
 def test_a_requester_that_cannot_be(asked_by: object) -> None:
-    """An impossible requester is damage."""
+    """A requester with wrong types is detected as damage."""
     entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
     entry[3][6] = asked_by
     with pytest.raises(Damaged):
@@ -215,14 +215,14 @@ def test_a_requester_that_cannot_be(asked_by: object) -> None:
 
 
 def of_version(version: int, payload: bytes = b"?") -> bytes:
-    """A shard as this version would write it, by the format's description."""
+    """A shard of this format version, built from the description of the format."""
     head = b"KVEC" + struct.pack(">HI", version, len(payload))
     return head + hashlib.blake2b(head + payload, digest_size=16).digest() + payload
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, 65_535])
 def test_another_version(version: int) -> None:
-    """The error for a shard of another version has its bytes, so that it can be kept."""
+    """The error for a shard of another version has its bytes, so that they can be kept."""
     raw = of_version(version)
     with pytest.raises(UnknownVersion, match=f"version {version}") as unknown:
         read_shard(raw)
@@ -230,7 +230,7 @@ def test_another_version(version: int) -> None:
 
 
 class TestFile:
-    """A file is a sequence of shards; damage costs only its own shard."""
+    """A file is a sequence of shards, and damage to one does not affect the others."""
 
     SHARDS = tuple(sealed(remembered(uid=str(UUID(int=n)))) for n in range(4))
 
@@ -240,7 +240,7 @@ class TestFile:
         assert list(split(b"")) == []
 
     def test_every_byte(self) -> None:
-        """With any byte changed all other shards are still read."""
+        """After any byte is changed, all other shards can still be read."""
         whole = b"".join(self.SHARDS)
         for position in range(len(whole)):
             damaged = bytearray(whole)
@@ -250,7 +250,7 @@ class TestFile:
             assert readable == [s for n, s in enumerate(self.SHARDS) if n != hit]
 
     def test_every_length(self) -> None:
-        """In a truncated file all complete shards are still read."""
+        """In a truncated file all complete shards can still be read."""
         whole = b"".join(self.SHARDS)
         for length in range(len(whole)):
             assert self.readable(whole[:length]) == list(
@@ -259,12 +259,12 @@ class TestFile:
 
     @given(st.binary(max_size=300))
     def test_garbage(self, raw: bytes) -> None:
-        """Any bytes are split into pieces without loss."""
+        """Any bytes are split into pieces, and no byte is lost."""
         assert b"".join(split(raw)) == raw
 
     @staticmethod
     def readable(raw: bytes) -> list[bytes]:
-        """The valid shards of a file."""
+        """The shards of a file that can be read."""
         whole = []
         for piece in split(raw):
             try:
@@ -276,7 +276,7 @@ class TestFile:
 
 
 def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
-    """100,000 VMIs with 17 endings each fit into the ConfigMaps."""
+    """100,000 VMIs with 17 migrations each fit into the ConfigMaps."""
     draw = random.Random(5)
     size = len(an_entry(draw, endings=17))
     counts = Counter(shard_of(str(UUID(int=draw.getrandbits(128)))) for _ in range(100_000))
@@ -290,11 +290,11 @@ def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
 
 
 def an_entry(draw: random.Random, *, endings: int) -> bytes:
-    """A VMI as a cluster has it: UUIDs, a namespace, endings in whole seconds."""
+    """An entry as in a real cluster: UUIDs, a namespace, and times in whole seconds."""
     uids = [str(UUID(int=draw.getrandbits(128))) for _ in range(endings + 1)]
     migrations = {
         uid: a_migration(end=NOW - 60.0 * n, finished_at=NOW - 60.0 * n + 1)
         for n, uid in enumerate(uids[1:])
     }
-    told = remembered(uid=uids[0], namespace="production", migrations=migrations, marker=None)
-    return encode(told, now=NOW, window=WINDOW)
+    vmi = remembered(uid=uids[0], namespace="production", migrations=migrations, marker=None)
+    return encode(vmi, now=NOW, window=WINDOW)

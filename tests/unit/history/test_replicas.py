@@ -1,4 +1,4 @@
-"""Replicas with one history agree in the end, after broken watches and lost answers."""
+"""Replicas that share a stored history agree in the end, after broken watches and lost answers."""
 
 import asyncio
 import json
@@ -23,17 +23,17 @@ from exporter.settings import ConfigMaps
 from tests.support.builders import NAME, NAMESPACE, UID, a_store
 from tests.support.stored_history import FixedLease
 from tests.support.stores import pending_changes
-from tests.unit.history.life import Life, told_by
+from tests.unit.history.life import Life, answers_of
 
 
 INTERVAL = 15.0
 PLACE = ConfigMaps("kev", "history")
 ROUNDS = 12
-"""How many intervals after the last fault the replicas have to agree."""
+"""After the last fault the replicas have this many intervals to agree."""
 
 
 class ConfigMapServer:
-    """ConfigMaps with versions; while `loses`, requests and answers get lost."""
+    """ConfigMaps with versions. While `loses` is true, some requests and answers get lost."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -107,7 +107,7 @@ class Replica:
         self.connected = True
 
     async def read(self) -> None:
-        """Read the pending events of the watch of ConfigMaps."""
+        """Read the events of the ConfigMaps that were not read yet."""
         for answer in self.server.log[self._read :]:
             body = json.loads(answer)
             metadata = body["metadata"]
@@ -122,7 +122,7 @@ class Replica:
 
 
 class Trial:
-    """One VM's life, of which each replica misses some events."""
+    """The life of one VM; each replica misses some of its events."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.rng = random.Random(seed)
@@ -131,7 +131,7 @@ class Trial:
         self.replicas = [Replica(self.life, self.server) for _ in range(count)]
 
     async def run(self) -> int:
-        """Play the life, end all faults, and compare; returns the number of writes."""
+        """Play the life, end all faults, and compare the replicas. Returns the number of writes."""
         for replica in self.replicas:
             replica.list(self.life)
         for _ in range(self.rng.randrange(10, 60)):
@@ -150,14 +150,14 @@ class Trial:
         return len(self.server.log)
 
     def evict(self) -> None:
-        """Two users evict the VM, and each review goes to one replica."""
+        """Let two users evict the VM. The review of each goes to one replica."""
         for user in ("alice", "bob"):
             replica = self.rng.choice(self.replicas)
             change = EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", user)
             replica.store.apply(change, self.life.now)
 
     async def trouble(self, replica: Replica) -> None:
-        """Play a random fault, or a write."""
+        """Break or restore the watch of a replica, or let it read or write, at random."""
         if self.rng.random() < 0.2:
             replica.connected = not replica.connected
             if replica.connected:
@@ -170,7 +170,7 @@ class Trial:
             await replica.writer.flush()
 
     async def settle(self) -> set[str]:
-        """Play `ROUNDS` intervals without faults; returns the migrations known before."""
+        """Play `ROUNDS` intervals without faults. Returns the migrations that were known before."""
         self.server.loses = False
         for number, replica in enumerate(self.replicas):
             replica.list(self.life)
@@ -186,10 +186,10 @@ class Trial:
         return known
 
     def compare(self, known: set[str]) -> None:
-        """Check that all agree, know everything, and no longer write."""
-        expected = told_by(self.replicas[0].store, self.life.now)
+        """Check that all replicas agree, know everything, and write nothing more."""
+        expected = answers_of(self.replicas[0].store, self.life.now)
         for replica in self.replicas:
-            assert told_by(replica.store, self.life.now) == expected
+            assert answers_of(replica.store, self.life.now) == expected
             assert migrations_of(replica) == known
             assert replica.changes.unwritten_since is None
         assert len(self.server.log) == self.written
@@ -205,7 +205,7 @@ def migrations_of(replica: Replica) -> set[str]:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("runs", [50, pytest.param(1_000, id="soak", marks=pytest.mark.soak)])
 def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, count: int) -> None:
-    """All replicas agree in the end, whatever each has missed."""
+    """All replicas agree in the end, whatever each of them has missed."""
     writes = 0
     for seed in range(runs):
         try:

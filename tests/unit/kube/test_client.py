@@ -1,4 +1,4 @@
-"""The exporter's own namespace, its certificates, and how many connections it may open."""
+"""The client: the exporter's own namespace, certificates, and the number of connections."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -35,7 +35,7 @@ def test_a_pod_s_namespace_is_that_of_its_service_account(
 
 
 def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
-    """Outside the namespace is that of the kubeconfig's context, else "default"."""
+    """Outside a pod the namespace is that of the kubeconfig's context, else "default"."""
     authority = tmp_path / "ca.crt"
     authority.write_text("")
     name = "system:serviceaccount:virt-evictions:exporter"
@@ -67,7 +67,7 @@ BROKEN = pytest.mark.parametrize("data", [NO_PEM, "%"], ids=["no-pem", "no-base6
 
 @BROKEN
 async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
-    """An invalid CA is an error that names the kubeconfig."""
+    """An invalid CA raises an error that names the kubeconfig."""
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     _write_ca(file, data)
     with pytest.raises(NoCredentials, match=str(file)):
@@ -77,7 +77,7 @@ async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
 
 @BROKEN
 async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: str) -> None:
-    """A CA that is incomplete during a rotation is a temporary error."""
+    """After a login, an invalid CA is a temporary error."""
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
         _write_ca(file, data)
@@ -90,7 +90,7 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
 
 
 async def test_each_watch_has_a_connection() -> None:
-    """The connection pool has room for each watch and for other requests."""
+    """The number of connections is not limited: 110 watches leave room for another request."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

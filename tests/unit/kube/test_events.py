@@ -58,7 +58,7 @@ class Server:
 
 
 class ServedApi:
-    """A writer of Events with its own server and clock."""
+    """An Event writer with its own server and clock."""
 
     def __init__(self, store: ClockedStore) -> None:
         self.server = Server()
@@ -78,7 +78,7 @@ class ServedApi:
         )
 
     async def after(self, seconds: float) -> list[dict[str, Any]]:
-        """The Events that are written this much later."""
+        """Advance the clock, and return the Events that are written then."""
         self.now += seconds
         before = len(self.server.events)
         await self.writer.check()
@@ -87,7 +87,7 @@ class ServedApi:
 
 
 def leaving(**overrides: Any) -> Vmi:
-    """A VMI that must leave n1 since 40 minutes."""
+    """A VMI whose evacuation from n1 was requested 40 minutes ago."""
     fields = {
         "evacuation_node": "n1",
         "eviction_strategy": "LiveMigrate",
@@ -98,14 +98,14 @@ def leaving(**overrides: Any) -> Vmi:
 
 
 def stuck_store() -> ClockedStore:
-    """A store that has had this VMI since its request; later objects are read at `NOW`."""
+    """A store that has known this VMI since the request. Later objects are read at `NOW`."""
     store = a_store(leaving(), a_pod(), now=NOW - 2400.0)
     store.now = NOW
     return store
 
 
 def a_hold(**overrides: Any) -> Verdict:
-    """A cooldown that ends in half an hour."""
+    """A verdict: blocked by a cooldown that ends in half an hour."""
     fields: dict[str, Any] = {
         "known": True,
         "reason": Reason.COOLDOWN,
@@ -155,7 +155,7 @@ async def test_a_held_eviction() -> None:
     ],
 )
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
-    """Without a known end the Event says what has to end."""
+    """If the end is not known, the Event says what must end first."""
     api = ServedApi(a_store(a_vmi()))
     api.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
@@ -165,7 +165,7 @@ async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
 
 
 async def test_a_series_has_another_name_and_a_count() -> None:
-    """A series keeps the first observation and has the count and the last one."""
+    """A repeated Event has the first time, the last time, and the count of the series."""
     api = ServedApi(a_store(a_vmi()))
     hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
     api.queue.note_blocked(a_vmi(), hold, NOW)
@@ -182,7 +182,7 @@ async def test_a_series_has_another_name_and_a_count() -> None:
 
 
 async def test_a_stuck_evacuation_of_a_known_requester() -> None:
-    """The Event of a stuck evacuation names who requested it."""
+    """The Event of a stuck evacuation names the user who requested it."""
     store = a_store(a_vmi(), a_pod(), now=NOW - 2400.0)
     store.apply(EvictionAdmitted(NAMESPACE, a_pod().name, "alice"), store.now)
     store.put(leaving())
@@ -194,7 +194,7 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
-    """The Event of a stuck evacuation has state, action and cause; the one at its end the node."""
+    """The first Event has state, action and cause; the Event at the end has the new node."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
@@ -232,7 +232,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     ids=["cancelled", "stopped"],
 )
 async def test_other_ends(vmi: Vmi, outcome: str) -> None:
-    """The Event at the end says if the VM has not moved."""
+    """The Event at the end says that the VM has stopped, or that it has not moved."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(vmi)
@@ -243,7 +243,7 @@ async def test_other_ends(vmi: Vmi, outcome: str) -> None:
 
 
 async def test_no_end_is_invented() -> None:
-    """There is no end for a deleted VM, nor while the evacuation goes on."""
+    """A deleted VM, or an evacuation that goes on, gets no Event about an end."""
     gone, external = ServedApi(stuck_store()), ServedApi(stuck_store())
     for api in (gone, external):
         await api.after(0)
@@ -256,7 +256,7 @@ async def test_no_end_is_invented() -> None:
 
 
 async def test_no_event_about_vmis_that_are_dead() -> None:
-    """While VMIs are dead there are no Events about evacuations."""
+    """While the VMI watch is dead, no Events about evacuations are written."""
     api = ServedApi(stuck_store())
     (watched,) = api.health.of(Resource.VMIS)
     watched.contact = NOW
@@ -269,8 +269,8 @@ async def test_no_event_about_vmis_that_are_dead() -> None:
     assert [event["reason"] for event in await api.after(1)] == [STUCK]
 
 
-async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
-    """A recreated VM gets no Event about the earlier one."""
+async def test_a_recreated_vm_is_another() -> None:
+    """A recreated VM gets no Event about its predecessor."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(a_vmi(uid="another"))
@@ -279,7 +279,7 @@ async def test_a_vm_made_anew_under_the_same_name_is_another() -> None:
 
 
 async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
-    """Only the holder of the Lease writes Events about evacuations."""
+    """Only the replica that writes the history writes Events about evacuations."""
     api = ServedApi(stuck_store())
     held = True
     api.health.history = HistoryHealth(may_write=lambda: held)
@@ -312,7 +312,7 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
-    """Events that could not be written are counted, and tried again later."""
+    """Failed writes are counted. If the API server does not answer, they are repeated later."""
     api = ServedApi(a_store(a_vmi()))
     for uid in ("u1", "u2"):
         api.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
@@ -327,7 +327,7 @@ async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> Non
 
 
 async def test_a_long_note_is_cut_by_its_bytes() -> None:
-    """A note is cut at the API server's limit in bytes, between two characters."""
+    """A long note is cut at the API server's limit in bytes, and no character is broken."""
     store = stuck_store()
     words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
     store.put(leaving(), words)
@@ -340,7 +340,7 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
 
 
 async def test_the_longest_name() -> None:
-    """The name of the Event is cut to a valid name."""
+    """The name of a VM is shortened, so that the Event's name is valid."""
     name = "a" * 199 + "-" + "b" * 53
     api = ServedApi(a_store(a_vmi(name=name)))
     api.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)
@@ -352,7 +352,7 @@ async def test_the_longest_name() -> None:
 
 
 async def test_requested_again_on_the_same_node() -> None:
-    """If an evacuation is requested again, the first one has an end."""
+    """If an evacuation is requested again, an Event reports the end of the first request."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(leaving(eviction_requested_at=NOW))

@@ -1,4 +1,4 @@
-"""KubeVirt's objects as the API server writes them, read into facts."""
+"""Reading objects of KubeVirt and Kubernetes, as the API server sends them, into facts."""
 
 import json
 import random
@@ -91,7 +91,7 @@ def read_pod(value: Json) -> Pod:
 
 
 def a_kubevirt_json(**spec: Any) -> Json:
-    """The KubeVirt CR; keywords go into its spec."""
+    """A KubeVirt object; the keywords are fields of its spec."""
     return {"metadata": a_metadata_json(namespace="kubevirt", name="kubevirt"), "spec": spec}
 
 
@@ -154,7 +154,7 @@ def test_instants(written: str, instant: float) -> None:
     ids=repr,
 )
 def test_what_is_no_instant(written: object) -> None:
-    """Anything else is read as no instant, without an error."""
+    """Any other value is read as None, without an error."""
     assert parse_instant(written) is None
 
 
@@ -162,7 +162,7 @@ def test_what_is_no_instant(written: object) -> None:
 
 
 def test_a_vmi() -> None:
-    """Of a VMI its identity, its nodes and its migration state are read."""
+    """A VMI is read with its identity, its nodes and its migration state."""
     changed = parse_object(
         Resource.VMIS, raw(a_vmi_json(evacuationNodeName="n1", migrationState=a_state_json()))
     )
@@ -225,7 +225,7 @@ def test_a_bare_vmi(vmi: Json) -> None:
     ],
 )
 def test_finished(phase: str, *, finished: bool) -> None:
-    """A VMI or a pod has ended in phase Succeeded or Failed."""
+    """A VMI or a pod is finished in phase Succeeded or Failed only."""
     for found in (read_vmi(a_vmi_json(phase=phase)), read_pod(a_pod_json(phase=phase))):
         assert (found.phase, found.finished) == (phase, finished)
 
@@ -253,7 +253,7 @@ MIGRATION_STATES = {
 
 @pytest.mark.parametrize(("state", "read"), MIGRATION_STATES.values(), ids=MIGRATION_STATES)
 def test_migration_states(state: Json, read: MigrationState) -> None:
-    """Each situation of `migrationState` is read as a state of its own."""
+    """An invalid start is ignored, but an invalid end still means that the migration has ended."""
     assert read_vmi(a_vmi_json(migrationState=state)).migration == read
 
 
@@ -275,7 +275,7 @@ def test_migration_states(state: Json, read: MigrationState) -> None:
     ],
 )
 def test_other_uids(halves: Json, uids: tuple[str, ...]) -> None:
-    """Both UIDs of a decentralised migration are read."""
+    """The UIDs of both halves of a decentralised migration are read."""
     assert read_vmi(a_vmi_json(migrationState=a_state_json(**halves))).other_uids == uids
 
 
@@ -283,7 +283,7 @@ def test_other_uids(halves: Json, uids: tuple[str, ...]) -> None:
 
 
 def test_a_vmim() -> None:
-    """Of a VMIM its VMI's name, its phase and its own copy of the state are read."""
+    """A VMIM is read with its VMI's name, its phase, and its copy of `migrationState`."""
     vmim = a_vmim_json(
         phase="Succeeded",
         migrationState=a_state_json(),
@@ -308,7 +308,7 @@ def test_a_vmim() -> None:
 
 @pytest.mark.parametrize("status", [None, {}, {"phase": None}], ids=["null", "empty", "no-phase"])
 def test_a_new_vmim(status: Json | None) -> None:
-    """A VMIM without a phase waits."""
+    """A VMIM without a phase is neither handed off nor finished."""
     vmim = read_vmim(
         {"metadata": {"name": "m", "uid": "u"}, "spec": {"vmiName": NAME}} | {"status": status}
     )
@@ -334,7 +334,7 @@ def test_a_new_vmim(status: Json | None) -> None:
     ids=lambda value: value or "none" if isinstance(value, str) else None,
 )
 def test_phases(phase: str, *, handed_off: bool, finished: bool, outcome: Outcome) -> None:
-    """The phase says whether a VMIM was handed off, has ended, and how."""
+    """The phase decides whether a VMIM was handed off, whether it is finished, and its outcome."""
     vmim = read_vmim(a_vmim_json(phase=phase))
     assert (vmim.handed_off, vmim.finished, vmim.outcome) == (handed_off, finished, outcome)
 
@@ -361,7 +361,7 @@ def test_phases(phase: str, *, handed_off: bool, finished: bool, outcome: Outcom
     ],
 )
 def test_failed_vmims(status: Json, *, handed_off: bool) -> None:
-    """A failed VMIM was handed off if its transitions or its copy of the state say so."""
+    """A failed VMIM was handed off if its transitions or its `migrationState` show it."""
     assert read_vmim(a_vmim_json(phase="Failed", **status)).handed_off is handed_off
 
 
@@ -380,7 +380,7 @@ FINISHED_AT = {
     ("phase", "transitions", "finished_at"), FINISHED_AT.values(), ids=FINISHED_AT
 )
 def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
-    """The end of a VMIM is the transition of its final phase."""
+    """A VMIM finishes at the transition to its final phase."""
     vmim = read_vmim(a_vmim_json(phase=phase, phaseTransitionTimestamps=transitions))
     assert vmim.finished_at == finished_at
 
@@ -389,7 +389,7 @@ def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: fl
 
 
 def test_a_pod() -> None:
-    """Of a launcher pod its VMI, its node, its phase and two conditions are read."""
+    """A launcher pod is read with its VMI, its node, its phase and two conditions."""
     labels = {"kubevirt.io/migrationJobUID": "m1", "kubevirt.io/nodeName": "n1", "app": "web"}
     assert read_pod(a_pod_json(labels=labels)) == Pod(
         namespace=NAMESPACE,
@@ -422,13 +422,13 @@ def test_a_pod() -> None:
     ],
 )
 def test_the_owner_of_a_pod(owners: Json, vmi_uid: str) -> None:
-    """The pod's VMI is that of its ownerReferences, else that of its label."""
+    """A pod's VMI comes from its ownerReferences, else from its label."""
     assert read_pod(a_pod_json(metadata={"ownerReferences": owners})).vmi_uid == vmi_uid
 
 
 @pytest.mark.parametrize("value", ["true", ""], ids=["true", "empty"])
 def test_eviction_in_progress(value: str) -> None:
-    """The annotation counts whatever its value."""
+    """The annotation counts, whatever its value is."""
     pod = read_pod(a_pod_json(annotations={EVICTION_IN_PROGRESS: value}))
     assert pod.eviction_in_progress
 
@@ -445,7 +445,7 @@ BARE_POD = {
 
 @pytest.mark.parametrize("pod", BARE_POD.values(), ids=BARE_POD)
 def test_a_bare_pod(pod: Json) -> None:
-    """Fields that a pod lacks have their defaults."""
+    """Missing fields of a pod get their defaults."""
     assert read_pod(pod) == Pod(namespace="", name="p", uid="", vmi_uid="")
 
 
@@ -462,7 +462,7 @@ def test_a_bare_pod(pod: Json) -> None:
     ],
 )
 def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
-    """Limits and strategy of the KubeVirt object are read, with KubeVirt's defaults."""
+    """The migration limits and the strategy are read; missing limits get KubeVirt's defaults."""
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
@@ -485,12 +485,12 @@ NODES = {
 
 @pytest.mark.parametrize(("spec", "node"), NODES.values(), ids=NODES)
 def test_nodes(spec: Json, node: Node) -> None:
-    """A node is schedulable unless its spec says otherwise; the taint has since when."""
+    """`spec.unschedulable` makes a node unschedulable; the taint has the time of the cordon."""
     assert read(Resource.NODES, {"metadata": {"name": "n1"}, "spec": spec}) == node
 
 
 def test_conditions_of_a_drained_node() -> None:
-    """Of a node's conditions those about a drain are read, if they are true."""
+    """A node's conditions about a drain are read if they are true."""
     conditions = [
         {"type": "Ready", "status": "True"},
         {"type": "MaintenancePlanned", "status": "True"},
@@ -527,7 +527,7 @@ BUDGETS = {
 
 @pytest.mark.parametrize(("spec", "status", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_budgets(spec: Json, status: Json, budget: Json) -> None:
-    """A budget forbids if it allows no disruption of what it selects; KubeVirt's own never do."""
+    """A budget forbids if it selects pods and allows no disruption. KubeVirt's own never forbid."""
     found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
     assert read(Resource.BUDGETS, found) == Budget(namespace="shop", name="b", **budget)
 
@@ -552,7 +552,7 @@ REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
 
 @pytest.mark.parametrize(("resource", "value", "why", "named"), REFUSED.values(), ids=REFUSED)
 def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
-    """An invalid object is an error with what was expected and, if possible, its name."""
+    """The error for an invalid object says what was expected, and the name if it is known."""
     with pytest.raises(Refused) as listed:
         parse_object(resource, raw(value))
     with pytest.raises(Refused) as watched:
@@ -567,7 +567,7 @@ def test_refused_objects(resource: Resource, value: Any, why: str, *, named: boo
     "body", [b"", b"{", b"\xff\xfe", b'"\xff"', DEEP, b'{"metadata":' + DEEP], ids=range(6)
 )
 def test_garbage(body: bytes) -> None:
-    """Bytes that are not JSON are an error."""
+    """Bytes that are not a valid object are an error."""
     for resource in WHOLE:
         with pytest.raises(Refused):
             parse_object(resource, body)
@@ -581,7 +581,7 @@ def test_garbage(body: bytes) -> None:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a JSON value, itself included."""
+    """The path of each value inside a JSON value, and of that value itself."""
     yield path
     inner: dict[Any, Any] = {}
     if isinstance(value, dict | list):
@@ -591,7 +591,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
-    """A JSON value with one place in it replaced."""
+    """A copy of a JSON value with the value at one path replaced."""
     if not path:
         return by
     key, *rest = path
@@ -657,7 +657,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def attempt(resource: Resource, body: bytes) -> list[Fact]:
-    """The facts from every way of reading this, which may only raise `Refused`."""
+    """Parse the bytes in every way. Returns the facts; only `Refused` may be raised."""
     facts = []
     lines = [b'{"type":"%s","object":%s}' % (kind, body) for kind in KINDS]
     for value in (body, msgspec.Raw(body)):
@@ -686,7 +686,7 @@ def test_every_wrong_type_in_every_place(resource: Resource) -> None:
 
 @given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
 def test_mutated_objects(seed: int, resource: Resource) -> None:
-    """Several wrong values at once, and changed bytes, raise only `Refused`."""
+    """Several wrong values or changed bytes raise only `Refused`."""
     rng = random.Random(seed)
     value: Any = WHOLE[resource]
     for _ in range(rng.randint(1, 4)):
@@ -708,7 +708,7 @@ def event(kind: str, value: Any) -> bytes:
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED"])
 def test_changes(kind: str) -> None:
-    """ADDED and MODIFIED are read alike."""
+    """ADDED and MODIFIED events are read in the same way."""
     changed = parse_event(Resource.VMIS, event(kind, a_vmi_json()))
     assert isinstance(changed, Changed)
     assert changed.modified == (kind == "MODIFIED")
@@ -724,7 +724,7 @@ DELETIONS = {
 
 @pytest.mark.parametrize(("value", "deleted"), DELETIONS.values(), ids=DELETIONS)
 def test_deletions(value: Json, deleted: Deleted) -> None:
-    """A deleted object needs only its name."""
+    """A DELETED event is valid if the object's name can be read."""
     assert parse_event(Resource.VMIS, event("DELETED", value)) == deleted
 
 
@@ -740,7 +740,7 @@ def test_deletions(value: Json, deleted: Deleted) -> None:
 )
 @pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> None:
-    """A bookmark has a version, and may be the end of a streamed list."""
+    """A bookmark has a resourceVersion. An annotation marks the end of a streamed list."""
     value = {
         "kind": "X",
         "metadata": {
@@ -766,7 +766,7 @@ def test_bookmarks(resource: Resource, annotations: Any, *, listed: bool) -> Non
     ],
 )
 def test_errors(value: Any, failed: Failed) -> None:
-    """An ERROR event ends the watch, readable or not."""
+    """An ERROR event ends the watch, even if its Status cannot be read."""
     assert parse_event(Resource.PODS, event("ERROR", value)) == failed
 
 
@@ -795,7 +795,7 @@ def test_refused_events(line: bytes, why: str) -> None:
 
 
 def test_a_page() -> None:
-    """A page has items, a version and the token of the next page."""
+    """A page is read with its items, its version and the token of the next page."""
     page = parse_page(
         raw({"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{"a": 1}, 2]})
     )
@@ -806,13 +806,13 @@ def test_a_page() -> None:
 @pytest.mark.parametrize("items", [{}, {"items": None}, {"items": []}], ids=str)
 @pytest.mark.parametrize("token", [{}, {"continue": None}], ids=str)
 def test_the_last_page(items: Json, token: Json) -> None:
-    """The last page has no token; null items are an empty list."""
+    """Without a token it is the last page. Items that are null are an empty list."""
     page = parse_page(raw({"metadata": {"resourceVersion": "5"} | token} | items))
     assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
 
 
 def test_the_message_of_a_status() -> None:
-    """Only a Status has a message."""
+    """The message of a Status is read; null is an empty message."""
     assert parse_status_message(raw({"message": "no"})) == "no"
     assert parse_status_message(raw({"message": None})) == ""
 
@@ -828,7 +828,7 @@ def test_the_message_of_a_status() -> None:
 def test_any_chunking_gives_the_same_lines(
     lines: list[bytes], tail: bytes, data: st.DataObject
 ) -> None:
-    """Lines are the same however the bytes are divided; blank ones are dropped."""
+    """The lines do not depend on how the bytes are divided. Blank lines are dropped."""
     stream = b"".join(line + b"\n" for line in lines) + tail
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     got: list[bytes] = []
@@ -861,7 +861,7 @@ STATES = st.none() | st.fixed_dictionaries(
 
 
 def conditions(*kinds: str) -> st.SearchStrategy[list[Json]]:
-    """Any set of these conditions, true or false."""
+    """Up to three of these conditions, each true or false."""
     one = st.fixed_dictionaries(
         {
             "type": st.sampled_from(kinds),
@@ -949,7 +949,7 @@ WRITTEN = {"vmi": (Resource.VMIS, VMI_OBJECTS), "vmim": (Resource.VMIMS, VMIM_OB
 def test_a_fact_is_written_so_that_the_same_is_read(
     resource: Resource, objects: st.SearchStrategy[Json], data: st.DataObject
 ) -> None:
-    """A VMI or a VMIM that is written and read again is the same fact."""
+    """A VMI or VMIM that is written and read again gives the same fact."""
     fact = read(resource, data.draw(objects))
 
     assert read(resource, write_object(fact)) == fact
@@ -960,7 +960,7 @@ def test_a_fact_is_written_so_that_the_same_is_read(
 def test_a_pod_is_written_so_that_the_same_is_read(
     ready: str | None, scheduled: str | None
 ) -> None:
-    """A pod that is written and read again is the same fact, but for its labels."""
+    """A pod that is written and read again gives the same fact, except for its labels."""
     made = a_pod_json()
     made["status"]["conditions"] = [
         {"type": kind, "status": status}
@@ -973,6 +973,6 @@ def test_a_pod_is_written_so_that_the_same_is_read(
 
 
 def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:
-    """A ConfigMap cannot be written as an object of KubeVirt."""
+    """Writing a ConfigMap for a recording is an error."""
     with pytest.raises(TypeError, match="a recording cannot contain"):
         write_object(ConfigMap(namespace="a", name="b"))

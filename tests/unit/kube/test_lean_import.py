@@ -1,4 +1,4 @@
-"""Importing kubernetes_asyncio without its models, and whether that is still needed."""
+"""The import of kubernetes_asyncio without its models, and whether we still need this."""
 
 import subprocess
 import sys
@@ -8,19 +8,19 @@ MODELS = "sum(name.startswith('kubernetes_asyncio.client.models.') for name in s
 
 
 def models_after(*imports: str) -> int:
-    """How many model modules a new interpreter has loaded after these imports."""
+    """The number of model modules that a new interpreter has loaded after these imports."""
     statements = ["import sys", *(f"import {name}" for name in imports), f"print({MODELS})"]
     program = [sys.executable, "-c", "\n".join(statements)]
     return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
 
 
 def test_no_models_are_loaded() -> None:
-    """Our client loads at most the base modules of the models, not one per type."""
+    """Our client loads no model module."""
     assert models_after("exporter.kube.client") == 0
 
 
 def test_a_later_import_is_complete() -> None:
-    """A normal import afterwards still loads every model."""
+    """A normal import after that still loads every model."""
     later = models_after("exporter.kube.client", "kubernetes_asyncio.client")
     assert later == models_after("kubernetes_asyncio.client")
 

@@ -1,4 +1,4 @@
-"""One log line with the record of each migration that ends, and the counts of it."""
+"""The log line of each migration that ends, and the counts."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ class Watcher:
         self.store.put(changed.fact, changed.reasons)
 
     def count(self) -> dict[tuple[str, str], int]:
-        """The counted migrations by trigger and reason."""
+        """The number of counted migrations by trigger and reason."""
         return {(trigger, why): n for (_, trigger, why), n in self.counters.migrations.items()}
 
 
@@ -53,7 +53,7 @@ def read_recording(name: str) -> list[tuple[Resource, Json]]:
 
 
 def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
-    """The log and the counts of a recording of real nodes."""
+    """The watcher after a recording of real nodes, and the `migration_ended` lines."""
 
     async def run() -> Watcher:
         watcher = Watcher()
@@ -80,7 +80,7 @@ def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
 def test_a_migration_of_real_nodes(
     recording: str, trigger: str, reason: str, phase: str, message: str
 ) -> None:
-    """Each recorded migration is one line with its reason."""
+    """Each recorded migration is logged as one line, with trigger, outcome and reason."""
     watcher, (line,) = play(recording)
     assert line["kubevirt.migration.trigger"] == trigger
     outcome = "succeeded" if reason == "none" else "failed"
@@ -95,7 +95,7 @@ def test_a_migration_of_real_nodes(
 
 
 def test_a_success_names_both_nodes_and_is_timed() -> None:
-    """A success has both nodes; its duration excludes the queue."""
+    """The line of a success has both nodes. Its duration excludes the time in the queue."""
     watcher, (line,) = play("success")
     assert line["kubevirt.migration.source_node"] == "n1"
     assert line["kubevirt.migration.target_node"] == "n2"
@@ -106,7 +106,7 @@ def test_a_success_names_both_nodes_and_is_timed() -> None:
 
 
 async def test_a_migration_is_logged_once() -> None:
-    """A migration is logged once, and not if it ended before the start."""
+    """A migration is logged once. If it ended before our start, it is not logged."""
     recording = read_recording("failure")
     watcher = Watcher()
     for resource, found in recording + recording[-1:]:
@@ -120,10 +120,10 @@ async def test_a_migration_is_logged_once() -> None:
     assert late.count() == {}
 
 
-async def test_without_the_copied_state_the_record_waits_and_then_does_without(
+async def test_a_record_waits_for_the_copied_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The record waits for the VMIM's copy of the state, but not for ever."""
+    """The record waits for the copy of `migrationState`, but only for a limited time."""
     monkeypatch.setattr(migration_log, "WAIT_FOR_STATE", 0.01)
     watcher = Watcher()
     final = [
@@ -142,8 +142,8 @@ async def test_without_the_copied_state_the_record_waits_and_then_does_without(
     assert watcher.count() == {("manual", "other"): 1}
 
 
-async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
-    """A migration for a hotplug is recognized by the VMI's condition."""
+async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
+    """A workload update counts as a hotplug if the VMI had the condition for it."""
     watcher = Watcher()
     update = Trigger.WORKLOAD_UPDATE
     for resource, fact in (
@@ -158,7 +158,7 @@ async def test_a_hotplug_is_a_workload_update_of_a_vmi_that_says_so() -> None:
 
 @pytest.mark.parametrize(("window", "returned"), [(900.0, 1), (300.0, 0)])
 def test_a_vm_that_comes_back_within_the_window_is_counted(window: float, returned: int) -> None:
-    """A move back to a node that the VM left within the window is counted."""
+    """A migration to a node that the VM left within the window is counted as returned."""
     nodes = NodesLeft()
     assert not nodes.note("u", "n1", "n2", 1000.0, window)
     assert nodes.note("u", "n2", "n1", 1600.0, window) is bool(returned)

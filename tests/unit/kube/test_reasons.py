@@ -22,7 +22,7 @@ from tests.support.hostile import HOSTILE, hostile_json
 
 
 def read(resource: Resource, value: Json) -> tuple[Why, ...]:
-    """The reasons of an object, equal from a list and from a watch."""
+    """The reasons of an object, which are the same from a list and from a watch."""
     listed = parse_object(resource, hostile_json(value))
     watched = parse_event(resource, hostile_json({"type": "MODIFIED", "object": value}))
     assert isinstance(watched, Changed)
@@ -33,6 +33,11 @@ def read(resource: Resource, value: Json) -> tuple[Why, ...]:
 def a_condition(kind: str, status: str = "False", **fields: Any) -> Json:
     """A condition of any object."""
     return {"type": kind, "status": status} | fields
+
+
+def an_evacuating_vmi(*conditions: Json, **status: Any) -> Json:
+    """A VMI that must leave its node."""
+    return a_vmi_json(evacuationNodeName="n1", conditions=list(conditions), **status)
 
 
 def a_target(*conditions: Json, **status: Any) -> Json:
@@ -50,17 +55,17 @@ STAYS = a_condition(
 
 
 def test_why_a_vmi_is_not_migratable() -> None:
-    """The reason of LiveMigratable is read, without a date."""
+    """The reason and message of LiveMigratable are read, without a time."""
     why = Why(
         WhySource.LIVE_MIGRATABLE,
         "DisksNotLiveMigratable",
         "cannot migrate VMI: PVC db1 is not shared",
     )
-    assert read(Resource.VMIS, a_vmi_json(evacuationNodeName="n1", conditions=[STAYS])) == (why,)
+    assert read(Resource.VMIS, an_evacuating_vmi(STAYS)) == (why,)
 
 
 def test_of_an_idle_vmi_the_word_is_enough() -> None:
-    """An idle VMI has only the reason's word, in a shared object."""
+    """Idle VMIs have only the condition's reason, and share one object for it."""
     (one,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
     (other,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS], nodeName="n2"))
     assert one == Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
@@ -68,7 +73,7 @@ def test_of_an_idle_vmi_the_word_is_enough() -> None:
 
 
 def test_an_idle_vmi_has_no_texts() -> None:
-    """Without an evacuation past failures and node selectors are no reasons."""
+    """Without an evacuation, past failures and node selectors are no reasons."""
     value = a_vmi_json(
         conditions=[a_condition("LiveMigratable", "True")],
         migrationState=a_state_json(failed=True, failureReason="qemu crashed"),
@@ -78,9 +83,9 @@ def test_an_idle_vmi_has_no_texts() -> None:
 
 
 def test_why_the_last_migration_failed() -> None:
-    """The VMI gives libvirt's message and its own node selector."""
+    """An evacuating VMI gives the failure of its last migration and its node selector."""
     state = a_state_json(failed=True, failureReason="qemu crashed", abortStatus="Succeeded")
-    value = a_vmi_json(evacuationNodeName="n1", migrationState=state)
+    value = an_evacuating_vmi(migrationState=state)
     value["spec"]["nodeSelector"] = {"zone": "a", "disk": "ssd"}
     assert read(Resource.VMIS, value) == (
         Why(WhySource.FAILED_ATTEMPT, "AbortSucceeded", "qemu crashed", NOW - 600.0),
@@ -89,21 +94,21 @@ def test_why_the_last_migration_failed() -> None:
 
 
 def test_a_cancelled_migration_is_no_reason() -> None:
-    """KubeVirt 1.9 words a cancellation like a timeout, but only a cancellation is requested."""
+    """A failed migration whose abort was requested gives no reason."""
     state = a_state_json(
         failed=True, failureReason="Live migration has been aborted", abortStatus="Succeeded"
     )
     requested = a_condition("migrationAbortRequested", "True")
     vmim = a_vmim_json(phase="Failed", conditions=[requested], migrationState=state)
     assert read(Resource.VMIMS, vmim) == ()
-    vmi = a_vmi_json(evacuationNodeName="n1", migrationState=state)
+    vmi = an_evacuating_vmi(migrationState=state)
     assert len(read(Resource.VMIS, vmi)) == 1
     state["abortRequested"] = True
     assert read(Resource.VMIS, vmi) == ()
 
 
 def test_a_failed_attempt_says_where_the_time_went() -> None:
-    """For a VMIM that failed before its hand-off the reason lists its phases."""
+    """The reason of a failed VMIM lists its phases with their durations."""
     value = a_vmim_json(
         phase="Failed",
         phaseTransitionTimestamps=transitions_json(
@@ -152,7 +157,7 @@ def test_a_failed_attempt_says_where_the_time_went() -> None:
     ids=["quota", "backup"],
 )
 def test_what_keeps_an_attempt_pending(condition: Json, why: Why) -> None:
-    """Conditions of a pending VMIM are its reasons."""
+    """A pending VMIM gives its condition and its added node selector as reasons."""
     value = a_vmim_json(conditions=[condition])
     value["spec"]["addedNodeSelector"] = {"zone": "b"}
     added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "zone=b")
@@ -174,7 +179,7 @@ def test_the_scheduler_s_message() -> None:
 
 
 def test_a_target_that_is_deleted() -> None:
-    """A running target pod that is being deleted gives a reason."""
+    """A running target pod gives a reason only while it is being deleted."""
     pod = a_target(a_condition("Ready", "True"))
     assert read(Resource.PODS, pod) == ()
 
@@ -185,7 +190,7 @@ def test_a_target_that_is_deleted() -> None:
 
 
 def test_the_containers_of_a_target() -> None:
-    """Containers give reasons, except those that wait for another container."""
+    """Waiting and failed containers give reasons, except those that wait for another container."""
     value = a_target(
         a_condition("PodScheduled", "True"),
         initContainerStatuses=[
@@ -212,11 +217,10 @@ def test_the_containers_of_a_target() -> None:
 
 
 def objects(text: str) -> dict[Resource, Json]:
-    """One object of each kind, with this text in every field that becomes a reason."""
+    """One object of each kind, with this text in each field that becomes a reason."""
     said = {"reason": text, "message": text}
-    vmi = a_vmi_json(
-        evacuationNodeName="n1",
-        conditions=[a_condition("LiveMigratable", **said)],
+    vmi = an_evacuating_vmi(
+        a_condition("LiveMigratable", **said),
         migrationState=a_state_json(failed=True, failureReason=text, abortStatus=text),
     )
     vmi["spec"]["nodeSelector"] = {text: text}
@@ -236,7 +240,7 @@ def objects(text: str) -> dict[Resource, Json]:
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "BROKEN-UTF-8"], ids=[*HOSTILE, "utf-8"])
 def test_hostile_texts(text: str) -> None:
-    """Each text is cut and printable, and its object is still read."""
+    """Each text is cut and made printable, and its object can still be read."""
     reasons = [why for one, value in objects(text).items() for why in read(one, value)]
     assert {why.source for why in reasons} == {*WhySource} - {WhySource.POD_DISRUPTION_BUDGET}
     for why in reasons:
@@ -248,31 +252,26 @@ def test_hostile_texts(text: str) -> None:
 
 
 def test_a_cut_shows() -> None:
-    """A text that is too long ends with an ellipsis."""
-    value = a_vmi_json(
-        evacuationNodeName="n1", conditions=[a_condition("LiveMigratable", message="x" * 1025)]
-    )
+    """A text that is cut ends with an ellipsis."""
+    value = an_evacuating_vmi(a_condition("LiveMigratable", message="x" * 1025))
     (why,) = read(Resource.VMIS, value)
     assert why.message == "x" * 1023 + "…"
 
 
 def test_escapes_are_readable() -> None:
-    """Escaped characters are written so that a reader sees which they are."""
+    """Invisible characters are written as escapes."""
     text = "a\x1b[31m\u202eb\ud800c\n"
-    value = a_vmi_json(
-        evacuationNodeName="n1", conditions=[a_condition("LiveMigratable", message=text)]
-    )
+    value = an_evacuating_vmi(a_condition("LiveMigratable", message=text))
     (why,) = read(Resource.VMIS, value)
     assert why.message == r"a\x1b[31m\u202eb\ud800c"
 
 
 @pytest.mark.parametrize("wrong", [None, 1, True, [], {}, [[]], "x" * 3], ids=repr)
 def test_other_types_are_no_texts(wrong: object) -> None:
-    """A text field of another type is read as empty."""
+    """A reason or message that is not a string is read as empty."""
     said: Json = {"reason": wrong, "message": wrong}
-    value = a_vmi_json(
-        evacuationNodeName="n1",
-        conditions=[a_condition("LiveMigratable", **said)],
+    value = an_evacuating_vmi(
+        a_condition("LiveMigratable", **said),
         migrationState=a_state_json(failed=True, failureReason=wrong, abortStatus=wrong),
     )
     value["spec"]["nodeSelector"] = wrong

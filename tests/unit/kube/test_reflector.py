@@ -1,6 +1,6 @@
-"""The progress of a watch: backoff, refusals, the present error and the contact.
+"""The progress of a watch: backoff, refusals, the present error and the last contact.
 
-The API server is scripted, and hours pass at once.
+The API server follows a script, and its hours pass at once.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ MINUTE = 60.0
 HOUR = 60 * MINUTE
 
 Step: TypeAlias = float | Exception | dict[str, Any]
-"""One step of a connection: wait this many seconds, fail, or send this event."""
+"""One step of a connection: wait for this many seconds, raise this error, or send this event."""
 Page: TypeAlias = dict[str, Any] | Exception
 
 
 def reset() -> Exception:
-    """Raise the error of a broken connection."""
+    """The error of a broken connection."""
     return Unreachable("connection reset")
 
 
@@ -46,7 +46,7 @@ def event(kind: str = "MODIFIED") -> dict[str, Any]:
 
 
 def healthy(*, lasts: Seconds) -> list[Step]:
-    """A connection with an event a minute that is then reset."""
+    """A connection that sends an event each minute and then breaks."""
     minutes = round(lasts / MINUTE)
     return [step for _ in range(minutes) for step in (MINUTE, event())] + [reset()]
 
@@ -60,14 +60,14 @@ def page(*names: str, more: str = "") -> dict[str, Any]:
 
 
 class Scripted(ApiServer):
-    """An API server that plays connections and pages in turn, then hangs."""
+    """An API server that plays these connections and pages in order, and then sends nothing."""
 
     def __init__(self, connections: Iterable[list[Step]], pages: Iterable[Page] = ()) -> None:
         super().__init__(Login(url="http://127.0.0.1:1"), read_timeout=HOUR)
         self._connections = iter(connections)
         self._pages = iter(pages)
         self.opened: list[float] = []
-        """When each watch was asked for."""
+        """The times at which a watch was requested."""
 
     async def list_page(self, *_: object, **__: object) -> bytes:
         answer = next(self._pages, page())
@@ -107,7 +107,7 @@ async def follow(
     each: Callable[[Watched], None] = lambda _: None,
     reflector: type[Reflector] = Paging,
 ) -> Watched:
-    """Run a reflector for this long; `each` is called every ten seconds."""
+    """Run a reflector for this long, and call `each` every ten seconds."""
     watched = Watched(Resource.VMIS, None)
     running = asyncio.create_task(
         reflector(
@@ -142,7 +142,7 @@ async def test_a_connection_that_worked_is_opened_again_at_once() -> None:
 
 @in_its_own_time
 async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less_often() -> None:
-    """A connection that breaks after each event is opened with growing pauses."""
+    """If each connection breaks after one event, the pauses before the next one grow."""
     api = Scripted([event(), reset()] for _ in range(1000))
     await follow(api, lasts=HOUR)
     assert 100 < len(api.opened) < 300
@@ -150,7 +150,7 @@ async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less
 
 @in_its_own_time
 async def test_refusals_with_events_between_them_do_not_add_up() -> None:
-    """A 403 after later events counts as the first again."""
+    """Events between two 403s start the count of 403s again."""
     starting: list[Step] = [Forbidden("403 roles are not loaded")]
     lives = (one for _ in range(FINAL_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)
@@ -161,7 +161,7 @@ async def test_refusals_with_events_between_them_do_not_add_up() -> None:
 
 @in_its_own_time
 async def test_an_error_is_over_with_the_next_event() -> None:
-    """The error of a watch is reported until the next event."""
+    """The error of a watch is reported until the next event comes."""
     seen: list[tuple[float, str]] = []
     api = Scripted([[reset()], healthy(lasts=HOUR)])
     await follow(
@@ -175,7 +175,7 @@ async def test_an_error_is_over_with_the_next_event() -> None:
 
 @in_its_own_time
 async def test_a_list_that_does_not_end_is_no_contact() -> None:
-    """An incomplete list does not count as contact."""
+    """A list without its last page does not count as contact."""
     gone: list[Step] = [Expired("410 Gone")]
     pages = [page("a", more="t"), page("b")]
     again = (answer for _ in range(1000) for answer in (page("a", more="t"), Overloaded("429", 0)))
@@ -186,7 +186,7 @@ async def test_a_list_that_does_not_end_is_no_contact() -> None:
 
 @in_its_own_time
 async def test_a_streamed_list_that_does_not_end_is_no_contact() -> None:
-    """An incomplete streamed list does not count as contact."""
+    """A streamed list that breaks before its end does not count as contact."""
     api = Scripted([event("ADDED"), reset()] for _ in range(1000))
     watched = await follow(api, lasts=HOUR, reflector=Reflector)
     assert (watched.lists, watched.contact) == (0, None)

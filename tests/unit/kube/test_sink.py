@@ -1,4 +1,4 @@
-"""Applying an object to the store."""
+"""Putting a VMI with an override into the store."""
 
 import gc
 import sys
@@ -26,7 +26,7 @@ OVERRIDDEN = read_settings(
     [pytest.param(Policy(), "", id="none"), pytest.param(OVERRIDDEN, "gold", id="overrides")],
 )
 def test_no_label_is_kept(policy: Policy, kept: str) -> None:
-    """Labels are not stored; only the name of the matching entry is."""
+    """The store has the name of the matching override, but no labels and no priority class."""
     made = a_vmi_json(metadata={"labels": {"tier": "golden-label", "app": "other-label"}})
     made["spec"]["priorityClassName"] = "own-class"
     line = msgspec.json.encode({"type": "ADDED", "object": made})

@@ -1,6 +1,6 @@
 """The exposition of the metrics.
 
-`python -m tests.test_metrics` writes the golden exposition anew: read its diff.
+`python -m tests.unit.metrics.test_exposition` writes the golden text anew. Read its diff.
 """
 
 import asyncio
@@ -117,13 +117,13 @@ def rendered(view: View, accept: str = "") -> str:
 
 
 def scraped(exposition: Exposition, accept: str = "") -> tuple[bytes, str]:
-    """The rendered exposition."""
+    """The body of a scrape and its content type."""
     parts, content_type = asyncio.run(exposition.render(accept))
     return b"".join(parts), content_type
 
 
 def golden() -> str:
-    """The golden text, with the present version."""
+    """The golden text: that of a fixed view, without the exporter's version."""
     return rendered(a_view()).replace(f'"{__version__}"', '"VERSION"')
 
 
@@ -142,7 +142,7 @@ def samples(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def check_metrics(text: str) -> str:
-    """The output of promtool for an exposition; "" if it is clean."""
+    """The complaints of promtool about an exposition; "" if it has none."""
     done = subprocess.run(
         [find_binary("promtool"), "check", "metrics"],
         input=text,
@@ -160,12 +160,12 @@ def test_equals_the_golden_exposition() -> None:
 
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
 def test_promtool_finds_nothing(view: View) -> None:
-    """Promtool's metric lint finds nothing."""
+    """Promtool has no complaint about the metrics."""
     assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
 
 
 def test_openmetrics_says_the_same() -> None:
-    """The OpenMetrics format parses strictly, and has the same samples as the text format."""
+    """The OpenMetrics format is valid, and has the same samples as the text format."""
     text = samples(list(parse_text(rendered(a_view()))))
     openmetrics = rendered(a_view(), OPENMETRICS)
 
@@ -174,18 +174,18 @@ def test_openmetrics_says_the_same() -> None:
     assert len(text) > 90
 
 
-class _AsTheyWould(Collector):
-    """The samples of a view as a collector of prometheus_client."""
+class _ViewCollector(Collector):
+    """The samples of a view as a collector for prometheus_client."""
 
     def __init__(self, view: View) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
         """Every family as a metric of prometheus_client."""
-        for family, told in sample(self._view):
+        for family, found in sample(self._view):
             name = family.name.removesuffix("_total") if family.type == "counter" else family.name
             metric = Metric(name, family.help, family.type)
-            for one in told:
+            for one in found:
                 labels = dict(zip(family.labels, one.labels, strict=True))
                 suffix = "_total" if family.type == "counter" else one.suffix
                 metric.add_sample(
@@ -197,9 +197,9 @@ class _AsTheyWould(Collector):
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["empty", "full"])
 def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
-    """The output equals prometheus_client's, with escaped labels."""
+    """The output equals that of prometheus_client, also for labels that need escapes."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_AsTheyWould(view))
+    registry.register(_ViewCollector(view))
     encode, content_type = choose_encoder(accept)
 
     assert scraped(Exposition(lambda: view, process=False), accept) == (
@@ -209,13 +209,13 @@ def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
 
 
 def test_every_family_is_sampled_in_order() -> None:
-    """The table is what is scraped: every family, once, in its order."""
+    """Every family of the table is sampled once, in the table's order."""
     assert [family for family, _ in sample(a_view())] == list(FAMILIES)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
 def test_each_policy_has_its_own_settings_and_vms() -> None:
-    """The label `policy` is the entry's name, or `default` for the VMs without one."""
+    """The label `policy` is the name of the override, or `default` for VMs without one."""
     own = a_policy(max_migration_cooldown=43_200.0)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     view = an_empty_view()
@@ -259,16 +259,16 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_labels_are_there_from_the_start(name: str) -> None:
-    """From the start every value of a closed label has its series, at 0."""
+    """A closed label has a series at 0 for each of its values, from the start."""
     found = samples(list(parse_text(rendered(an_empty_view()))))
-    own = {told: value for (one, told), value in found.items() if one == name}
+    own = {labels: value for (one, labels), value in found.items() if one == name}
 
     assert set(own) == CLOSED[name]
     assert set(own.values()) == {0.0}
 
 
 def test_a_series_goes_with_its_fact() -> None:
-    """KubeVirt's limits have a series while they are known."""
+    """The series of KubeVirt's limits end when the KubeVirt object is deleted."""
     view = a_view()
     before = rendered(view)
     remove(view.store, Resource.KUBEVIRTS, "kubevirt", "kubevirt")
@@ -304,7 +304,7 @@ def test_a_series_goes_with_its_fact() -> None:
     ],
 )
 def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
-    """For any Accept header the body has the format of its Content-Type."""
+    """For any Accept header, the body has the format that its Content-Type says."""
     body, content_type = scraped(Exposition(an_empty_view, process=False), accept)
 
     if open_metrics:
@@ -315,9 +315,11 @@ def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
         assert list(parse_text(body.decode()))
 
 
-@pytest.mark.parametrize(("most", "told", "left_out"), [(9, 3, 0), (3, 3, 0), (2, 2, 1), (1, 1, 2)])
-def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) -> None:
-    """Series of single VMIs are bounded, evacuating ones first; the others are counted."""
+@pytest.mark.parametrize(
+    ("most", "shown", "left_out"), [(9, 3, 0), (3, 3, 0), (2, 2, 1), (1, 1, 2)]
+)
+def test_series_of_single_vmis_are_bounded(most: int, shown: int, left_out: int) -> None:
+    """At most `vmi_series` VMIs have series, evacuating ones first. The others are counted."""
     view = replace(an_empty_view(), vmi_series=most)
     put(view.store, a_vmi(name="cooling", uid="1", migration=a_state()))
     put(view.store, a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
@@ -325,13 +327,13 @@ def test_series_of_single_vmis_are_bounded(most: int, told: int, left_out: int) 
     found = samples(list(parse_text(rendered(view))))
     names = {dict(labels)["name"] for _, labels in found if "name" in dict(labels)}
 
-    assert len(names) == told
+    assert len(names) == shown
     assert ("cooling" in names) == (most >= 3)
     assert found["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
 
 
 def test_series_of_single_vmis_go_with_their_fact() -> None:
-    """A VMI without evacuation and cooldown has no series."""
+    """A VMI has no series after its evacuation and its cooldown."""
     view = a_view()
     assert 'name="db3"' in rendered(view)
     put(view.store, a_vmi(name="db3", uid="3", node="n2", migration=a_state()))
@@ -342,7 +344,7 @@ def test_series_of_single_vmis_go_with_their_fact() -> None:
 
 
 def a_crowd(vmis: int) -> View:
-    """Many VMIs that evacuate and cool down."""
+    """A view with this many VMIs that evacuate and cool down."""
     view = replace(an_empty_view(), vmi_series=10_000)
     for i in range(vmis):
         put(view.store, a_vmi(name=f"db{i}", uid=f"{i}", evacuation_node="n1", migration=a_state()))
@@ -350,7 +352,7 @@ def a_crowd(vmis: int) -> View:
 
 
 def test_a_scrape_is_of_one_instant() -> None:
-    """Changes during a scrape are only in the next one."""
+    """Changes during a scrape appear only in the next scrape."""
     view, quiet = a_crowd(2 * SLICE + 1), a_crowd(2 * SLICE + 1)
     pieces = []
     for number, (family, samples) in enumerate(sample(view)):
@@ -371,17 +373,17 @@ def test_a_scrape_is_of_one_instant() -> None:
 
 
 def test_no_slice_is_longer_than_others() -> None:
-    """A piece has a bounded number of VMIs, and none is missing."""
+    """No piece has more VMIs than a slice, and no VMI is missing."""
     view = a_crowd(3 * SLICE)
     pieces = [(family, list(samples)) for family, samples in sample(view)]
-    told = Counter(family.name for family, samples in pieces for _ in samples)
+    counted = Counter(family.name for family, samples in pieces for _ in samples)
 
     assert max(len(samples) for family, samples in pieces if family in PER_VMI) == SLICE
-    assert {told[family.name] for family in PER_VMI} == {3 * SLICE}
+    assert {counted[family.name] for family in PER_VMI} == {3 * SLICE}
 
 
 async def test_others_are_answered_while_a_scrape_is_written() -> None:
-    """Between two slices of a scrape other tasks can run."""
+    """Other tasks run between the slices of a scrape."""
     view = a_crowd(3 * SLICE)
     turns = 0
 
@@ -399,7 +401,7 @@ async def test_others_are_answered_while_a_scrape_is_written() -> None:
 
 
 async def test_scrapes_wait_for_each_other() -> None:
-    """Scrapes at the same time are written one after the other."""
+    """Scrapes that come at the same time are written one after the other."""
     view = a_crowd(3 * SLICE)
     exposition = Exposition(lambda: view, process=False)
     turns: list[int] = []
@@ -419,15 +421,15 @@ async def test_scrapes_wait_for_each_other() -> None:
     assert turns[2] >= 2 * turns[1] - 5
 
 
-def test_the_process_tells_of_itself() -> None:
-    """The usual process metrics are there."""
+def test_the_process_has_metrics() -> None:
+    """The usual metrics of the process are exposed."""
     body, _ = scraped(Exposition(an_empty_view))
 
     assert b"process_resident_memory_bytes" in body
 
 
 def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
-    """The blocks of a node without VMIs are dropped a day after the last one."""
+    """The series of a node without VMIs ends a day after its last block."""
     view = a_view()
     later = replace(view, now=NOW + BLOCKS_KEPT_FOR)
     nodes = [
@@ -444,5 +446,5 @@ if __name__ == "__main__":
 
 
 def test_promtool_finds_something() -> None:
-    """Promtool's metric lint finds a broken rule."""
+    """Promtool complains about a wrong name, so its silence means something."""
     assert "counter metrics should" in check_metrics("# HELP a b\n# TYPE a counter\na 1\n")
