@@ -12,16 +12,20 @@ background.
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
+from aiohttp import hdrs
 from msgspec import Struct, field
 
 from exporter.engine.model import Seconds
 from exporter.kube.client import ApiError, ApiServer
 from exporter.logs import Trouble
+from exporter.server.problems import Refusal
+from exporter.server.requests import RETRY_AFTER
 
 
 REMEMBERED = 4096
@@ -38,23 +42,35 @@ RETRY: Seconds = 5.0
 """After a failed renewal, how long cached answers count without a new attempt."""
 
 _Answer = TypeVar("_Answer")
-_Review = TypeVar("_Review")
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_NO_ANSWER = "the cluster's API server could not check who you are"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-class Unauthenticated(Exception):
-    """The token is missing or unknown (401); the message says why."""
+class Unauthenticated(Refusal):
+    """The token is missing or unknown; the detail says why."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(401, "Unauthenticated", detail, {hdrs.WWW_AUTHENTICATE: "Bearer"})
 
 
-class AccessDenied(Exception):
-    """The user may not call this path (403); the message says who and what."""
+class AccessDenied(Refusal):
+    """The user may not call this path; the detail names the user and the path."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(403, "Not allowed", detail)
 
 
-class ReviewUnavailable(Exception):
-    """The API server did not answer (503)."""
+class ReviewUnavailable(Refusal):
+    """The API server did not answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "API server unavailable",
+            "the cluster's API server could not check who you are",
+            {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
+        )
 
 
 class _User(Struct):
@@ -64,60 +80,47 @@ class _User(Struct):
     extra: dict[str, list[str]] = {}
 
 
-class _TokenStatus(Struct):
+class _Status(Struct):
+    """The status of a TokenReview or of a SubjectAccessReview."""
+
     authenticated: bool = False
     user: _User = field(default_factory=_User)
-
-
-class _TokenReview(Struct):
-    status: _TokenStatus = field(default_factory=_TokenStatus)
-
-
-class _AccessStatus(Struct):
     allowed: bool = False
 
 
-class _AccessReview(Struct):
-    status: _AccessStatus = field(default_factory=_AccessStatus)
+class _Review(Struct):
+    status: _Status = field(default_factory=_Status)
 
 
 class _Cache(Generic[_Answer]):
-    """A bounded cache of answers and when they were given, by owner.
+    """A bounded cache of answers, each with its time and its owner.
 
-    When it is full, the owner of the most answers loses the oldest of them, so nobody can throw out
-    what is known of others.
+    When the cache is full, the owner of the most answers loses the oldest one. So nobody can push
+    out the answers of others.
     """
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
-        self._owners: dict[Hashable, str] = {}
-        self._answers: dict[str, dict[Hashable, tuple[Seconds, _Answer]]] = {}
+        self._answers: dict[Hashable, tuple[Seconds, _Answer, str]] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._answers)
 
     def get(self, key: Hashable, *, younger_than: Seconds) -> _Answer | None:
-        owner = self._owners.get(key)
-        if owner is None:
+        found = self._answers.get(key)
+        if found is None or self._clock() - found[0] >= younger_than:
             return None
-        given, answer = self._answers[owner][key]
-        return None if self._clock() - given >= younger_than else answer
+        return found[1]
 
     def put(self, key: Hashable, answer: _Answer, owner: str) -> None:
         self.drop(key)
-        self._owners[key] = owner
-        self._answers.setdefault(owner, {})[key] = (self._clock(), answer)
-        if len(self._owners) > REMEMBERED:
-            most = max(self._answers, key=lambda one: len(self._answers[one]))
-            self.drop(next(iter(self._answers[most])))
+        self._answers[key] = (self._clock(), answer, owner)
+        if len(self._answers) > REMEMBERED:
+            ((most, _),) = Counter(one for _, _, one in self._answers.values()).most_common(1)
+            self.drop(next(key for key, (_, _, one) in self._answers.items() if one == most))
 
     def drop(self, key: Hashable) -> None:
-        """Drop a cached answer."""
-        owner = self._owners.pop(key, None)
-        if owner is not None:
-            del self._answers[owner][key]
-            if not self._answers[owner]:
-                del self._answers[owner]
+        self._answers.pop(key, None)
 
 
 class _ReviewCache(Generic[_Answer]):
@@ -176,7 +179,7 @@ class _ReviewCache(Generic[_Answer]):
         if task.done():
             return task.result()
         if cached is None:
-            raise ReviewUnavailable(_NO_ANSWER)
+            raise ReviewUnavailable
         return cached
 
     async def _find_out(
@@ -192,7 +195,7 @@ class _ReviewCache(Generic[_Answer]):
                 await slots.acquire()
         except TimeoutError:
             if cached is None:
-                raise ReviewUnavailable(_NO_ANSWER) from None
+                raise ReviewUnavailable from None
             return cached
         try:
             answer = await ask()
@@ -262,7 +265,7 @@ class Access:
             "kind": "TokenReview",
             "spec": {"token": token},
         }
-        status = (await self._review(_TOKENS, body, _TokenReview)).status
+        status = await self._review(_TOKENS, body)
         return status.user if status.authenticated else None
 
     async def _authorize(self, user: _User, verb: str, path: str) -> bool | None:
@@ -277,27 +280,22 @@ class Access:
                 "nonResourceAttributes": {"path": path, "verb": verb},
             },
         }
-        review = await self._review(_ACCESS, body, _AccessReview)
-        return True if review.status.allowed else None
+        return (await self._review(_ACCESS, body)).allowed or None
 
-    async def _review(
-        self, path: str, body: Mapping[str, object], answer: type[_Review]
-    ) -> _Review:
+    async def _review(self, path: str, body: Mapping[str, object]) -> _Status:
         """Post a review. The cause of a failure is logged, but not shown to the caller."""
         try:
             async with asyncio.timeout(PATIENCE):
-                read = msgspec.json.decode(await self._api.create(path, body), type=answer)
+                review = msgspec.json.decode(await self._api.create(path, body), type=_Review)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
-            raise ReviewUnavailable(_NO_ANSWER) from None
+            raise ReviewUnavailable from None
         self._trouble.end()
-        return read
+        return review.status
 
 
 def _read_token(authorization: str | None) -> str:
-    if authorization is None:
-        raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
-    scheme, _, token = authorization.partition(" ")
+    scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
     if scheme.lower() != "bearer" or not usable:

@@ -18,7 +18,8 @@ from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
 from exporter.server.api import Service
 from exporter.server.apps import answering_problems, timed_handler
-from exporter.server.requests import Refusal, read_body
+from exporter.server.problems import Refusal
+from exporter.server.requests import read_body
 from exporter.server.reviews import (
     LONGEST_NAME,
     Judgement,
@@ -71,7 +72,6 @@ class Admission:
         app = web.Application(
             middlewares=[answering_problems(counters)], client_max_size=self._limits.body_bytes
         )
-        counters.expect_requests("evictions")
         app.router.add_post(PATH, timed_handler("evictions", self.answer, counters))
         return app
 

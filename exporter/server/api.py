@@ -46,10 +46,10 @@ from exporter.server.blocked_set import BlockedSet
 from exporter.server.evacuation_schemas import DrainAnswer, EvacuationsAnswer
 from exporter.server.explanation import explain_vmi
 from exporter.server.openapi import write_openapi
+from exporter.server.problems import Refusal
 from exporter.server.requests import (
     RETRY_AFTER,
     Candidate,
-    Refusal,
     VerdictRequest,
     decode_verdicts,
     read_body,

@@ -18,8 +18,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from exporter.engine.model import Seconds
 from exporter.server.budget import Connection, ConnectionBudget
 from exporter.server.certificates import Certificates
-from exporter.server.problems import answer_problem
-from exporter.server.schemas import Problem
+from exporter.server.problems import Refusal
 from exporter.settings import Limits
 
 
@@ -275,7 +274,7 @@ class _Handler(web.RequestHandler):
         if isinstance(exc, _HeadTooLong):
             status = exc.code
         _end_cycle(exc)
-        response = answer_problem(Problem(title=title, status=status, detail=detail))
+        response = Refusal(status, title, detail).answer()
         response.force_close()
         return response
 

@@ -8,11 +8,21 @@ from aiohttp import web
 from exporter.server.schemas import Problem
 
 
-def answer_problem(problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
-    """The HTTP response for a problem."""
-    return web.Response(
-        status=problem.status,
-        body=msgspec.json.encode(problem),
-        content_type="application/problem+json",
-        headers=headers,
-    )
+class Refusal(Exception):
+    """A request that is refused or has failed: the HTTP status, and what was expected."""
+
+    def __init__(
+        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.problem = Problem(title=title, status=status, detail=detail)
+        self.headers = headers or {}
+
+    def answer(self) -> web.Response:
+        """The response to the caller."""
+        return web.Response(
+            status=self.problem.status,
+            body=msgspec.json.encode(self.problem),
+            content_type="application/problem+json",
+            headers=self.headers,
+        )

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -11,7 +10,7 @@ from msgspec import Struct
 
 from exporter.engine.model import Checkpoint, Seconds
 from exporter.server.fields import Name, Namespace, Remark, Uid, means
-from exporter.server.schemas import Problem
+from exporter.server.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
 
@@ -63,17 +62,6 @@ class VerdictRequest(Struct, rename="camel"):
 
 
 _requests = msgspec.json.Decoder(VerdictRequest)
-
-
-class Refusal(Exception):
-    """A refused request, with the HTTP status and what was expected."""
-
-    def __init__(
-        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.problem = Problem(title=title, status=status, detail=detail)
-        self.headers = headers or {}
 
 
 def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
