@@ -110,12 +110,10 @@ def demo(arguments: "argparse.Namespace") -> int:
         async def play_cluster() -> None:
             urls = await listening
             commands.say(commands.greet(urls, *cluster.example, cluster.announce(urls.metrics[0])))
-            asks = arguments.evictor == "plugin"
-            is_reviewed = arguments.evictor != "none"
             await cluster.run(
-                urls.query[0] if asks else None,
+                urls.query[0] if arguments.evictor == "plugin" else None,
                 stop,
-                webhook_url=urls.admission[0] if is_reviewed else None,
+                webhook_url=None if arguments.evictor == "none" else urls.admission[0],
             )
 
         await cluster.build(stop)
