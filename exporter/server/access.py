@@ -24,8 +24,7 @@ from msgspec import Struct, field
 from exporter.engine.model import Seconds
 from exporter.kube.client import ApiError, ApiServer
 from exporter.logs import Trouble
-from exporter.server.problems import Refusal
-from exporter.server.requests import RETRY_AFTER
+from exporter.server.problems import Refusal, Unavailable
 
 
 REMEMBERED = 4096
@@ -61,16 +60,12 @@ class AccessDenied(Refusal):
         super().__init__(403, "Not allowed", detail)
 
 
-class ReviewUnavailable(Refusal):
+class ReviewUnavailable(Unavailable):
     """The API server did not answer."""
 
     def __init__(self) -> None:
-        super().__init__(
-            503,
-            "API server unavailable",
-            "the cluster's API server could not check who you are",
-            {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
-        )
+        detail = "the cluster's API server could not check who you are"
+        super().__init__("API server unavailable", detail)
 
 
 class _User(Struct):

@@ -46,15 +46,15 @@ from exporter.server.blocked_set import BlockedSet
 from exporter.server.evacuation_schemas import DrainAnswer, EvacuationsAnswer
 from exporter.server.explanation import explain_vmi
 from exporter.server.openapi import write_openapi
-from exporter.server.problems import Refusal
+from exporter.server.problems import Refusal, Unavailable
 from exporter.server.requests import (
-    RETRY_AFTER,
     Candidate,
     VerdictRequest,
     decode_verdicts,
     read_body,
     read_checkpoint,
     read_etags,
+    read_name,
     read_wait,
 )
 from exporter.server.schemas import (
@@ -186,10 +186,7 @@ class Service:
     def explain(self, request: web.Request) -> VmiAnswer:
         """Everything known about the VMI in the path. Raises `Refusal`."""
         self._require_ready()
-        namespace, name = request.match_info["namespace"], request.match_info["name"]
-        for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
-            if len(value) > most:
-                raise Refusal(422, "Too long", f"{field_name}: at most {most} characters")
+        namespace, name = read_name(request, "namespace", 63), read_name(request, "name", 253)
         answer = self.describe_vmi(namespace, name, self.clock())
         if answer is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
@@ -238,9 +235,7 @@ class Service:
     async def answer_node(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
         self._require_ready()
-        node = request.match_info["node"]
-        if len(node) > 253:
-            raise Refusal(422, "Too long", "node: at most 253 characters")
+        node = read_name(request, "node", 253)
         if node not in self.store.nodes:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
         return _json(self.describe_node(node, self.clock()))
@@ -332,14 +327,11 @@ class Service:
         return found
 
     def _require_ready(self) -> None:
-        if self.closing or not self.health.ready:
+        if self.closing:
+            raise Unavailable("Shutting down", "this process is shutting down")
+        if not self.health.ready:
             waiting = ", ".join(self.health.waiting_for())
-            raise Refusal(
-                503,
-                "Shutting down" if self.closing else "Not synced yet",
-                "this process is shutting down" if self.closing else f"waiting for {waiting}",
-                {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
-            )
+            raise Unavailable("Not synced yet", f"waiting for {waiting}")
 
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
@@ -385,18 +377,16 @@ class Service:
             return
         vmi = entry.evidence.vmi
         self.count_blocked(vmi, verdict, verdict.reason, now)
-        key = (vmi.namespace, vmi.name, verdict.reason)
-        if not self._logged.lets_through(key, now):
-            return
-        log.info(
-            "eviction_blocked",
-            namespace=vmi.namespace,
-            name=vmi.name,
-            node=vmi.node,
-            pod=candidate.pod,
-            reason=str(verdict.reason),
-            not_before=write_optional_release(verdict.not_before),
-        )
+        if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
+            log.info(
+                "eviction_blocked",
+                namespace=vmi.namespace,
+                name=vmi.name,
+                node=vmi.node,
+                pod=candidate.pod,
+                reason=str(verdict.reason),
+                not_before=write_optional_release(verdict.not_before),
+            )
 
 
 def _json(answer: object) -> web.Response:

@@ -1,7 +1,7 @@
 """Explains one VMI: the result of each rule with its cause, and its history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, structs
 
@@ -37,7 +37,7 @@ def explain_vmi(
     health: Health,
     *,
     why: tuple[Why, ...] = (),
-    blocked_evictions: Iterable[BlockedEviction] = (),
+    blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
@@ -88,9 +88,7 @@ def explain_vmi(
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=[write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
         launcher=convert_attributes(evidence.launcher, LauncherAnswer | None),
-        blocked_evictions=[
-            convert_attributes(one, BlockedEvictionAnswer) for one in blocked_evictions
-        ],
+        blocked_evictions=convert_attributes(blocked_evictions, list[BlockedEvictionAnswer]),
         policy=PolicyAnswer(
             migration_cooldown_seconds=policy.migration_cooldown,
             max_migration_cooldown_seconds=policy.max_migration_cooldown,

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from exporter.server.schemas import Problem
+
+
+RETRY_AFTER = 2
+"""Seconds in the Retry-After header of a 503."""
 
 
 class Refusal(Exception):
@@ -26,3 +30,10 @@ class Refusal(Exception):
             content_type="application/problem+json",
             headers=self.headers,
         )
+
+
+class Unavailable(Refusal):
+    """A request that can be answered later."""
+
+    def __init__(self, title: str, detail: str) -> None:
+        super().__init__(503, title, detail, {hdrs.RETRY_AFTER: str(RETRY_AFTER)})

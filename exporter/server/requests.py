@@ -14,9 +14,6 @@ from exporter.server.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
 
-RETRY_AFTER = 2
-"""Seconds in the Retry-After header of a 503."""
-
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
@@ -147,6 +144,14 @@ def _name_types(quoted: re.Match[str]) -> str:
     return re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), quoted[0])
 
 
+def read_name(request: web.Request, field: str, longest: int) -> str:
+    """A name in the path. Raises `Refusal` if it is too long."""
+    name = request.match_info[field]
+    if len(name) > longest:
+        raise Refusal(422, "Too long", f"{field}: at most {longest} characters")
+    return name
+
+
 def read_checkpoint(request: web.Request) -> Checkpoint | None:
     """The query parameter `checkpoint`. Raises `Refusal`."""
     value = request.query.get("checkpoint")
@@ -167,7 +172,7 @@ def read_wait(request: web.Request) -> Seconds:
     if not _SECONDS.fullmatch(value):
         raise Refusal(422, "Not a number of seconds", expected)
     wait = float(value)
-    if not 0 <= wait <= LONGEST_WAIT:
+    if wait > LONGEST_WAIT:
         raise Refusal(422, "Out of range", expected)
     return wait
 

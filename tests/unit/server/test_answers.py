@@ -1,6 +1,6 @@
 """The API's answers about a VMI."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,7 +65,7 @@ def explained(
     now: float = NOW,
     health: Health | None = None,
     why: tuple[Why, ...] = (),
-    blocked_evictions: Iterable[BlockedEviction] = (),
+    blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
     """The explanation under the default policy, of fresh evidence."""
     policy, health = policy or a_policy(), health or some_health()
