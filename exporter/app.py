@@ -41,8 +41,6 @@ from exporter.server.access import Access
 from exporter.server.admission import Admission
 from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.blocked import LongPolls
-from exporter.server.blocked_set import BlockedSet
 from exporter.server.budget import ConnectionBudget
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
@@ -202,11 +200,7 @@ def _build_service(
             now=clock(),
         )
     )
-    blocked = BlockedSet(view, health, clock)
-    polls = LongPolls(blocked)
-    store.subscribe(view.note_change, *ANSWER_KINDS)
-    store.subscribe(lambda _: polls.note_change(), *ANSWER_KINDS)
-    return Service(
+    service = Service(
         store=store,
         view=view,
         health=health,
@@ -214,12 +208,13 @@ def _build_service(
         policy=settings.policy,
         stuck=settings.stuck,
         limits=settings.limits,
-        blocked=blocked,
-        polls=polls,
         clock=clock,
         render_metrics=exposition.render,
         note_blocked=None if events is None else events.note_blocked,
     )
+    store.subscribe(view.note_change, *ANSWER_KINDS)
+    store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
+    return service
 
 
 def _build_history(

@@ -73,8 +73,6 @@ MAX_AGE: Seconds = 90.0
 SHARED_FROM = 2**12
 """From this many bytes on, answers share the encoded blocked set instead of copying it."""
 BLOCKS_REMEMBERED = 20_000
-VERDICTS_AT_ONCE = 100
-"""How many VMIs are evaluated without yielding: 2 ms."""
 SLICE = 500
 """How many VMIs are read without yielding: 2 ms if all have migrated."""
 
@@ -118,13 +116,17 @@ class Service:
     policy: Policy
     stuck: StuckPolicy
     limits: Limits
-    blocked: BlockedSet
-    polls: LongPolls
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
     note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     closing: bool = False
+    blocked: BlockedSet = field(init=False)
+    polls: LongPolls = field(init=False)
     _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
+
+    def __post_init__(self) -> None:
+        self.blocked = BlockedSet(self.view, self.health, self.clock)
+        self.polls = LongPolls(self.blocked)
 
     def close(self) -> None:
         """Answer all long polls now, and close connections after their next answer."""
@@ -247,13 +249,10 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        now, is_ready = self.clock(), self.health.ready
-        while is_ready and self.view.advance(
-            now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE
-        ):
-            await asyncio.sleep(0)
-            now = self.clock()
-        blocked = self.view.summarize().count_blocked() if is_ready else {}
+        now, blocked = self.clock(), dict[Reason, int]()
+        if self.health.ready:
+            now = await self.blocked.update_view()
+            blocked = self.view.summarize().count_blocked()
         outcomes = count_outcomes(self.store, self.read_conditions(now))
         return _json(self.describe_status(blocked, outcomes, now))
 
@@ -269,7 +268,7 @@ class Service:
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(outcomes),
             blocked=blocked,
-            reasons=self.view.policy.reasons,
+            reasons=self.policy.reasons,
             now=now,
         )
         status.ready = status.ready and not self.closing

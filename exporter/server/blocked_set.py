@@ -94,11 +94,16 @@ class BlockedSet:
         health = self.health
         return health.staleness(now) is not Staleness.FRESH, health.lost_namespaces
 
-    async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
-        view, now = self.view, self.clock()
-        while view.advance(now, dead=self.health.find_dead(now), most=SLICE):
+    async def update_view(self) -> Instant:
+        """Bring the view up to date, in slices; returns the time that it is up to date for."""
+        now = self.clock()
+        while self.view.advance(now, dead=self.health.find_dead(now), most=SLICE):
             await asyncio.sleep(0)
             now = self.clock()
+        return now
+
+    async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
+        view, now = self.view, await self.update_view()
         found = view.list_blocked()
         changes_at = min(view.changes_at(), now + MOVES_EVERY if view.moves else math.inf)
         reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)

@@ -41,8 +41,6 @@ from exporter.metrics.family import View
 from exporter.server.access import Access, Unauthenticated
 from exporter.server.api import SHARED_FROM, Service
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.blocked import LongPolls
-from exporter.server.blocked_set import BlockedSet
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.server.schemas import BlockedAnswer
@@ -125,8 +123,6 @@ class ServedApi:
     store: ClockedStore = field(default_factory=lambda: ClockedStore(keep=KEEP))
     counters: Counters = field(default_factory=Counters)
     health: Health = field(default_factory=a_health)
-    blocked: BlockedSet = field(init=False)
-    polls: LongPolls = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
     service: Service = field(init=False)
 
@@ -134,8 +130,6 @@ class ServedApi:
         self.store.now = NOW
         stuck = StuckPolicy()
         view = a_verdict_view(self.store, self.policy)
-        self.blocked = BlockedSet(view, self.health, self.clock)
-        self.polls = LongPolls(self.blocked)
         self.service = Service(
             store=self.store,
             view=view,
@@ -144,8 +138,6 @@ class ServedApi:
             policy=self.policy,
             stuck=stuck,
             limits=self.limits,
-            blocked=self.blocked,
-            polls=self.polls,
             clock=self.clock,
             render_metrics=Exposition(
                 lambda: View(
@@ -160,6 +152,7 @@ class ServedApi:
                 )
             ).render,
         )
+        self.blocked, self.polls = self.service.blocked, self.service.polls
 
     def hear(self) -> None:
         """Set the contact of every watch to now."""
