@@ -74,8 +74,6 @@ class Certificates:
         The standard library decodes a certificate only for a client that trusts it: this one
         trusts that very certificate, even after its end.
         """
-        if self._tls.cert_file is None:
-            return None
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME

@@ -5,6 +5,7 @@ import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -44,6 +45,7 @@ PAUSE: Seconds = 0.1
 log = structlog.stdlib.get_logger()
 
 
+@dataclass(frozen=True)
 class Connections:
     """Accepts connections for `server`, at most `limits.connections` at a time.
 
@@ -52,13 +54,10 @@ class Connections:
     within `limits.requestTimeout`.
     """
 
-    def __init__(
-        self, listener: str, server: web.Server, limits: Limits, budget: ConnectionBudget
-    ) -> None:
-        self._listener = listener
-        self._server = server
-        self._limits = limits
-        self._budget = budget
+    listener: str
+    server: web.Server
+    limits: Limits
+    budget: ConnectionBudget
 
     async def accept(self, listening: socket.socket, certificates: Certificates | None) -> None:
         """Accept connections on a listening socket until cancelled; None: without TLS."""
@@ -67,7 +66,7 @@ class Connections:
             try:
                 accepted, address = await loop.sock_accept(listening)
             except OSError as error:
-                log.warning("connection_not_accepted", listener=self._listener, why=str(error))
+                log.warning("connection_not_accepted", listener=self.listener, why=str(error))
                 await asyncio.sleep(PAUSE)
                 continue
             peer = address[0] if address else ""
@@ -80,8 +79,8 @@ class Connections:
                 accepted.close()
 
     def _make_protocol(self, peer: str, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        connection = Connection(self._listener, peer, PLAIN_COST if tls is None else TLS_COST)
-        handler = _Handler(self._server, self._limits, self._budget, connection)
+        connection = Connection(self.listener, peer, PLAIN_COST if tls is None else TLS_COST)
+        handler = _Handler(self.server, self.limits, self.budget, connection)
         return handler if tls is None else _Tls(handler, tls)
 
 
@@ -161,10 +160,8 @@ class _Parser(HttpRequestParser):
         if messages:
             self._body = messages[-1][1]
         self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
-        for head, _ in messages:
-            if len(head.path) + sum(map(len, chain(*head.raw_headers))) > LONGEST_HEAD:
-                raise _HeadTooLong
-        if self._unfinished > LONGEST_HEAD:
+        heads = [len(one.path) + sum(map(len, chain(*one.raw_headers))) for one, _ in messages]
+        if max([self._unfinished, *heads]) > LONGEST_HEAD:
             raise _HeadTooLong
         if (messages or in_body) and self._body.is_eof():
             self._whole()

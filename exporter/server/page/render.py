@@ -113,19 +113,12 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         page=page,
         status=page.status,
         watched=watched,
-        losses=LOSSES,
         vms=vms,
         filters=page.filters,
         linked=linked,
         verdict=describe_health(page),
         title=title,
-        states=list(State),
         reasons=page.policy.reasons,
-        until=UNTIL,
-        sorts=list(Sort),
-        outcomes=GRAVEST,
-        kept=KEPT,
-        drain_words=_DRAIN_WORDS,
         drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
         **_shared(axis),
     )
@@ -142,7 +135,7 @@ def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
 def render_problem(problem: Problem, now: Instant) -> str:
     """Render why there is no page of a VM."""
     return _PROBLEM.render(
-        problem=problem, as_of=to_datetime(now), linked=False, title=problem.title, **_ASSETS
+        problem=problem, as_of=to_datetime(now), linked=False, title=problem.title
     )
 
 
@@ -152,7 +145,6 @@ def _shared(axis: Axis) -> dict[str, object]:
         "axis": axis,
         "timeline": lambda vmi: draw_timeline(vmi, axis),
         "when": lambda instant: write_time(instant, axis.now),
-        **_ASSETS,
     }
 
 
@@ -203,20 +195,13 @@ def write_time(moment: datetime | None, now: datetime) -> Markup:
 
 def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
     """The shortest axis that fits everything about these VMs within the history window."""
-    earliest, latest = now, now
-    for vmi in vmis:
-        for migration in vmi.migrations:
-            begin = migration.start or migration.end
-            if begin is not None:
-                earliest = min(earliest, begin)
-        if vmi.evacuation is not None:
-            earliest = min(earliest, vmi.evacuation.requested_at)
-        if vmi.cooldown is not None:
-            latest = max(latest, vmi.cooldown.not_before)
+    begins = [one.start or one.end for vmi in vmis for one in vmi.migrations]
+    begins += [vmi.evacuation.requested_at for vmi in vmis if vmi.evacuation is not None]
+    releases = [vmi.cooldown.not_before for vmi in vmis if vmi.cooldown is not None]
     window = window or _DAY
-    oldest = (now - earliest).total_seconds()
+    oldest = (now - min([now, *filter(None, begins)])).total_seconds()
     past = timedelta(seconds=min(next((span for span in SPANS if span >= oldest), window), window))
-    return Axis(now - past, now, max(latest, now + AHEAD * past))
+    return Axis(now - past, now, max([now + AHEAD * past, *releases]))
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
@@ -304,15 +289,22 @@ _TEMPLATES.filters |= {
         write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
     ),
 }
+_STYLE, _SCRIPT = _read("page.css"), _read("page.js")
+_TEMPLATES.globals |= {
+    "style": Markup(_STYLE),  # noqa: S704 (our own file)
+    "script": Markup(_SCRIPT),  # noqa: S704 (same)
+    "losses": LOSSES,
+    "states": State,
+    "until": UNTIL,
+    "sorts": Sort,
+    "outcomes": GRAVEST,
+    "kept": KEPT,
+    "drain_words": _DRAIN_WORDS,
+}
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )
 """Compiled at import, because it takes 50 ms."""
-_STYLE, _SCRIPT = _read("page.css"), _read("page.js")
-_ASSETS = {
-    "style": Markup(_STYLE),  # noqa: S704 (our own file)
-    "script": Markup(_SCRIPT),  # noqa: S704 (same)
-}
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (
