@@ -1,7 +1,7 @@
 """The HTTP handlers of the query API, the metrics and the probes.
 
-Every answer is computed from the store at request time. Every error is a problem+json (RFC 9457)
-that says what was expected.
+Answers are computed from the store at request time; only the blocked set is cached. Every error is
+a problem+json (RFC 9457) that says what was expected.
 """
 
 import asyncio
@@ -71,19 +71,20 @@ from exporter.text import to_datetime, to_optional_datetime, write_optional_rele
 MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set; longer than the longest long poll."""
 SHARED_FROM = 2**12
-"""From this many bytes on, answers share the encoded blocked set instead of copying it."""
+"""Answers share an encoded blocked set of at least this many bytes, and copy a smaller one."""
 BLOCKS_REMEMBERED = 20_000
 SLICE = 500
-"""How many VMIs are read without yielding: 2 ms if all have migrated."""
+"""How many VMIs are read without yielding. That takes 2 ms if all of them have migrated."""
 
 log = structlog.stdlib.get_logger()
 
 
 class _Parts(Payload):
-    """A body sent part by part, yielding to other tasks in between: 2 MB at once block for 4 ms.
+    """A body that is sent part by part, and yields to other tasks after each part.
 
-    Answers can share parts. aiohttp keeps a connection's last answer until the next one, so
-    10,000 long polls with copies of a blocked set of 1,000 VMIs would take 2 GB.
+    To send 2 MB at once would block for 4 ms. Answers can share parts: aiohttp keeps the last
+    answer of a connection until the next one, so 10,000 long polls with copies of a blocked set of
+    1,000 VMIs would take 2 GB.
     """
 
     _autoclose = True
@@ -105,8 +106,8 @@ class _Parts(Payload):
 class Service:
     """The handlers and what they share.
 
-    `render_metrics` takes an Accept header; `note_blocked`, if set, is called for each blocked
-    eviction.
+    `answer_NAME` handles the route of that name in `openapi.ROUTES`. `render_metrics` takes an
+    Accept header. `note_blocked`, if set, is called for each blocked eviction.
     """
 
     store: Store
@@ -262,7 +263,10 @@ class Service:
         outcomes: Mapping[str, Mapping[DrainOutcome, int]],
         now: Instant,
     ) -> StatusAnswer:
-        """The exporter's health; the blocked VMIs by reason, and drain outcomes by node."""
+        """The exporter's health and VMI counts.
+
+        `blocked` has the number of blocked VMIs by reason, `outcomes` the drain outcomes by node.
+        """
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),
@@ -279,7 +283,7 @@ class Service:
         accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
         parts, content_type = await self.render_metrics(accept)
         response = web.Response(body=_Parts(parts, content_type))
-        if request.method == hdrs.METH_GET:  # to a HEAD aiohttp would send the end of the body
+        if request.method == hdrs.METH_GET:  # aiohttp would answer HEAD with the end of the body
             response.enable_compression()
         return response
 
@@ -297,7 +301,7 @@ class Service:
         return _json(write_openapi())
 
     def read_conditions(self, now: Instant) -> Conditions:
-        """The conditions of a drain now."""
+        """What every diagnosis and drain outcome depends on at `now`."""
         health = self.health
         return read_conditions(
             self.store,
@@ -309,9 +313,10 @@ class Service:
         )
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
-        """`find_duration` of every VMI, by node; it yields in between.
+        """The results of `find_duration` for all VMIs, by node; yields after each slice.
 
-        A VMI that changes meanwhile is read before or after that, which a lower bound allows.
+        A VMI that changes meanwhile is read before or after its change. Both are good enough for a
+        lower bound.
         """
         found = defaultdict(list)
         for count, key in enumerate(list(self.store.keys())):
@@ -335,7 +340,7 @@ class Service:
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
-        """Judge all candidates in one loop; with 1,000 of them every call counts."""
+        """Judge all candidates in one loop: with 1,000 candidates, function calls cost much."""
         find, checkpoint = self.view.find, asked.checkpoint
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)
@@ -360,7 +365,7 @@ class Service:
         return answers
 
     def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
-        """Count an eviction that was blocked for this reason, by a blocked answer or a denial."""
+        """Count an eviction that a verdict or a denied admission review has blocked."""
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )

@@ -1,6 +1,6 @@
-"""Builds the applications of the query and metrics listeners from the handlers.
+"""Builds the applications of the query listener and the metrics listener.
 
-Wraps handlers with authentication, request durations and problem+json errors.
+Adds authentication, request durations and problem+json errors to the handlers.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ log = structlog.stdlib.get_logger()
 def make_query_app(
     service: Service, access: Access | None = None, *, hosts: frozenset[str] | None = None
 ) -> web.Application:
-    """The query listener's application: every route, for callers that `access` admits.
+    """The query listener's application, with every route. `access` checks the callers.
 
-    `hosts`: the names by which it may be called, see `refuse_unwanted`.
+    `hosts`: the names that `Host` may have, see `refuse_unwanted`.
     """
     served = {route.name for route in ROUTES}
     return _make_app(service, access, served, named=True, linked=True, hosts=hosts)
@@ -45,7 +45,7 @@ def make_metrics_app(
 ) -> web.Application:
     """The metrics listener's application: metrics, probes and the page.
 
-    `page`: show single VMs to unauthenticated callers too.
+    `page`: the page shows single VMs to unauthenticated callers too.
     """
     named = page or access is not None
     served = METRICS_LISTENER | {"vm"} if named else METRICS_LISTENER
@@ -61,7 +61,10 @@ def _make_app(
     linked: bool,
     hosts: frozenset[str] | None = None,
 ) -> web.Application:
-    """The application that serves the routes whose names are in `served`."""
+    """An application with the routes whose names are in `served`.
+
+    `named`: the page shows single VMs. `linked`: the pages link to the API.
+    """
     app = web.Application(
         middlewares=[answering_problems(service.counters, hosts)],
         client_max_size=service.limits.body_bytes,
@@ -81,7 +84,7 @@ def _make_app(
 
 
 def _make_page(service: Service, name: str, **options: bool) -> Handler:
-    """A handler of `page.handlers`, which is imported in a thread at the first request."""
+    """The handler `name` of `page.handlers`. A thread imports that module at the first request."""
 
     async def answer_page(request: web.Request) -> web.StreamResponse:
         pages = await asyncio.to_thread(import_module, "exporter.server.page.handlers")
@@ -123,9 +126,9 @@ def _guarded(handler: Handler, access: Access) -> Handler:
 
 
 def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) -> Middleware:
-    """Middleware that turns refusals and errors into problem+json, and counts them.
+    """Middleware that answers refusals and errors with problem+json, and counts them.
 
-    It also refuses the requests that no listener answers; `hosts` is as for `refuse_unwanted`.
+    It also calls `refuse_unwanted`, with `hosts`.
     """
 
     @web.middleware

@@ -1,8 +1,8 @@
 """The long polls of `/v1/blocked`: callers that wait until the blocked set changes.
 
-Callers that wait for one checkpoint share one queue with one timer. After a change the set is
-computed once for all of them, and they are woken, in batches, only if it differs: waking 10,000
-callers at once or for every change would leave no time for verdicts.
+Callers that wait for the same checkpoint share one queue with one timer. After a change, the set is
+computed once for all of them. They are woken only if the set differs, and in batches: to wake
+10,000 callers at once, or for every change, would leave no time for verdicts.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from exporter.server.blocked_set import Blocked, BlockedSet
 
 
 SETTLING: Seconds = 0.05
-"""Changes are collected for this long before the set is computed for waiting callers."""
+"""How long changes are collected before the set is computed for the waiting callers."""
 SHARE = 10
-"""The pause before the next computation is at least this many times the length of the last."""
+"""The pause before a computation is at least this many times as long as the last computation."""
 CHECK_EVERY: Seconds = 1.0
-"""How often to check for contact after silence, of which nothing notifies us."""
+"""How often to check whether lost contact is back: there is no notification of that."""
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
 
 @dataclass
 class _Queue:
-    """The callers that wait for the set of one checkpoint to differ from `etag`."""
+    """The callers that wait until the set of one checkpoint differs from `etag`."""
 
     etag: str
     callers: dict[asyncio.Future[None], None] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class LongPolls:
     _checks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
-        """The set once it differs from `etag`, but after `wait` seconds at the latest."""
+        """Wait until the set differs from `etag`, for at most `wait` seconds; returns the set."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         while True:
@@ -58,7 +58,7 @@ class LongPolls:
             await self._queue_up(checkpoint, blocked, left)
 
     def note_change(self) -> None:
-        """The store or the health has changed: check soon whether the set has."""
+        """Check soon whether the set has changed, because the store or the health has."""
         if self._queues and self._settling is None:
             loop = asyncio.get_running_loop()
             pause = max(SETTLING, SHARE * self.blocked.cost)
@@ -84,7 +84,7 @@ class LongPolls:
             queue = self._queues[checkpoint] = _Queue(blocked.etag)
             self._schedule_check(checkpoint, queue, blocked)
         if not self.blocked.is_current(blocked):
-            # It changed while the set was computed, before there was a queue to check.
+            # There was a change during the computation, when there was no queue to check.
             self.note_change()
         caller = asyncio.get_running_loop().create_future()
         queue.callers[caller] = None
@@ -117,7 +117,7 @@ class LongPolls:
         if queue.callers:
             blocked = await self.blocked.read(checkpoint)
             if self._queues.get(checkpoint) is not queue:
-                return  # its callers were woken meanwhile
+                return  # the callers of this queue were woken meanwhile
             if blocked.etag == queue.etag:
                 self._schedule_check(checkpoint, queue, blocked)
                 return
@@ -126,7 +126,7 @@ class LongPolls:
     def _schedule_check(
         self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked
     ) -> None:
-        """Schedule the next check, for when the clock alone may change the set."""
+        """Schedule the next check for the time at which the clock alone may change the set."""
         if queue.timer is not None:
             queue.timer.cancel()
         health, now = self.blocked.health, self.blocked.clock()

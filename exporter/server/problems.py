@@ -13,7 +13,7 @@ RETRY_AFTER = 2
 
 
 class Refusal(Exception):
-    """A request that is refused or has failed: the HTTP status, and what was expected."""
+    """An error response; the detail says what is wrong, where, and what was expected."""
 
     def __init__(
         self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 
 class Unavailable(Refusal):
-    """A request that can be answered later."""
+    """The request cannot be answered now; the caller may try again soon."""
 
     def __init__(self, title: str, detail: str) -> None:
         super().__init__(503, title, detail, {hdrs.RETRY_AFTER: str(RETRY_AFTER)})
