@@ -2,10 +2,10 @@
 
 As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview identifies the user of
 a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
-non-resource URL. A bounded number of answers is cached, keyed by the token's hash.
+non-resource URL. A limited number of answers is cached; a token is cached only as a hash.
 
 Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
-`RENEWAL_PATIENCE` for a new answer; then the cached yes counts, and the review goes on in the
+`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review goes on in the
 background.
 """
 
@@ -28,17 +28,17 @@ from exporter.server.problems import Refusal, Unavailable
 
 
 REMEMBERED = 4096
-"""Bounds each cache, so a flood of new tokens or paths cannot grow it."""
+"""The most answers in each cache, so that a flood of new tokens or paths cannot fill the memory."""
 ASKED_AT_ONCE = 16
-"""The most reviews of each kind in flight: this many for new callers, as many for renewals."""
+"""The most concurrent reviews of each kind for new callers, and as many again for renewals."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long a caller waits for both reviews, and how long one review may take. The descheduler's
 plugin waits one second for its verdict."""
 RENEWAL_PATIENCE: Seconds = 0.25
-"""How long a known caller waits; a healthy API server answers faster."""
+"""How long a caller with a cached yes waits; a healthy API server answers faster."""
 RETRY: Seconds = 5.0
-"""After a failed renewal, how long cached answers count without a new attempt."""
+"""How long no cached answer is renewed after a renewal has failed."""
 
 _Answer = TypeVar("_Answer")
 
@@ -121,10 +121,10 @@ class _Cache(Generic[_Answer]):
 class _ReviewCache(Generic[_Answer]):
     """The cached answers of the API server to one kind of review.
 
-    A yes counts for `keep` seconds, and for up to `outage` while a renewal fails; a no counts for
-    `keep` and replaces a yes. The two are cached apart, so that invented tokens evict nobody's
-    yes. Callers with the same question share one review. Renewals have their own slots, so that
-    invented tokens do not delay them.
+    A yes counts for `keep` seconds, and for up to `outage` seconds while renewals fail. A no counts
+    for `keep` seconds and replaces a yes. There is a cache for each, so that invented tokens push
+    out nobody's yes. Callers with the same question share one review. Renewals have their own
+    slots, so that invented tokens do not delay them.
     """
 
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
@@ -151,8 +151,8 @@ class _ReviewCache(Generic[_Answer]):
     ) -> _Answer | None:
         """The cached or new answer for a key; None is a no. Raises `ReviewUnavailable`.
 
-        `owner` is the user, or the peer as long as there is none. `began` is the start of the check
-        on the event loop's clock.
+        `owner` is the user, or the peer while the user is unknown. `began` is when the check began,
+        by the event loop's clock.
         """
         fresh = self._yes.get(key, younger_than=self._keep)
         if fresh is not None:
@@ -211,11 +211,11 @@ class _ReviewCache(Generic[_Answer]):
     def _end(self, key: Hashable, task: asyncio.Task[_Answer | None]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # retrieve it, even if no caller waits any more
+            task.exception()  # asyncio logs errors that nobody has retrieved
 
 
 class Access:
-    """Checks callers with the API server and caches its answers for `keep` seconds.
+    """Asks the API server about callers, and caches its answers for `keep` seconds.
 
     While the API server does not answer, a cached yes counts for up to `outage` seconds. `clock` is
     monotonic.
@@ -237,7 +237,7 @@ class Access:
     async def check(
         self, authorization: str | None, method: str, path: str, *, peer: str = ""
     ) -> None:
-        """Return if the caller may make this request; `peer` is its IP address.
+        """Check whether the caller may make this request; `peer` is its IP address.
 
         Raises `Unauthenticated`, `AccessDenied` or `ReviewUnavailable`.
         """

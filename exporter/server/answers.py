@@ -64,7 +64,7 @@ def write_verdict(
     drain: DrainOutcome | None = None,
 ) -> VerdictAnswer:
     """The API's form of a verdict that was made at `now`; `drain` is None if the VMI is unknown."""
-    # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
+    # No helpers test for None: most fields are None, and each call would take 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,
@@ -74,7 +74,7 @@ def write_verdict(
         allowed=reason is None,
         reason=reason,
         not_before=None if end is None else to_release(end),
-        # Rounded up, so that waiting that long is enough.
+        # Rounded up, so that a caller that waits this long is not too early.
         retry_after_seconds=None if end is None else math.ceil(max(0.0, end - now) * 1000) / 1000,
         effective_cooldown_seconds=None if effective is None else _round(effective),
         migrations_in_window=verdict.migrations_in_window,
@@ -110,7 +110,7 @@ def list_evacuations(
 def list_nodes(
     forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
 ) -> NodesAnswer:
-    """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
+    """The forecasts of all nodes, in the given order; `namespaces` are those of all VMIs."""
     return NodesAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
@@ -181,8 +181,8 @@ def describe_status(
 ) -> StatusAnswer:
     """The exporter's health and VMI counts.
 
-    `drain` has the number of VMIs by outcome, and `blocked` that of blocked ones by reason, of
-    which `reasons` are possible.
+    `drain` has the number of VMIs by drain outcome. `blocked` has the number of blocked VMIs by
+    reason; `reasons` are the possible ones.
     """
     history = health.history
     return StatusAnswer(
@@ -229,7 +229,7 @@ def describe_status(
 def write_evacuation(
     evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
-    """The evacuation of a VMI, with the reasons in cluster objects; None if there is none."""
+    """The evacuation of a VMI, or None; `why` are the reasons in the cluster's own words."""
     diagnosis, now = conditions.diagnose(evidence), conditions.now
     if diagnosis is None:
         return None
@@ -267,7 +267,7 @@ def write_evacuation(
             method="PUT",
             path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
             f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
-            # It must match the stored value (`pkg/virt-api/rest/evacuate_cancel.go`).
+            # KubeVirt compares the body with the VMI (`pkg/virt-api/rest/evacuate_cancel.go`).
             body={"evacuationNodeName": diagnosis.node},
             command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
         )

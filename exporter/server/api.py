@@ -130,7 +130,10 @@ class Service:
         self.polls = LongPolls(self.blocked)
 
     def close(self) -> None:
-        """Answer all long polls now, and close connections after their next answer."""
+        """Answer all long polls now, and refuse later requests.
+
+        Admission reviews are still answered, but each answer closes its connection.
+        """
         self.closing = True
         self.polls.close()
 
@@ -340,7 +343,7 @@ class Service:
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
-        """Judge all candidates in one loop: with 1,000 candidates, function calls cost much."""
+        """Judge all candidates in one loop: for 1,000 candidates, function calls take long."""
         find, checkpoint = self.view.find, asked.checkpoint
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)

@@ -1,8 +1,8 @@
 """The TLS context of a listener, reloaded when its files change.
 
 Certificates are short-lived and renewed in place, for example by cert-manager. Each new connection
-uses the last context that could be loaded; open ones keep theirs. A TLS session cannot be resumed
-with another context, so every caller is verified with the present client CA.
+uses the newest context that could be loaded; open connections keep their own. A TLS session cannot
+be resumed with another context, so every new connection is verified with the present client CA.
 """
 
 import ssl
@@ -26,9 +26,10 @@ class UnusableCertificate(Exception):
 
 
 class Certificates:
-    """One listener's TLS. `context` is for the next connection; call `renew` regularly.
+    """The TLS of one listener, which has a certificate. Call `renew` regularly.
 
-    `not_after` is when the certificate in use ends, or None if it is not for a server.
+    `context` is for the next connection. `not_after` is when the certificate in use ends, or None
+    if it is no certificate for a server.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
@@ -40,9 +41,9 @@ class Certificates:
         self.not_after = self._read_not_after()
 
     def renew(self) -> bool:
-        """Reload the files if they have changed; True if they had.
+        """Reload the files if they have changed; returns whether they had.
 
-        Raises `UnusableCertificate`; the last context then stays in use.
+        Raises `UnusableCertificate`; then the last context stays in use.
         """
         version = self._read_version()
         if version == self._version:
@@ -69,10 +70,10 @@ class Certificates:
         return context
 
     def _read_not_after(self) -> Instant | None:
-        """When the certificate ends, from a TLS handshake in memory.
+        """Read when the certificate ends, by a TLS handshake in memory.
 
-        The standard library decodes a certificate only for a client that trusts it: this one
-        trusts that very certificate, even after its end.
+        The standard library decodes a certificate only for a client that trusts it. This client
+        trusts exactly this certificate, even after its end.
         """
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
@@ -95,7 +96,7 @@ class Certificates:
         return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
 
     def _read_version(self) -> _Version:
-        """Changes with the files, also when kubelet swaps a symbolic link."""
+        """A value that changes with the files, also when kubelet replaces a symbolic link."""
         version = []
         for path in self._files():
             try:
