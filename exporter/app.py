@@ -52,7 +52,7 @@ LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
 
 ANSWER_KINDS = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
-"""What may change a verdict."""
+"""The notices of changes that may change a verdict."""
 
 log = structlog.stdlib.get_logger()
 
@@ -116,14 +116,14 @@ async def run(
             finally:
                 log.info("stopping")
                 service.close()
-                # Meanwhile each answer closes its connection, so that the API server moves to
-                # another replica before its idle connections are closed.
+                # Meanwhile each admission answer closes its connection, so that the API server
+                # goes to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 
 
 def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
-    """Where the history is stored: ConfigMaps without a namespace are in the exporter's own."""
+    """Where the history is stored; by default ConfigMaps are in the exporter's own namespace."""
     place = settings.history
     if isinstance(place, ConfigMaps) and not place.namespace:
         return replace(place, namespace=find_namespace(login))
@@ -225,9 +225,9 @@ def _build_history(
     *,
     rng: random.Random,
 ) -> tuple[list[Job], list[Job]]:
-    """The jobs of the stored history, and those that close it; a file is read at once.
+    """The jobs that maintain the stored history, and those that close it.
 
-    Raises `HistoryUnwritable`.
+    A file is read at once. Raises `HistoryUnwritable`.
     """
     store, health, clock = service.store, service.health, service.clock
     status, interval = health.history, settings.kube.history_interval
@@ -304,9 +304,9 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 
 
 def _expected_hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that a request to a query listener may have in `Host`.
+    """The names that `Host` may have in a request to the query listener.
 
-    None: any name, because the network reaches the listener or callers need credentials.
+    None: any name, because the network can reach the listener or callers need credentials.
     """
     listen = settings.listen
     asks = settings.auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file
