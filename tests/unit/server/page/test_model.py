@@ -1,4 +1,4 @@
-"""The page's model: equal to the API, of one instant, without private data."""
+"""The page model: it agrees with the API, is of one instant, and has no private data."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterB
 
 
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
-    """The API over a fully visible cluster of these facts."""
+    """A service over a cluster with these facts, which it may read completely."""
     api = ServedApi(**overrides)
     put(api.store, *facts)
     api.service.closing = closing
@@ -96,7 +96,7 @@ def build_model(
     now: Instant = NOW,
     named: bool = True,
 ) -> PageModel:
-    """The page model, with single VMs unless told otherwise."""
+    """The page model, with single VMs unless found otherwise."""
     filters = filters or PageFilter()
     blocked = summarize_blocked(read(service.blocked, None).entries, filters)
     return build_page(service, blocked, filters, now, named=named)
@@ -115,7 +115,7 @@ def blocked_names(model: PageModel) -> list[str]:
 
 
 class TestTheSame:
-    """The model has the API's answers at the same time."""
+    """The model has the API's answers of the same instant."""
 
     def test_evacuations_are_those_of_the_api(self) -> None:
         """The evacuations are the API's, in the API's order."""
@@ -124,8 +124,8 @@ class TestTheSame:
 
         assert model.vms is not None
         rows = model.vms.evacuations
-        told = service.describe_evacuations(NOW).evacuations
-        assert [vmi.evacuation for vmi in rows.shown] == told
+        found = service.describe_evacuations(NOW).evacuations
+        assert [vmi.evacuation for vmi in rows.shown] == found
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
         assert (sum(model.states.values()), model.stuck_evacuations) == (3, 1)
 
@@ -214,7 +214,7 @@ class TestFilters:
             pytest.param(PageFilter(namespace="nowhere"), [], [], id="nothing"),
         ],
     )
-    def test_it_shows_what_is_wished(
+    def test_a_filter_hides_the_other_rows(
         self, filters: PageFilter, evacuations: list[str] | None, blocked: list[str] | None
     ) -> None:
         """Each filter hides other rows, and the total is shown."""
@@ -237,10 +237,8 @@ class TestFilters:
             (Sort.STATE, ["outside", "old", "young"], ["soon", "late", "moving", "young"]),
         ],
     )
-    def test_it_sorts_as_wished(
-        self, sort: Sort, evacuations: list[str], blocked: list[str]
-    ) -> None:
-        """Rows are sorted by time: longest evacuation first, earliest release first."""
+    def test_rows_are_sorted(self, sort: Sort, evacuations: list[str], blocked: list[str]) -> None:
+        """Rows are sorted as the filter says; TIME: longest evacuation, earliest release first."""
         model = build_model(busy_service(), PageFilter(sort=sort))
 
         assert evacuation_names(model) == evacuations
@@ -277,13 +275,13 @@ class TestFilters:
         assert filters.narrows
 
     @pytest.mark.parametrize("query", [{}, dict.fromkeys(("namespace", "state", "sort"), "")])
-    def test_an_empty_query_wishes_nothing(self, query: dict[str, str]) -> None:
+    def test_an_empty_query_is_no_filter(self, query: dict[str, str]) -> None:
         """Empty fields of the form are no filter."""
         assert read_filter(query) == PageFilter()
         assert not read_filter(query).narrows
 
     @pytest.mark.parametrize(
-        ("key", "value", "told"),
+        ("key", "value", "found"),
         [
             ("namespace", "x" * 64, "namespace: at most 63 characters"),
             ("node", "x" * 254, "node: at most 253 characters"),
@@ -294,19 +292,19 @@ class TestFilters:
         ],
     )
     def test_what_makes_no_sense_is_named_and_ignored(
-        self, key: str, value: str, told: str
+        self, key: str, value: str, found: str
     ) -> None:
         """A wrong value is reported and ignored; the others apply."""
         filters = read_filter({key: value})
 
-        assert filters.ignored[0].startswith(told)
+        assert filters.ignored[0].startswith(found)
         assert msgspec.structs.replace(filters, ignored=()) == PageFilter()
 
 
 class TestBounds:
     """Tables have a bounded number of rows."""
 
-    def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
+    def test_a_table_counts_the_rows_that_it_hides(self) -> None:
         """A table has a bounded number of rows, and counts the others."""
         many = ROWS + 7
         model = build_model(
@@ -327,8 +325,8 @@ class TestBounds:
 class TestTrust:
     """Whether the page's data can be trusted."""
 
-    def test_nothing_is_told_of_the_cluster_before_it_is_synced(self) -> None:
-        """Before the sync the model only has what it waits for."""
+    def test_before_the_sync_there_are_no_rows(self) -> None:
+        """Before the sync the model has only what the exporter waits for."""
         waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
         waiting[0].synced = True
         model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
@@ -338,8 +336,8 @@ class TestTrust:
         assert model.nodes.total == 0
         assert model.vms is None
 
-    def test_nothing_is_told_of_the_cluster_at_the_end(self) -> None:
-        """At the end of the process the model has no data of the cluster."""
+    def test_during_shutdown_there_are_no_rows(self) -> None:
+        """During shutdown the model has no data of the cluster."""
         model = build_model(make_service(cooling("db1"), closing=True))
 
         assert model.closing
@@ -347,14 +345,14 @@ class TestTrust:
         assert model.vms is None
 
     def test_the_losses_are_those_of_the_runbook(self) -> None:
-        """For each resource page and runbook name the same consequences."""
+        """The page and the runbook name the same consequences for each resource."""
         row = re.compile(r"^\| `(\w+)` \| (.+?)(?:, see .*)? \|$", re.MULTILINE)
         rows = row.findall(RUNBOOK.read_text(encoding="utf-8"))
-        told = {Resource(name): lost.replace("`", "") for name, lost in rows}
+        found = {Resource(name): lost.replace("`", "") for name, lost in rows}
 
-        assert told.items() <= LOSSES.items()
+        assert found.items() <= LOSSES.items()
         assert set(LOSSES) == set(Resource)
-        assert set(told) == {*CLUSTER_RESOURCES, Resource.CONFIGMAPS}
+        assert set(found) == {*CLUSTER_RESOURCES, Resource.CONFIGMAPS}
 
 
 class TestPrivacy:
