@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from exporter.engine.model import Checkpoint, Instant, Seconds
-from exporter.engine.verdicts import Entry, VerdictView
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Staleness
 from exporter.server.schemas import BlockedVmi
 from exporter.text import to_release
@@ -117,11 +117,21 @@ class BlockedSet:
             if count % SLICE == 0:
                 await asyncio.sleep(0)
             for one in wanted:
-                blocked = _write_entry(entry, one)
-                if blocked is not None:
+                verdict, vmi = entry.verdict(one), entry.evidence.vmi
+                if verdict.reason is not None:
+                    end = verdict.not_before
+                    blocked = BlockedVmi(
+                        namespace=vmi.namespace,
+                        name=vmi.name,
+                        vmi_uid=vmi.uid,
+                        node=vmi.node,
+                        checkpoint=one,
+                        reason=verdict.reason,
+                        not_before=None if end is None else to_release(end),
+                    )
                     entries.append(blocked)
                     # `released_at` instead of `not_before`, which can move with our clock.
-                    identity = (*structs.astuple(blocked)[:-1], entry.verdict(one).released_at)
+                    identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
                     digest.update(msgspec.json.encode(identity))
         stale, lost = freshness
         stale = stale or any(entry.namespace in lost for entry in entries)
@@ -136,19 +146,3 @@ class BlockedSet:
             changes_at=changes_at,
             reads=reads,
         )
-
-
-def _write_entry(entry: Entry, checkpoint: Checkpoint) -> BlockedVmi | None:
-    verdict, vmi = entry.verdict(checkpoint), entry.evidence.vmi
-    end = verdict.not_before
-    if verdict.reason is None:
-        return None
-    return BlockedVmi(
-        namespace=vmi.namespace,
-        name=vmi.name,
-        vmi_uid=vmi.uid,
-        node=vmi.node,
-        checkpoint=checkpoint,
-        reason=verdict.reason,
-        not_before=None if end is None else to_release(end),
-    )
