@@ -27,6 +27,10 @@ from tests.support.stores import a_verdict_view
 from tests.unit.server.test_api import ServedApi
 
 
+HOUR = 3600.0
+"""The wait of long polls that only a change can answer within `PATIENCE`."""
+
+
 def afresh(scene: ServedApi) -> BlockedSet:
     """A blocked set of the same facts, with nothing cached."""
     return BlockedSet(a_verdict_view(scene.store, scene.policy), scene.health, scene.clock)
@@ -42,7 +46,15 @@ async def begin(
     scene: ServedApi, checkpoint: Checkpoint | None, known: str
 ) -> asyncio.Task[Blocked]:
     """Begin a long poll."""
-    waiting = asyncio.create_task(scene.polls.wait(checkpoint, known, 60.0))
+    waiting = asyncio.create_task(scene.polls.wait(checkpoint, known, HOUR))
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def begin_many(scene: ServedApi, count: int) -> list[asyncio.Task[Blocked]]:
+    """Begin as many long polls, which know the present set."""
+    known = read(scene.blocked, None).etag
+    waiting = [asyncio.create_task(scene.polls.wait(None, known, HOUR)) for _ in range(count)]
     await asyncio.sleep(0)
     return waiting
 
@@ -256,7 +268,7 @@ class TestManyVmis:
         scene.store.put(a_vmi(name="ahead", uid="h", migration=a_state(start=NOW, end=NOW + 60.0)))
         known = (await scene.blocked.read(None)).etag
         scene.clock.instant += MOVES_EVERY
-        waiting = asyncio.create_task(scene.polls.wait(None, known, 3600.0))
+        waiting = asyncio.create_task(scene.polls.wait(None, known, HOUR))
         for _ in range(self.MANY // SLICE - 1):
             await asyncio.sleep(0)
         scene.cool("a")
@@ -271,12 +283,10 @@ class TestWait:
     async def test_a_change_back_releases(self, scene: ServedApi) -> None:
         """A long poll is answered when the set changes back to an earlier one."""
         none = (await scene.blocked.read(None)).etag
-        first = asyncio.create_task(scene.polls.wait(None, none, 3600.0))
-        await asyncio.sleep(0)
+        first = await begin(scene, None, none)
         scene.cool()
         one = (await scene.blocked.read(None)).etag
-        second = asyncio.create_task(scene.polls.wait(None, one, 3600.0))
-        await asyncio.sleep(0)
+        second = await begin(scene, None, one)
         scene.cool(left=-1.0)
         scene.polls.note_change()
         answer = await asyncio.wait_for(second, PATIENCE)
@@ -291,7 +301,7 @@ class TestWait:
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
         known = read(scene.blocked, None)
-        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, HOUR), PATIENCE)
 
         assert keys(known) == [("db1", "preEviction")]
         assert keys(blocked) == []
@@ -302,7 +312,7 @@ class TestWait:
         scene.health.stale_after = 1.0
         scene.clock.run()
         known = read(scene.blocked, None)
-        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, HOUR), PATIENCE)
 
         assert (known.stale, blocked.stale) == (False, True)
 
@@ -319,12 +329,11 @@ class TestWait:
     async def test_closing_releases(self, scene: ServedApi) -> None:
         """Shutdown answers every long poll at once."""
         known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(500)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 500)
         scene.polls.close()
         async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
-            late = await scene.polls.wait(None, known, 60.0)
+            late = await scene.polls.wait(None, known, HOUR)
 
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
@@ -349,7 +358,7 @@ class TestWait:
         scene.store.put(a_vmim())
         before = read(scene.blocked, None)
         scene.clock.run()
-        silent = await asyncio.wait_for(scene.polls.wait(None, before.etag, 60.0), PATIENCE)
+        silent = await asyncio.wait_for(scene.polls.wait(None, before.etag, HOUR), PATIENCE)
         waiting = await begin(scene, None, silent.etag)
         vmims.contact = scene.clock()
         after = await asyncio.wait_for(waiting, PATIENCE)
@@ -364,7 +373,7 @@ class TestWait:
     async def test_a_change_elsewhere_does_not_release(self, scene: ServedApi) -> None:
         """A change at another checkpoint does not answer a long poll."""
         known = read(scene.blocked, Checkpoint.FILTER).etag
-        waiting = asyncio.create_task(scene.polls.wait(Checkpoint.FILTER, known, 60.0))
+        waiting = await begin(scene, Checkpoint.FILTER, known)
         both = await begin(scene, None, read(scene.blocked, None).etag)
         scene.cool()
         scene.polls.note_change()
@@ -379,9 +388,7 @@ class TestWait:
 
     async def test_a_change_that_leaves_the_set_wakes_nobody(self, scene: ServedApi) -> None:
         """A change that leaves the set equal is checked once, and answers no long poll."""
-        known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(100)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 100)
         looks = 0
 
         def look() -> float:
@@ -404,10 +411,7 @@ class TestWait:
 
     async def test_waking_many_yields_to_others(self, scene: ServedApi) -> None:
         """Many long polls are answered in slices."""
-        known = read(scene.blocked, None).etag
-        count = 5 * BATCH
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(count)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 5 * BATCH)
         scene.cool()
         scene.polls.note_change()
         seen = []
@@ -422,9 +426,7 @@ class TestWait:
 
     async def test_many_changes_wake_once(self, scene: ServedApi) -> None:
         """Many changes in a short time answer the long polls once."""
-        known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(1000)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 1000)
         for number in range(50):
             scene.cool(f"v{number}")
             scene.polls.note_change()

@@ -31,6 +31,7 @@ from exporter.server.page.model import (
     PageFilter,
     PageModel,
     Sort,
+    Vms,
     build_page,
     read_filter,
     summarize_blocked,
@@ -102,16 +103,20 @@ def build_model(
     return build_page(service, blocked, filters, now, named=named)
 
 
+def vms_of(model: PageModel) -> Vms:
+    """The tables of single VMs, which this page has."""
+    assert model.vms is not None
+    return model.vms
+
+
 def evacuation_names(model: PageModel) -> list[str]:
     """The VMs in the table of evacuations, as shown."""
-    assert model.vms is not None
-    return [vmi.name for vmi in model.vms.evacuations.shown]
+    return [vmi.name for vmi in vms_of(model).evacuations.shown]
 
 
 def blocked_names(model: PageModel) -> list[str]:
     """The VMs in the table of blocked VMs, as shown."""
-    assert model.vms is not None
-    return [vmi.name for _, vmi in model.vms.blocked.shown]
+    return [vmi.name for _, vmi in vms_of(model).blocked.shown]
 
 
 class TestTheSame:
@@ -122,8 +127,7 @@ class TestTheSame:
         service = busy_service()
         model = build_model(service)
 
-        assert model.vms is not None
-        rows = model.vms.evacuations
+        rows = vms_of(model).evacuations
         found = service.describe_evacuations(NOW).evacuations
         assert [vmi.evacuation for vmi in rows.shown] == found
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
@@ -145,8 +149,7 @@ class TestTheSame:
         service = busy_service()
         model = build_model(service)
 
-        assert model.vms is not None
-        rows = model.vms.blocked.shown
+        rows = vms_of(model).blocked.shown
         assert (
             sorted((e for entries, _ in rows for e in entries), key=lambda e: (e.namespace, e.name))
             == read(service.blocked, None).entries
@@ -224,9 +227,8 @@ class TestFilters:
         expected = evacuation_names(everything) if evacuations is None else evacuations
         assert evacuation_names(model) == expected
         assert blocked_names(model) == (blocked_names(everything) if blocked is None else blocked)
-        assert model.vms is not None
-        assert model.vms.evacuations.total == 3
-        assert model.vms.evacuations.matching == len(expected)
+        assert vms_of(model).evacuations.total == 3
+        assert vms_of(model).evacuations.matching == len(expected)
 
     @pytest.mark.parametrize(
         ("sort", "evacuations", "blocked"),
@@ -314,8 +316,7 @@ class TestBounds:
             )
         )
 
-        assert model.vms is not None
-        tables = model.vms.evacuations, model.vms.blocked, model.nodes
+        tables = vms_of(model).evacuations, vms_of(model).blocked, model.nodes
         assert [len(table.shown) for table in tables] == [ROWS] * 3
         assert [table.more for table in tables] == [7] * 3
         assert evacuation_names(model)[0] == f"e{many - 1:03}"

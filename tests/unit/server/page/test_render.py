@@ -46,6 +46,7 @@ from tests.unit.server.page.test_model import (
     cooling,
     evacuating,
     make_service,
+    vms_of,
 )
 from tests.unit.server.test_api import a_health
 
@@ -438,8 +439,7 @@ def test_instants_are_for_people_and_machines(instant: float | None, found: str)
 def the_vmi(service: Service) -> VmiAnswer:
     """The only VM of the page."""
     model = build_model(service)
-    assert model.vms is not None
-    return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.blocked.shown))[0]
+    return (*vms_of(model).evacuations.shown, *(vmi for _, vmi in vms_of(model).blocked.shown))[0]
 
 
 class TestTimeline:
@@ -503,8 +503,7 @@ class TestTimeline:
         """All timelines share the shortest axis that contains them, at most the window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
-        assert model.vms is not None
-        vmis = tuple(vmi for _, vmi in model.vms.blocked.shown)
+        vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)
         axis = measure_axis(vmis, model.status.as_of, 86_400.0)
 
         assert axis.past == past
