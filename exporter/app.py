@@ -96,7 +96,7 @@ async def run(
         health = _build_health(settings, place)
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
-        service = _build_service(
+        service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
         watch = _build_watch(settings, api, service, rng=rng, reflector=reflector)
@@ -178,7 +178,7 @@ def _log_start(settings: Settings, place: Path | ConfigMaps | None, listening: L
     )
 
 
-def _build_service(
+def build_service(
     settings: Settings,
     store: Store,
     health: Health,
@@ -187,6 +187,7 @@ def _build_service(
     events: EventQueue | None,
     clock: Callable[[], Instant],
 ) -> Service:
+    """The handlers over a store, which notifies their view and their long polls."""
     view = VerdictView(store, settings.policy)
     exposition = Exposition(
         lambda: View(

@@ -97,11 +97,9 @@ class Certificates:
 
     def _read_version(self) -> _Version:
         """A value that changes with the files, also when kubelet replaces a symbolic link."""
-        version = []
-        for path in self._files():
-            try:
-                stat = path.stat()
-            except OSError as error:
-                raise UnusableCertificate(f"tls.{self._listener}: {path}: {error}") from error
-            version.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return tuple(version)
+        try:
+            stats = [path.stat() for path in self._files()]
+        except OSError as error:
+            place = f"tls.{self._listener}: {error.filename}"
+            raise UnusableCertificate(f"{place}: {error}") from error
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

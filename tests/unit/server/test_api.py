@@ -20,6 +20,7 @@ from jsonschema import (  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
 from yarl import URL
 
+from exporter.app import build_service
 from exporter.counters import Counters
 from exporter.engine.drain_outcomes import DrainOutcome
 from exporter.engine.model import (
@@ -32,19 +33,17 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.policy import Policy, StuckPolicy
+from exporter.engine.policy import Policy
 from exporter.health import Health, Watched
 from exporter.kube.kubevirt import parse_object
 from exporter.kube.sink import Feed
-from exporter.metrics.exposition import Exposition
-from exporter.metrics.family import View
 from exporter.server.access import Access, Unauthenticated
 from exporter.server.api import SHARED_FROM, Service
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.openapi import ROUTES, Route, write_openapi
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.server.schemas import BlockedAnswer
-from exporter.settings import Limits
+from exporter.settings import Limits, Settings
 from tests.cluster import PATIENCE
 from tests.support.builders import (
     KEEP,
@@ -60,7 +59,7 @@ from tests.support.builders import (
     rfc3339,
 )
 from tests.support.hostile import HOSTILE, hostile_json
-from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.stores import ClockedStore
 from tests.unit.kube.test_reasons import objects
 
 
@@ -128,29 +127,13 @@ class ServedApi:
 
     def __post_init__(self) -> None:
         self.store.now = NOW
-        stuck = StuckPolicy()
-        view = a_verdict_view(self.store, self.policy)
-        self.service = Service(
-            store=self.store,
-            view=view,
-            health=self.health,
+        self.service = build_service(
+            Settings(policy=self.policy, limits=self.limits),
+            self.store,
+            self.health,
             counters=self.counters,
-            policy=self.policy,
-            stuck=stuck,
-            limits=self.limits,
+            events=None,
             clock=self.clock,
-            render_metrics=Exposition(
-                lambda: View(
-                    store=self.store,
-                    verdicts=view,
-                    health=self.health,
-                    counters=self.counters,
-                    policy=self.policy,
-                    stuck=stuck,
-                    vmi_series=self.limits.vmi_series,
-                    now=self.clock(),
-                )
-            ).render,
         )
         self.blocked, self.polls = self.service.blocked, self.service.polls
 
@@ -781,7 +764,6 @@ class TestLongPoll:
         waiting = asyncio.create_task(waited(api, etag))
         await parked(api)
         api.cool()
-        api.service.polls.note_change()
         answer = await waiting
 
         assert answer.status == 200

@@ -288,7 +288,6 @@ class TestWait:
         one = (await scene.blocked.read(None)).etag
         second = await begin(scene, None, one)
         scene.cool(left=-1.0)
-        scene.polls.note_change()
         answer = await asyncio.wait_for(second, PATIENCE)
         scene.polls.close()
         await first
@@ -376,11 +375,9 @@ class TestWait:
         waiting = await begin(scene, Checkpoint.FILTER, known)
         both = await begin(scene, None, read(scene.blocked, None).etag)
         scene.cool()
-        scene.polls.note_change()
         await asyncio.wait_for(both, PATIENCE)
         still_waiting = not waiting.done()
         scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
-        scene.polls.note_change()
         blocked = await asyncio.wait_for(waiting, PATIENCE)
 
         assert still_waiting
@@ -398,7 +395,6 @@ class TestWait:
 
         scene.blocked.clock = look
         scene.store.put(a_vmi(name="another", uid="another"))
-        scene.polls.note_change()
         while not looks:  # noqa: ASYNC110 (there is no notification)
             await asyncio.sleep(SETTLING)
         await asyncio.sleep(SETTLING)
@@ -413,7 +409,6 @@ class TestWait:
         """Many long polls are answered in slices."""
         waiting = await begin_many(scene, 5 * BATCH)
         scene.cool()
-        scene.polls.note_change()
         seen = []
         async with asyncio.timeout(PATIENCE):
             while scene.polls.waiting:
@@ -429,7 +424,6 @@ class TestWait:
         waiting = await begin_many(scene, 1000)
         for number in range(50):
             scene.cool(f"v{number}")
-            scene.polls.note_change()
         answers = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
 
         assert {len(blocked.entries) for blocked in answers} == {50}
