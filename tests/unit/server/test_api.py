@@ -106,6 +106,13 @@ class Answer:
         return str(self.json["detail"])
 
 
+def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
+    """A VMI whose cooldown of 15 minutes ends after `left` seconds."""
+    end = NOW + left - 900.0
+    fields = {"name": name, "uid": f"uid-of-{name}", **overrides}
+    return a_vmi(migration=a_state(uid=f"m-of-{name}", start=end - 60.0, end=end), **fields)
+
+
 def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> Health:
     """A health of these watches; by default of all resources, with their contact at `contact`."""
     every = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
@@ -142,12 +149,9 @@ class ServedApi:
         for watched in self.health.watched:
             watched.contact = self.clock()
 
-    def cool(self, name: str = "db1", *, left: float = 300.0, **overrides: Any) -> None:
-        """Add a VMI whose cooldown of 15 minutes ends after `left` seconds."""
-        end = NOW + left - 900.0
-        state = a_state(uid=f"of-{name}", start=end - 60.0, end=end)
-        fields = {"name": name, "uid": f"uid-of-{name}"} | overrides
-        self.store.put(a_vmi(migration=state, **fields))
+    def cool(self, name: str = "db1", **fields: Any) -> None:
+        """Add a VMI that cools down; the fields are those of `cooling`."""
+        self.store.put(cooling(name, **fields))
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
         """Send one request; returns the complete answer."""
@@ -742,17 +746,13 @@ class TestBlocked:
         assert answer.status == 304
 
 
-async def waited(api: ServedApi, etag: str, wait: str = "60") -> Answer:
-    """Send a long poll with this ETag."""
+async def begin(api: ServedApi, etag: str) -> asyncio.Task[Answer]:
+    """Begin a long poll with this ETag, and wait until the exporter holds it."""
+    waiting = asyncio.create_task(api.get(f"{BLOCKED}?wait=60", If_None_Match=etag))
     async with asyncio.timeout(PATIENCE):
-        return await api.get(f"{BLOCKED}?wait={wait}", If_None_Match=etag)
-
-
-async def parked(api: ServedApi, number: int = 1) -> None:
-    """Wait until this many long polls are open."""
-    async with asyncio.timeout(PATIENCE):
-        while api.service.polls.waiting < number:  # noqa: ASYNC110 (there is no notification)
+        while not api.service.polls.waiting:  # noqa: ASYNC110 (there is no notification)
             await asyncio.sleep(0.005)
+    return waiting
 
 
 class TestLongPoll:
@@ -761,8 +761,7 @@ class TestLongPoll:
     async def test_a_change_of_the_store_answers(self, api: ServedApi) -> None:
         """A long poll is answered when a VMI becomes blocked."""
         etag = (await api.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(api, etag))
-        await parked(api)
+        waiting = await begin(api, etag)
         api.cool()
         answer = await waiting
 
@@ -782,16 +781,14 @@ class TestLongPoll:
         self, api: ServedApi, header: dict[str, str], status: int
     ) -> None:
         """A long poll without the current ETag is answered at once."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(30):
             answer = await api.get(f"{BLOCKED}?wait=60", **header)
 
         assert answer.status == status
 
     async def test_a_disconnected_client_is_removed(self, api: ServedApi) -> None:
         """When a client disconnects, its long poll is removed."""
-        etag = (await api.get(BLOCKED)).headers["ETag"]
-        waiting = asyncio.create_task(waited(api, etag))
-        await parked(api)
+        waiting = await begin(api, (await api.get(BLOCKED)).headers["ETag"])
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(PATIENCE):

@@ -37,10 +37,10 @@ from exporter.server.page.model import (
     summarize_blocked,
 )
 from tests.support.blocked import read
-from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim
+from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim
 from tests.support.stores import put
 from tests.support.verdicts import decide
-from tests.unit.server.test_api import ServedApi, a_health
+from tests.unit.server.test_api import ServedApi, a_health, cooling
 
 
 POLICY = Policy()
@@ -53,13 +53,6 @@ def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Servi
     put(api.store, *facts)
     api.service.closing = closing
     return api.service
-
-
-def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
-    """A VMI whose cooldown of 15 minutes ends after `left` seconds."""
-    end = NOW + left - 900.0
-    fields = {"name": name, "uid": f"uid-of-{name}", **overrides}
-    return a_vmi(migration=a_state(uid=f"m-of-{name}", start=end - 60.0, end=end), **fields)
 
 
 def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:

@@ -43,12 +43,11 @@ from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim,
 from tests.unit.server.page.test_model import (
     build_model,
     busy_service,
-    cooling,
     evacuating,
     make_service,
     vms_of,
 )
-from tests.unit.server.test_api import a_health
+from tests.unit.server.test_api import a_health, cooling
 
 
 ROOT = Path(__file__).parents[4]
