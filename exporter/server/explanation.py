@@ -188,9 +188,9 @@ _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
     "pending_migration": _why_pending,
     "requested_evacuation": _why_requested,
     "platform_update": lambda evidence, _: (
-        "KubeVirt reports VMs that it has still to update"
+        "KubeVirt reports VMs that it still has to update"
         if evidence.platform_updating
-        else "KubeVirt reports no VM that it has still to update"
+        else "KubeVirt reports no VM that it still has to update"
     ),
     "policy": lambda evidence, _: f"policy.overrides has block: true for {evidence.vmi.override}",
     "cooldown": _why_cooldown,

@@ -38,14 +38,14 @@ class Route(Struct, frozen=True, kw_only=True):
 
 _SCHEME = "clusterToken"
 _PROBLEMS = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
     404: "There is no such VMI, or no VMI is on that node.",
     405: "The endpoint does not take that method; Allow lists those that it takes.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is compressed in a way that cannot be read; Accept-Encoding lists the others.",
+    415: "The request has Content-Encoding; bodies are not decompressed.",
     422: "A field or parameter is wrong; the detail names it.",
     503: "Not synced yet, or shutting down; Retry-After says when to ask again.",
 }

@@ -70,13 +70,13 @@ def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
     the name of that site.
     """
     if hdrs.CONTENT_ENCODING in request.headers:
-        detail = "Content-Encoding: expected none, a body is read as it is"
+        detail = "Content-Encoding: expected none, because bodies are not decompressed"
         raise Refusal(415, "Compressed body", detail, {hdrs.CONNECTION: "close"})
     host = request.headers.get(hdrs.HOST, "")
     origin = request.headers.get(hdrs.ORIGIN)
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or request.headers.get("Sec-Fetch-Site") == "cross-site":
-        raise Refusal(403, "Cross-site request", "a web page of another site asks for this")
+        raise Refusal(403, "Cross-site request", "a web page of another site sent this request")
     if hosts is None or isinstance(request.get_extra_info("sockname"), str):
         return
     name = _PORT.sub("", host).strip("[]").lower()
