@@ -309,9 +309,9 @@ def _expected_hosts(settings: Settings) -> frozenset[str] | None:
 
     None: any name, because the network can reach the listener or callers need credentials.
     """
-    listen = settings.listen
-    asks = settings.auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file
-    if asks or not all(address.is_local for address in listen.query):
+    auth, tls, listen = settings.auth, settings.tls_query, settings.listen
+    needs_credentials = auth.query is Authentication.KUBERNETES or tls.client_ca_file
+    if needs_credentials or not all(address.is_local for address in listen.query):
         return None
     return frozenset((*listen.hosts, *(address.host for address in listen.query)))
 
