@@ -121,7 +121,7 @@ class _HeadTooLong(HttpProcessingError):
 
 
 class _Parser(HttpRequestParser):
-    """aiohttp's parser with a limit of the whole head; aiohttp limits only each line.
+    """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
     It gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
     head. After an error it gets nothing more. `whole` is called at the end of each request,
