@@ -8,7 +8,6 @@ be resumed with another context, so every new connection is verified with the pr
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 from exporter.credentials import no_password
 from exporter.engine.model import Instant
@@ -17,8 +16,6 @@ from exporter.settings import Tls
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
-
-_Version: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class UnusableCertificate(Exception):
@@ -95,7 +92,7 @@ class Certificates:
         tls = self._tls
         return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
 
-    def _read_version(self) -> _Version:
+    def _read_version(self) -> tuple[tuple[int, int, int], ...]:
         """A value that changes with the files, also when kubelet replaces a symbolic link."""
         try:
             stats = [path.stat() for path in self._files()]

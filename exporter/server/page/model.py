@@ -80,8 +80,7 @@ class PageFilter(Struct, frozen=True, kw_only=True):
     @property
     def narrows(self) -> bool:
         """Whether the filter can hide rows."""
-        chosen = (self.vm, self.namespace, self.node, self.state, self.stuck, self.reason)
-        return any(chosen)
+        return any((self.vm, self.namespace, self.node, self.state, self.stuck, self.reason))
 
 
 class Rows(Struct, Generic[T], frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, BlockedEviction, BlockedEvictions
 from exporter.engine.model import Reason, ReviewOutcome
-from exporter.server import admission as door
+from exporter.server import admission
 from exporter.server.admission import PATH, REVIEW_BYTES, Admission
 from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES
@@ -250,7 +250,7 @@ async def test_the_log_s_memory_is_bounded(
     webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log remembers a limited number of users, and long names are cut."""
-    monkeypatch.setattr(door, "REMEMBERED", 3)
+    monkeypatch.setattr(admission, "REMEMBERED", 3)
     settings = AdmissionSettings(AdmissionMode.ENFORCE, (), ("all",))
     crowd = Admission(webhook.api.service, settings)
     async with served(crowd.make_app()) as session:
@@ -297,7 +297,7 @@ async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.Monk
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(door, "judge", fail)
+    monkeypatch.setattr(admission, "judge", fail)
     with capture_logs() as logs:
         assert await webhook.ask() == {"uid": REVIEW_UID, "allowed": True}
     assert [one["event"] for one in logs] == ["review_failed"]

@@ -178,7 +178,7 @@ class ServedApi:
         return verdict
 
 
-class Doorkeeper(Access):
+class FakeAccess(Access):
     """Accepts only the token `good`, without asking an API server."""
 
     def __init__(self) -> None:
@@ -1094,7 +1094,7 @@ class TestOthers:
         """With authentication the metrics listener's page has VM names."""
         api = ServedApi()
         api.cool()
-        async with served(make_metrics_app(api.service, Doorkeeper())) as api.session:
+        async with served(make_metrics_app(api.service, FakeAccess())) as api.session:
             for path in ("/", "/vmis/shop/db1"):
                 answer = await api.get(path, Authorization="Bearer good")
                 refused = await api.get(path)

@@ -386,23 +386,23 @@ class TestWait:
     async def test_a_change_that_leaves_the_set_wakes_nobody(self, scene: ServedApi) -> None:
         """A change that leaves the set equal is checked once, and answers no long poll."""
         waiting = await begin_many(scene, 100)
-        looks = 0
+        reads = 0
 
-        def look() -> float:
-            nonlocal looks
-            looks += 1
+        def count_read() -> float:
+            nonlocal reads
+            reads += 1
             return scene.clock()
 
-        scene.blocked.clock = look
+        scene.blocked.clock = count_read
         scene.store.put(a_vmi(name="another", uid="another"))
-        while not looks:  # noqa: ASYNC110 (there is no notification)
+        while not reads:  # noqa: ASYNC110 (there is no notification)
             await asyncio.sleep(SETTLING)
         await asyncio.sleep(SETTLING)
-        looks_by_all, still_waiting = looks, scene.polls.waiting
+        reads_by_all, still_waiting = reads, scene.polls.waiting
         scene.polls.close()
         await asyncio.gather(*waiting)
 
-        assert looks_by_all <= 4
+        assert reads_by_all <= 4
         assert still_waiting == 100
 
     async def test_waking_many_yields_to_others(self, scene: ServedApi) -> None:
