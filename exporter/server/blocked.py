@@ -94,7 +94,10 @@ class LongPolls:
             queue.callers.pop(caller, None)
 
     async def _watch(self, checkpoint: Checkpoint | None, queue: _Queue, pause: Seconds) -> None:
-        """Wake the callers of a queue when the set differs; `pause` is the first `_until_turn`."""
+        """Wake the callers of a queue once the set differs from its `etag`.
+
+        `pause` is what `_until_turn` says at the beginning.
+        """
         try:
             while True:
                 with suppress(TimeoutError):
