@@ -166,11 +166,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     vmis: Annotated[int, means("VMs on it; the six counts below add up to this")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
-        int,
-        means(
-            "VMs that must wait: their migration is in progress, KubeVirt's migration limits are"
-            " reached, or KubeVirt has not yet said whether they are migratable"
-        ),
+        int, means("VMs whose migration is in progress, or KubeVirt's migration limits are reached")
     ]
     fails: Annotated[
         int,
@@ -229,8 +225,8 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     why: Annotated[
         list[WhyAnswer],
         means(
-            "what the cluster itself says about it, newest first, at most eight. For a VM that is"
-            " not evacuating: only the reason why it is not migratable, without its message"
+            "what the cluster itself says about it, newest first, at most eight; of a VM that is"
+            " not evacuating only a word why it is not migratable"
         ),
     ]
     cause: Annotated[

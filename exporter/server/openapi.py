@@ -45,7 +45,7 @@ _PROBLEMS = {
     405: "The endpoint does not take that method; Allow lists those that it takes.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The request has Content-Encoding; bodies are not decompressed.",
+    415: "The body is compressed in a way that cannot be read; Accept-Encoding lists the others.",
     422: "A field or parameter is wrong; the detail names it.",
     503: "Not synced yet, or shutting down; Retry-After says when to ask again.",
 }

@@ -55,7 +55,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         int, means("ended migrations that count; each after the first doubles the cooldown")
     ]
     evacuating: Annotated[
-        bool, means("whether its evacuation is requested already; false if the VMI is unknown")
+        bool, means("whether KubeVirt is to move it off a node already; false if it is unknown")
     ]
     stuck: Annotated[bool, means("whether that evacuation is stuck and needs a person")]
     drain: Annotated[
@@ -110,8 +110,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     reason: Annotated[Reason, means("the reason it gives if it blocks")]
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
     silenced: Annotated[
-        bool,
-        means("true: it cannot block: a watch that it needs is dead, or an object is unreadable"),
+        bool, means("true: it cannot block, because the watch of a resource it needs is dead")
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
     why: Annotated[str, means("what it found, in words")]
@@ -171,11 +170,11 @@ class PolicyAnswer(Struct, rename="camel", kw_only=True):
     count_failed_migrations: Annotated[bool, means("whether failed migrations count too")]
     guard_pending_migrations: Annotated[bool, means("whether an unfinished VMIM blocks")]
     guard_evacuations: Annotated[
-        bool, means("whether an evacuation blocks, unless the descheduler counts it already")
+        bool, means("whether an evacuation that the descheduler does not count blocks")
     ]
     override: Annotated[
         str | UnsetType,
-        means("the entry of policy.overrides that applies to this VM, by its name; absent: none"),
+        means("the name of the entry of policy.overrides that is for this VM; absent: none is"),
     ] = UNSET
 
 
