@@ -1,7 +1,7 @@
 """`python -m exporter`: runs the command, handles signals and returns the exit code.
 
-Everything that takes time to import is imported in `main`, so a signal during that time is handled
-too.
+Modules that take long to import are imported below `main`, so that a signal during that time is
+handled too.
 """
 
 import signal
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class TerminatedBySignal(KeyboardInterrupt):
-    """SIGTERM; before a command has a handler of its own, it ends like Ctrl-C."""
+    """SIGTERM. Until a command has its own handler, it ends the program as Ctrl-C does."""
 
 
 def main() -> int:
-    """Run the command that was typed and return its exit code."""
+    """Run the command of the command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         return run()
@@ -56,7 +56,7 @@ def run() -> int:
 
 
 def play_back(arguments: "argparse.Namespace") -> int:
-    """`record` and `replay`, of a real cluster or of the scenario."""
+    """The commands `record` and `replay`, for a real cluster or for the scenario."""
     import time
 
     from exporter.cli import commands
@@ -72,7 +72,7 @@ def play_back(arguments: "argparse.Namespace") -> int:
 
 
 def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant, Seconds]":
-    """The scenario's lines, its beginning and its length."""
+    """The lines of the scenario's recording, its beginning and its length."""
     from exporter.demo.week import BEGAN, Week
 
     week = Week(arguments.seed, arguments.days)
@@ -80,7 +80,7 @@ def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant
 
 
 def demo(arguments: "argparse.Namespace") -> int:
-    """`demo`: the main job on a simulated cluster, whose descheduler queries it."""
+    """The command `demo`: the exporter and the simulated cluster that it watches."""
     import asyncio
     from datetime import UTC, datetime
 
@@ -110,12 +110,10 @@ def demo(arguments: "argparse.Namespace") -> int:
         async def play_cluster() -> None:
             urls = await listening
             commands.say(commands.greet(urls, *cluster.example, cluster.announce(urls.metrics[0])))
-            asks = arguments.evictor == "plugin"
-            is_reviewed = arguments.evictor != "none"
             await cluster.run(
-                urls.query[0] if asks else None,
+                urls.query[0] if arguments.evictor == "plugin" else None,
                 stop,
-                webhook_url=urls.admission[0] if is_reviewed else None,
+                webhook_url=None if arguments.evictor == "none" else urls.admission[0],
             )
 
         await cluster.build(stop)
@@ -164,7 +162,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
         listen = replace(settings.listen, query=(query,), metrics=(metrics,))
         settings = replace(settings, listen=listen)
     if arguments.evictor != "none" and not settings.listen.admission:
-        # Without TLS, which a configuration file could not set: only the demo calls it.
+        # A configuration file could not set this listener without TLS; only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         mode = AdmissionMode.ENFORCE if arguments.evictor == "webhook" else AdmissionMode.WARN
         admission = AdmissionSettings(mode, (USER,), observe=True)
@@ -173,7 +171,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
 
 
 def show_progress(built: int, vms: int) -> None:
-    """Say how far a large simulated cluster is."""
+    """Print how many VMs of a large simulated cluster have been created."""
     from exporter.cli import commands
 
     if built % 1000 == 0:

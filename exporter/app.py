@@ -41,8 +41,6 @@ from exporter.server.access import Access
 from exporter.server.admission import Admission
 from exporter.server.api import Service
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.blocked import LongPolls
-from exporter.server.blocked_set import BlockedSet
 from exporter.server.budget import ConnectionBudget
 from exporter.server.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
@@ -54,7 +52,7 @@ LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
 
 ANSWER_KINDS = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
-"""What may change a verdict."""
+"""The notices of changes that may change a verdict."""
 
 log = structlog.stdlib.get_logger()
 
@@ -94,17 +92,15 @@ async def run(
             sees_all=not settings.namespaces,
             dead_after=kube.dead_after,
         )
-        view = VerdictView(store, policy)
         place = _find_place(settings, login)
-        history = _build_history(place, settings, store, api, clock=clock, rng=rng)
-        health = _build_health(settings, history)
+        health = _build_health(settings, place)
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
-        service = _build_service(
-            settings, store, view, health, counters=counters, events=events, clock=clock
+        service = build_service(
+            settings, store, health, counters=counters, events=events, clock=clock
         )
         watch = _build_watch(settings, api, service, rng=rng, reflector=reflector)
-        saving, closing = _build_writer(history, settings, api, health, clock=clock, rng=rng)
+        saving, closing = _build_history(place, settings, api, service, rng=rng)
         jobs = [watch.run, *saving]
         if events is not None:
             name = socket.gethostname()
@@ -120,26 +116,26 @@ async def run(
             finally:
                 log.info("stopping")
                 service.close()
-                # Meanwhile each answer closes its connection, so that the API server moves to
-                # another replica before its idle connections are closed.
+                # Meanwhile each admission answer closes its connection, so that the API server
+                # goes to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 
 
 def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
-    """Where the history is stored: ConfigMaps without a namespace are in the exporter's own."""
+    """Where the history is stored; by default ConfigMaps are in the exporter's own namespace."""
     place = settings.history
     if isinstance(place, ConfigMaps) and not place.namespace:
         return replace(place, namespace=find_namespace(login))
     return place
 
 
-def _build_health(settings: Settings, history: "_History | None") -> Health:
-    watches = list_watches(settings.namespaces)
-    if history is not None and isinstance(history.place, _Shared):
-        watches.insert(0, history.place.watched)
-    kube, status = settings.kube, None if history is None else history.health
-    return Health(kube.stale_after, kube.dead_after, watches, status)
+def _build_health(settings: Settings, place: Path | ConfigMaps | None) -> Health:
+    kube, watches = settings.kube, list_watches(settings.namespaces)
+    if isinstance(place, ConfigMaps):
+        watches.insert(0, Watched(Resource.CONFIGMAPS, place.namespace))
+    history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
+    return Health(kube.stale_after, kube.dead_after, watches, history)
 
 
 def _build_watch(
@@ -182,16 +178,17 @@ def _log_start(settings: Settings, place: Path | ConfigMaps | None, listening: L
     )
 
 
-def _build_service(
+def build_service(
     settings: Settings,
     store: Store,
-    view: VerdictView,
     health: Health,
     *,
     counters: Counters,
     events: EventQueue | None,
     clock: Callable[[], Instant],
 ) -> Service:
+    """The handlers over a store, which notifies their view and their long polls."""
+    view = VerdictView(store, settings.policy)
     exposition = Exposition(
         lambda: View(
             store=store,
@@ -204,11 +201,7 @@ def _build_service(
             now=clock(),
         )
     )
-    blocked = BlockedSet(view, health, clock)
-    polls = LongPolls(blocked)
-    store.subscribe(view.note_change, *ANSWER_KINDS)
-    store.subscribe(lambda _: polls.note_change(), *ANSWER_KINDS)
-    return Service(
+    service = Service(
         store=store,
         view=view,
         health=health,
@@ -216,53 +209,45 @@ def _build_service(
         policy=settings.policy,
         stuck=settings.stuck,
         limits=settings.limits,
-        blocked=blocked,
-        polls=polls,
         clock=clock,
         render_metrics=exposition.render,
         note_blocked=None if events is None else events.note_blocked,
     )
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A history in ConfigMaps: where they are, who watches them, and who may write them."""
-
-    place: ConfigMaps
-    watched: Watched
-    lease: Lease
-
-
-@dataclass(frozen=True)
-class _History:
-    """The stored history: what is to be written, and where."""
-
-    changes: PendingChanges
-    health: HistoryHealth
-    signal: WriteSignal
-    place: Path | _Shared
+    store.subscribe(view.note_change, *ANSWER_KINDS)
+    store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
+    return service
 
 
 def _build_history(
     place: Path | ConfigMaps | None,
     settings: Settings,
-    store: Store,
     api: ApiServer,
+    service: Service,
     *,
-    clock: Callable[[], Instant],
     rng: random.Random,
-) -> _History | None:
-    if place is None:
-        return None
+) -> tuple[list[Job], list[Job]]:
+    """The jobs that maintain the stored history, and those that close it.
+
+    A file is read at once. Raises `HistoryUnwritable`.
+    """
+    store, health, clock = service.store, service.health, service.clock
+    status, interval = health.history, settings.kube.history_interval
+    if place is None or status is None:
+        return [], []
     changes = PendingChanges(store, settings.policy.longest_window)
-    health = HistoryHealth(
-        find_unwritten=lambda: changes.unwritten_since, has_outdated=lambda: changes.has_outdated
-    )
     signal = WriteSignal()
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
     store.subscribe(lambda _: signal.wake(), NoticeKind.MEMORY)
+    status.find_unwritten = lambda: changes.unwritten_since
+    status.has_outdated = lambda: changes.has_outdated
     if isinstance(place, Path):
-        return _History(changes, replace(health, may_write=lambda: True), signal, place)
+        status.may_write = lambda: True
+        others = read_file(changes, status, place, clock())
+        signal.wake()
+        file = FileWriter(
+            changes, health, status, signal, place, others=others, interval=interval, clock=clock
+        )
+        return [file.run], [partial(_close_history, file)]
     lease = Lease(
         api,
         place.namespace,
@@ -273,37 +258,9 @@ def _build_history(
         wall=clock,
         changed=signal.hurry,
     )
-    health = replace(health, may_write=lambda: lease.held, loaded=False)
-    watched = Watched(Resource.CONFIGMAPS, place.namespace)
-    return _History(changes, health, signal, _Shared(place, watched, lease))
-
-
-def _build_writer(
-    history: _History | None,
-    settings: Settings,
-    api: ApiServer,
-    health: Health,
-    *,
-    clock: Callable[[], Instant],
-    rng: random.Random,
-) -> tuple[list[Job], list[Job]]:
-    """The jobs of the stored history, and those that close it; a file is read at once.
-
-    Raises `HistoryUnwritable`.
-    """
-    if history is None:
-        return [], []
-    place, changes, status, signal = history.place, history.changes, history.health, history.signal
-    interval = settings.kube.history_interval
-    if isinstance(place, Path):
-        others = read_file(changes, status, place, clock())
-        signal.wake()
-        file = FileWriter(
-            changes, health, status, signal, place, others=others, interval=interval, clock=clock
-        )
-        return [file.run], [partial(_close_history, history, file)]
-    lease = place.lease
-    reader = ConfigMapReader(changes, place.watched, status, signal, place.place, clock=clock)
+    status.may_write = lambda: lease.held
+    (watched,) = health.of(Resource.CONFIGMAPS)
+    reader = ConfigMapReader(changes, watched, status, signal, place, clock=clock)
     writer = ConfigMapWriter(
         changes,
         health,
@@ -315,18 +272,18 @@ def _build_writer(
         interval=interval,
         clock=clock,
     )
-    watch = Reflector(api, place.watched, reader, settings.kube, clock=clock, rng=rng)
+    watch = Reflector(api, watched, reader, settings.kube, clock=clock, rng=rng)
     jobs = [lease.run, watch.run, reader.run, writer.run]
-    return jobs, [partial(_close_history, history, writer)]
+    return jobs, [partial(_close_history, writer, lease)]
 
 
-async def _close_history(history: _History, writer: HistoryWriter) -> None:
+async def _close_history(writer: HistoryWriter, lease: Lease | None = None) -> None:
     """Write the remaining changes and release the Lease, within the time-out."""
     try:
         async with asyncio.timeout(DRAIN):
             await writer.close()
-            if isinstance(history.place, _Shared):
-                await history.place.lease.release()
+            if lease is not None:
+                await lease.release()
     except TimeoutError:
         log.warning("history_not_flushed", why=f"not written within {DRAIN:g} s")
 
@@ -348,13 +305,13 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 
 
 def _expected_hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that a request to a query listener may have in `Host`.
+    """The names that `Host` may have in a request to the query listener.
 
-    None: any name, because the network reaches the listener or callers need credentials.
+    None: any name, because the network can reach the listener or callers need credentials.
     """
-    listen = settings.listen
-    asks = settings.auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file
-    if asks or not all(address.is_local for address in listen.query):
+    auth, tls, listen = settings.auth, settings.tls_query, settings.listen
+    needs_credentials = auth.query is Authentication.KUBERNETES or tls.client_ca_file
+    if needs_credentials or not all(address.is_local for address in listen.query):
         return None
     return frozenset((*listen.hosts, *(address.host for address in listen.query)))
 
@@ -363,49 +320,29 @@ def _expected_hosts(settings: Settings) -> frozenset[str] | None:
 async def _listeners(
     settings: Settings, service: Service, api: ApiServer
 ) -> AsyncIterator[Listening]:
-    auth = settings.auth
+    auth, listen = settings.auth, settings.listen
     access = Access(api, keep=auth.cache, outage=settings.kube.dead_after, clock=time.monotonic)
-    shared = (auth, settings.limits, ConnectionBudget(service.counters), service.health)
-    own = replace(auth, socket_mode=0o600, socket_group=None)
-    query = Listener(
-        "query",
-        make_query_app(
-            service,
-            access if auth.query is Authentication.KUBERNETES else None,
-            hosts=_expected_hosts(settings),
-        ),
-        settings.listen.query,
-        settings.tls_query,
-        *shared,
+    checks = {Authentication.NONE: None, Authentication.KUBERNETES: access}
+    listener = partial(
+        Listener,
+        auth=auth,
+        limits=settings.limits,
+        budget=ConnectionBudget(service.counters),
+        health=service.health,
     )
-    metrics = Listener(
-        "metrics",
-        make_metrics_app(
-            service,
-            access if auth.metrics is Authentication.KUBERNETES else None,
-            page=settings.listen.page,
-        ),
-        settings.listen.metrics,
-        settings.tls_metrics,
-        *shared,
-    )
+    query = make_query_app(service, checks[auth.query], hosts=_expected_hosts(settings))
+    metrics = make_metrics_app(service, checks[auth.metrics], page=listen.page)
+    listeners = [
+        listener("query", query, listen.query, settings.tls_query),
+        listener("metrics", metrics, listen.metrics, settings.tls_metrics),
+    ]
+    if listen.admission:
+        admission = Admission(service, settings.admission).make_app()
+        listeners.append(listener("admission", admission, listen.admission, settings.tls_admission))
+    if listen.local is not None:
+        local = make_query_app(service)
+        own = replace(auth, socket_mode=0o600, socket_group=None)
+        listeners.append(listener("local", local, (listen.local,), Tls(), auth=own))
     async with AsyncExitStack() as stack:
-        urls = {
-            "query": await stack.enter_async_context(query.served()),
-            "metrics": await stack.enter_async_context(metrics.served()),
-        }
-        if settings.listen.admission:
-            admission = Listener(
-                "admission",
-                Admission(service, settings.admission).make_app(),
-                settings.listen.admission,
-                settings.tls_admission,
-                *shared,
-            )
-            urls["admission"] = await stack.enter_async_context(admission.served())
-        if settings.listen.local is not None:
-            addresses = (settings.listen.local,)
-            app = make_query_app(service)
-            local = Listener("local", app, addresses, Tls(), own, *shared[1:])
-            urls["local"] = await stack.enter_async_context(local.served())
+        urls = {one.name: await stack.enter_async_context(one.served()) for one in listeners}
         yield Listening(**urls)

@@ -2,59 +2,70 @@
 
 As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview identifies the user of
 a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
-non-resource URL. A bounded number of answers is cached, keyed by the token's hash.
+non-resource URL. A limited number of answers is cached; a token is cached only as a hash.
 
 Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
-`RENEWAL_PATIENCE` for a new answer; then the cached yes counts, and the review goes on in the
+`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review goes on in the
 background.
 """
 
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
+from aiohttp import hdrs
 from msgspec import Struct, field
 
 from exporter.engine.model import Seconds
 from exporter.kube.client import ApiError, ApiServer
 from exporter.logs import Trouble
+from exporter.server.problems import Refusal, Unavailable
 
 
 REMEMBERED = 4096
-"""Bounds each cache, so a flood of new tokens or paths cannot grow it."""
+"""The most answers in each cache, so that a flood of new tokens or paths cannot fill the memory."""
 ASKED_AT_ONCE = 16
-"""The most reviews of each kind in flight: this many for new callers, as many for renewals."""
+"""The most concurrent reviews of each kind for new callers, and as many again for renewals."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long a caller waits for both reviews, and how long one review may take. The descheduler's
 plugin waits one second for its verdict."""
 RENEWAL_PATIENCE: Seconds = 0.25
-"""How long a known caller waits; a healthy API server answers faster."""
+"""How long a caller with a cached yes waits; a healthy API server answers faster."""
 RETRY: Seconds = 5.0
-"""After a failed renewal, how long cached answers count without a new attempt."""
+"""How long no cached answer is renewed after a renewal has failed."""
 
 _Answer = TypeVar("_Answer")
-_Review = TypeVar("_Review")
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_NO_ANSWER = "the cluster's API server could not check who you are"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
-class Unauthenticated(Exception):
-    """The token is missing or unknown (401); the message says why."""
+class Unauthenticated(Refusal):
+    """The token is missing or unknown; the detail says why."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(401, "Unauthenticated", detail, {hdrs.WWW_AUTHENTICATE: "Bearer"})
 
 
-class AccessDenied(Exception):
-    """The user may not call this path (403); the message says who and what."""
+class AccessDenied(Refusal):
+    """The user may not call this path; the detail names the user and the path."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(403, "Not allowed", detail)
 
 
-class ReviewUnavailable(Exception):
-    """The API server did not answer (503)."""
+class ReviewUnavailable(Unavailable):
+    """The API server did not answer."""
+
+    def __init__(self) -> None:
+        detail = "the cluster's API server could not check who you are"
+        super().__init__("API server unavailable", detail)
 
 
 class _User(Struct):
@@ -64,69 +75,56 @@ class _User(Struct):
     extra: dict[str, list[str]] = {}
 
 
-class _TokenStatus(Struct):
+class _Status(Struct):
+    """The status of a TokenReview or of a SubjectAccessReview."""
+
     authenticated: bool = False
     user: _User = field(default_factory=_User)
-
-
-class _TokenReview(Struct):
-    status: _TokenStatus = field(default_factory=_TokenStatus)
-
-
-class _AccessStatus(Struct):
     allowed: bool = False
 
 
-class _AccessReview(Struct):
-    status: _AccessStatus = field(default_factory=_AccessStatus)
+class _Review(Struct):
+    status: _Status = field(default_factory=_Status)
 
 
 class _Cache(Generic[_Answer]):
-    """A bounded cache of answers and when they were given, by owner.
+    """A bounded cache of answers, each with its time and its owner.
 
-    When it is full, the owner of the most answers loses the oldest of them, so nobody can throw out
-    what is known of others.
+    When the cache is full, the owner of the most answers loses the oldest one. So nobody can push
+    out the answers of others.
     """
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
-        self._owners: dict[Hashable, str] = {}
-        self._answers: dict[str, dict[Hashable, tuple[Seconds, _Answer]]] = {}
+        self._answers: dict[Hashable, tuple[Seconds, _Answer, str]] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._answers)
 
     def get(self, key: Hashable, *, younger_than: Seconds) -> _Answer | None:
-        owner = self._owners.get(key)
-        if owner is None:
+        found = self._answers.get(key)
+        if found is None or self._clock() - found[0] >= younger_than:
             return None
-        given, answer = self._answers[owner][key]
-        return None if self._clock() - given >= younger_than else answer
+        return found[1]
 
     def put(self, key: Hashable, answer: _Answer, owner: str) -> None:
         self.drop(key)
-        self._owners[key] = owner
-        self._answers.setdefault(owner, {})[key] = (self._clock(), answer)
-        if len(self._owners) > REMEMBERED:
-            most = max(self._answers, key=lambda one: len(self._answers[one]))
-            self.drop(next(iter(self._answers[most])))
+        self._answers[key] = (self._clock(), answer, owner)
+        if len(self._answers) > REMEMBERED:
+            ((most, _),) = Counter(one for _, _, one in self._answers.values()).most_common(1)
+            self.drop(next(key for key, (_, _, one) in self._answers.items() if one == most))
 
     def drop(self, key: Hashable) -> None:
-        """Drop a cached answer."""
-        owner = self._owners.pop(key, None)
-        if owner is not None:
-            del self._answers[owner][key]
-            if not self._answers[owner]:
-                del self._answers[owner]
+        self._answers.pop(key, None)
 
 
 class _ReviewCache(Generic[_Answer]):
     """The cached answers of the API server to one kind of review.
 
-    A yes counts for `keep` seconds, and for up to `outage` while a renewal fails; a no counts for
-    `keep` and replaces a yes. The two are cached apart, so that invented tokens evict nobody's
-    yes. Callers with the same question share one review. Renewals have their own slots, so that
-    invented tokens do not delay them.
+    A yes counts for `keep` seconds, and for up to `outage` seconds while renewals fail. A no counts
+    for `keep` seconds and replaces a yes. There is a cache for each, so that invented tokens push
+    out nobody's yes. Callers with the same question share one review. Renewals have their own
+    slots, so that invented tokens do not delay them.
     """
 
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:
@@ -153,8 +151,8 @@ class _ReviewCache(Generic[_Answer]):
     ) -> _Answer | None:
         """The cached or new answer for a key; None is a no. Raises `ReviewUnavailable`.
 
-        `owner` is the user, or the peer as long as there is none. `began` is the start of the check
-        on the event loop's clock.
+        `owner` is the user, or the peer while the user is unknown. `began` is when the check began,
+        by the event loop's clock.
         """
         fresh = self._yes.get(key, younger_than=self._keep)
         if fresh is not None:
@@ -176,7 +174,7 @@ class _ReviewCache(Generic[_Answer]):
         if task.done():
             return task.result()
         if cached is None:
-            raise ReviewUnavailable(_NO_ANSWER)
+            raise ReviewUnavailable
         return cached
 
     async def _find_out(
@@ -192,7 +190,7 @@ class _ReviewCache(Generic[_Answer]):
                 await slots.acquire()
         except TimeoutError:
             if cached is None:
-                raise ReviewUnavailable(_NO_ANSWER) from None
+                raise ReviewUnavailable from None
             return cached
         try:
             answer = await ask()
@@ -213,11 +211,11 @@ class _ReviewCache(Generic[_Answer]):
     def _end(self, key: Hashable, task: asyncio.Task[_Answer | None]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # retrieve it, even if no caller waits any more
+            task.exception()  # asyncio logs errors that nobody has retrieved
 
 
 class Access:
-    """Checks callers with the API server and caches its answers for `keep` seconds.
+    """Asks the API server about callers, and caches its answers for `keep` seconds.
 
     While the API server does not answer, a cached yes counts for up to `outage` seconds. `clock` is
     monotonic.
@@ -239,7 +237,7 @@ class Access:
     async def check(
         self, authorization: str | None, method: str, path: str, *, peer: str = ""
     ) -> None:
-        """Return if the caller may make this request; `peer` is its IP address.
+        """Check whether the caller may make this request; `peer` is its IP address.
 
         Raises `Unauthenticated`, `AccessDenied` or `ReviewUnavailable`.
         """
@@ -262,7 +260,7 @@ class Access:
             "kind": "TokenReview",
             "spec": {"token": token},
         }
-        status = (await self._review(_TOKENS, body, _TokenReview)).status
+        status = await self._review(_TOKENS, body)
         return status.user if status.authenticated else None
 
     async def _authorize(self, user: _User, verb: str, path: str) -> bool | None:
@@ -277,27 +275,22 @@ class Access:
                 "nonResourceAttributes": {"path": path, "verb": verb},
             },
         }
-        review = await self._review(_ACCESS, body, _AccessReview)
-        return True if review.status.allowed else None
+        return (await self._review(_ACCESS, body)).allowed or None
 
-    async def _review(
-        self, path: str, body: Mapping[str, object], answer: type[_Review]
-    ) -> _Review:
+    async def _review(self, path: str, body: Mapping[str, object]) -> _Status:
         """Post a review. The cause of a failure is logged, but not shown to the caller."""
         try:
             async with asyncio.timeout(PATIENCE):
-                read = msgspec.json.decode(await self._api.create(path, body), type=answer)
+                review = msgspec.json.decode(await self._api.create(path, body), type=_Review)
         except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
-            raise ReviewUnavailable(_NO_ANSWER) from None
+            raise ReviewUnavailable from None
         self._trouble.end()
-        return read
+        return review.status
 
 
 def _read_token(authorization: str | None) -> str:
-    if authorization is None:
-        raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
-    scheme, _, token = authorization.partition(" ")
+    scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
     if scheme.lower() != "bearer" or not usable:

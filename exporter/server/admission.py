@@ -1,8 +1,8 @@
 """The HTTP side of the admission webhook: `POST /v1/evictions` on its own listener.
 
-It has no authentication, because the API server sends webhooks no credentials by default. So it
-serves only this path, bounds the body, and changes nothing but counters and, with
-`admission.observe`, who asked for an eviction.
+It has no authentication, because by default the API server sends no credentials to webhooks. So it
+serves only this path and limits the size of the body. It changes only counters and, with
+`admission.observe`, the record of who requested an eviction.
 """
 
 from collections import Counter
@@ -18,7 +18,8 @@ from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
 from exporter.server.api import Service
 from exporter.server.apps import answering_problems, timed_handler
-from exporter.server.requests import Refusal, read_body
+from exporter.server.problems import Refusal
+from exporter.server.requests import read_body
 from exporter.server.reviews import (
     LONGEST_NAME,
     Judgement,
@@ -37,7 +38,7 @@ from exporter.text import (
 
 PATH = "/v1/evictions"
 REVIEW_BYTES = 2**18
-"""The largest accepted review; an Eviction has 1 or 2 kB."""
+"""The largest accepted review; that of an Eviction has 1 or 2 kB."""
 REMEMBERED = 1_000
 
 EVENTS = {
@@ -59,8 +60,8 @@ class Admission:
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
         self._logged = Throttle(REMEMBERED)
-        # Without listed users the others cannot occur, and zeros of theirs would fire the alert
-        # KubeVirtEvictionWebhookFailing.
+        # Without listed users the other outcomes cannot occur. If they were exposed as zeros, the
+        # alert KubeVirtEvictionWebhookFailing would fire.
         is_judging = bool(settings.users or settings.groups)
         outcomes = ReviewOutcome if is_judging else (ReviewOutcome.UNLISTED_USER,)
         self._reviews = service.counters.reviews = Counter(dict.fromkeys(outcomes, 0))
@@ -71,7 +72,6 @@ class Admission:
         app = web.Application(
             middlewares=[answering_problems(counters)], client_max_size=self._limits.body_bytes
         )
-        counters.expect_requests("evictions")
         app.router.add_post(PATH, timed_handler("evictions", self.answer, counters))
         return app
 
@@ -84,13 +84,13 @@ class Admission:
             raise Refusal(422, "Not an admission review", str(error)) from None
         response = web.Response(body=self._review(review), content_type="application/json")
         if self._service.closing:
-            # Makes the API server connect again, to a replica that stays.
+            # The API server then connects again, to a replica that does not shut down.
             response.headers[hdrs.CONNECTION] = "close"
             response.force_close()
         return response
 
     def _review(self, review: Review) -> bytes:
-        """Judge a review; our own errors are logged, and the eviction is allowed."""
+        """Judge, count and answer a review. If we fail, the eviction is allowed."""
         service = self._service
         now = service.clock()
         try:
@@ -105,7 +105,7 @@ class Admission:
             if self._is_denied_too_long(judgement, now):
                 judgement = structs.replace(judgement, outcome=ReviewOutcome.HELD_TOO_LONG)
             answer = write_answer(review, judgement, service.policy, now)
-            # Anything else than an eviction was not sent by the API server.
+            # The API server sends only evictions; other reviews come from somebody else.
             if review.is_eviction and not review.dry_run:
                 self._count(review, judgement, now)
                 if self._settings.observe and judgement.allowed:
@@ -118,7 +118,7 @@ class Admission:
         return answer
 
     def _is_denied_too_long(self, judgement: Judgement, now: Instant) -> bool:
-        """Whether a VMI has been denied for `admission.maxHold`."""
+        """Whether the evictions of this VMI have been denied for `admission.maxHold` already."""
         if judgement.outcome is not ReviewOutcome.DENIED or judgement.evidence is None:
             return False
         period = self._service.counters.denial_periods.find(judgement.evidence.vmi, now)

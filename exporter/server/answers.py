@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from msgspec import convert
+from msgspec import convert, structs
 
 from exporter import __version__
 from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
@@ -49,7 +48,10 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 
 
 convert_attributes = partial(convert, from_attributes=True, strict=False)
-"""Copies attributes of the same names; instants by our own clock become datetimes."""
+"""Copies attributes of the same names; instants become datetimes.
+
+An instant outside the calendar would be an error. Neither our clock nor `kube.instants` gives one.
+"""
 
 
 def write_verdict(
@@ -62,7 +64,7 @@ def write_verdict(
     drain: DrainOutcome | None = None,
 ) -> VerdictAnswer:
     """The API's form of a verdict that was made at `now`; `drain` is None if the VMI is unknown."""
-    # Nulls are tested here and not in helpers: most fields are null, and each call takes 0.5 us.
+    # No helpers test for None: most fields are None, and each call would take 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,
@@ -72,7 +74,7 @@ def write_verdict(
         allowed=reason is None,
         reason=reason,
         not_before=None if end is None else to_release(end),
-        # Rounded up, so that waiting that long is enough.
+        # Rounded up, so that a caller that waits this long is not too early.
         retry_after_seconds=None if end is None else math.ceil(max(0.0, end - now) * 1000) / 1000,
         effective_cooldown_seconds=None if effective is None else _round(effective),
         migrations_in_window=verdict.migrations_in_window,
@@ -108,7 +110,7 @@ def list_evacuations(
 def list_nodes(
     forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
 ) -> NodesAnswer:
-    """The forecasts of all nodes, in their order; `namespaces` are those of their VMIs."""
+    """The forecasts of all nodes, in the given order; `namespaces` are those of all VMIs."""
     return NodesAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
@@ -118,7 +120,31 @@ def list_nodes(
 
 def write_node(forecast: Forecast) -> NodeAnswer:
     """The API's form of a node's forecast."""
-    return NodeAnswer(**_write_forecast(forecast))
+    progress, cordon = forecast.progress, forecast.cordon
+    return NodeAnswer(
+        node=forecast.node,
+        vmis=forecast.vmis,
+        **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
+        can_be_emptied=forecast.can_be_emptied,
+        depends_on_others=forecast.depends_on_others,
+        at_least_seconds=_round(forecast.at_least),
+        schedulable=forecast.schedulable,
+        cordoned_at=to_optional_datetime(cordon.cordoned_at if cordon else None),
+        conditions=cordon.conditions if cordon else (),
+        drain=None
+        if progress is None
+        else DrainProgressAnswer(
+            since=to_datetime(progress.since),
+            asked=progress.asked,
+            left=progress.left,
+            remaining=progress.remaining,
+            failing=progress.failing,
+            external=progress.external,
+            last_left_at=to_optional_datetime(progress.last_left_at),
+            seconds_per_vmi=_round(progress.seconds_per_vmi),
+            estimate_seconds=_round(progress.estimate),
+        ),
+    )
 
 
 def describe_drain(
@@ -133,15 +159,14 @@ def describe_drain(
                 namespace=one.evidence.vmi.namespace,
                 name=one.evidence.vmi.name,
                 outcome=one.outcome,
-                why=[write_why(why) for why in one.reasons],
-                cause=None if cause is None else write_why(cause),
+                why=convert_attributes(one.reasons, list[WhyAnswer]),
+                cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
                 failed_attempts=one.failed_attempts,
                 last_duration_seconds=_round(one.last_duration),
             )
             for one in candidates
-            for cause in [find_blocker(one.reasons)]
         ],
-        **_write_forecast(forecast),
+        **structs.asdict(write_node(forecast)),
     )
 
 
@@ -156,8 +181,8 @@ def describe_status(
 ) -> StatusAnswer:
     """The exporter's health and VMI counts.
 
-    `drain` has the number of VMIs by outcome, and `blocked` that of blocked ones by reason, of
-    which `reasons` are possible.
+    `drain` has the number of VMIs by drain outcome. `blocked` has the number of blocked VMIs by
+    reason; `reasons` are the possible ones.
     """
     history = health.history
     return StatusAnswer(
@@ -190,21 +215,21 @@ def describe_status(
             bytes=history.size,
             faults={fault: count for fault, count in history.faults.items() if count},
         ),
-        vmis=VmiCounts(
+        vmis=None
+        if not health.ready
+        else VmiCounts(
             known=vmis,
             allowed=vmis - sum(blocked.values()),
             blocked={reason: blocked.get(reason, 0) for reason in reasons},
             drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
-        )
-        if health.ready
-        else None,
+        ),
     )
 
 
 def write_evacuation(
     evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
 ) -> EvacuationAnswer | None:
-    """The evacuation of a VMI, with the reasons in cluster objects; None if there is none."""
+    """The evacuation of a VMI, or None; `why` are the reasons in the cluster's own words."""
     diagnosis, now = conditions.diagnose(evidence), conditions.now
     if diagnosis is None:
         return None
@@ -232,8 +257,8 @@ def write_evacuation(
         diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
-        why=[write_why(one) for one in why],
-        cause=None if advice.cause is None else write_why(advice.cause),
+        why=convert_attributes(why, list[WhyAnswer]),
+        cause=convert_attributes(advice.cause, WhyAnswer | None),
         next_step=advice.sentence,
         command=advice.command,
         runbook=advice.runbook,
@@ -242,42 +267,13 @@ def write_evacuation(
             method="PUT",
             path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
             f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
-            # It must match the stored value (`pkg/virt-api/rest/evacuate_cancel.go`).
+            # KubeVirt compares the body with the VMI (`pkg/virt-api/rest/evacuate_cancel.go`).
             body={"evacuationNodeName": diagnosis.node},
             command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
         )
         if may_cancel(evidence)
         else None,
     )
-
-
-def _write_forecast(forecast: Forecast) -> dict[str, Any]:
-    """The fields of a `NodeAnswer`."""
-    progress, cordon = forecast.progress, forecast.cordon
-    return {
-        "node": forecast.node,
-        "vmis": forecast.vmis,
-        **{outcome.value: forecast.outcomes.get(outcome, 0) for outcome in DrainOutcome},
-        "can_be_emptied": forecast.can_be_emptied,
-        "depends_on_others": forecast.depends_on_others,
-        "at_least_seconds": _round(forecast.at_least),
-        "schedulable": forecast.schedulable,
-        "cordoned_at": to_optional_datetime(cordon.cordoned_at if cordon else None),
-        "conditions": cordon.conditions if cordon else (),
-        "drain": None
-        if progress is None
-        else DrainProgressAnswer(
-            since=to_datetime(progress.since),
-            asked=progress.asked,
-            left=progress.left,
-            remaining=progress.remaining,
-            failing=progress.failing,
-            external=progress.external,
-            last_left_at=to_optional_datetime(progress.last_left_at),
-            seconds_per_vmi=_round(progress.seconds_per_vmi),
-            estimate_seconds=_round(progress.estimate),
-        ),
-    }
 
 
 def write_vmim(vmim: Vmim) -> PendingAnswer:
@@ -288,16 +284,6 @@ def write_vmim(vmim: Vmim) -> PendingAnswer:
         phase=vmim.phase,
         created_at=to_optional_datetime(vmim.created),
         handed_off=vmim.handed_off,
-    )
-
-
-def write_why(why: Why) -> WhyAnswer:
-    """The API's form of a reason."""
-    return WhyAnswer(
-        source=why.source,
-        reason=why.reason,
-        message=why.message,
-        at=to_optional_datetime(why.at),
     )
 
 

@@ -1,7 +1,7 @@
 """The HTTP handlers of the query API, the metrics and the probes.
 
-Every answer is computed from the store at request time. Every error is a problem+json (RFC 9457)
-that says what was expected.
+Answers are computed from the store at request time; only the blocked set is cached. Every error is
+a problem+json (RFC 9457) that says what was expected.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ from exporter.server.blocked_set import BlockedSet
 from exporter.server.evacuation_schemas import DrainAnswer, EvacuationsAnswer
 from exporter.server.explanation import explain_vmi
 from exporter.server.openapi import write_openapi
+from exporter.server.problems import Refusal, Unavailable
 from exporter.server.requests import (
-    RETRY_AFTER,
     Candidate,
-    Refusal,
     VerdictRequest,
     decode_verdicts,
     read_body,
     read_checkpoint,
     read_etags,
+    read_name,
     read_wait,
 )
 from exporter.server.schemas import (
@@ -71,21 +71,20 @@ from exporter.text import to_datetime, to_optional_datetime, write_optional_rele
 MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set; longer than the longest long poll."""
 SHARED_FROM = 2**12
-"""From this many bytes on, answers share the encoded blocked set instead of copying it."""
+"""Answers share an encoded blocked set of at least this many bytes, and copy a smaller one."""
 BLOCKS_REMEMBERED = 20_000
-VERDICTS_AT_ONCE = 100
-"""How many VMIs are evaluated without yielding: 2 ms."""
 SLICE = 500
-"""How many VMIs are read without yielding: 2 ms if all have migrated."""
+"""How many VMIs are read without yielding. That takes 2 ms if all of them have migrated."""
 
 log = structlog.stdlib.get_logger()
 
 
 class _Parts(Payload):
-    """A body sent part by part, yielding to other tasks in between: 2 MB at once block for 4 ms.
+    """A body that is sent part by part, and yields to other tasks after each part.
 
-    Answers can share parts. aiohttp keeps a connection's last answer until the next one, so
-    10,000 long polls with copies of a blocked set of 1,000 VMIs would take 2 GB.
+    To send 2 MB at once would block for 4 ms. Answers can share parts: aiohttp keeps the last
+    answer of a connection until the next one, so 10,000 long polls with copies of a blocked set of
+    1,000 VMIs would take 2 GB.
     """
 
     _autoclose = True
@@ -107,8 +106,8 @@ class _Parts(Payload):
 class Service:
     """The handlers and what they share.
 
-    `render_metrics` takes an Accept header; `note_blocked`, if set, is called for each blocked
-    eviction.
+    `answer_NAME` handles the route of that name in `openapi.ROUTES`. `render_metrics` takes an
+    Accept header. `note_blocked`, if set, is called for each blocked eviction.
     """
 
     store: Store
@@ -118,16 +117,23 @@ class Service:
     policy: Policy
     stuck: StuckPolicy
     limits: Limits
-    blocked: BlockedSet
-    polls: LongPolls
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
     note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     closing: bool = False
+    blocked: BlockedSet = field(init=False)
+    polls: LongPolls = field(init=False)
     _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
 
+    def __post_init__(self) -> None:
+        self.blocked = BlockedSet(self.view, self.health, self.clock)
+        self.polls = LongPolls(self.blocked)
+
     def close(self) -> None:
-        """Answer all long polls now, and close connections after their next answer."""
+        """Answer all long polls now, and refuse later requests.
+
+        Admission reviews are still answered, but each answer closes its connection.
+        """
         self.closing = True
         self.polls.close()
 
@@ -186,10 +192,7 @@ class Service:
     def explain(self, request: web.Request) -> VmiAnswer:
         """Everything known about the VMI in the path. Raises `Refusal`."""
         self._require_ready()
-        namespace, name = request.match_info["namespace"], request.match_info["name"]
-        for field_name, value, most in (("namespace", namespace, 63), ("name", name, 253)):
-            if len(value) > most:
-                raise Refusal(422, "Too long", f"{field_name}: at most {most} characters")
+        namespace, name = read_name(request, "namespace", 63), read_name(request, "name", 253)
         answer = self.describe_vmi(namespace, name, self.clock())
         if answer is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
@@ -238,9 +241,7 @@ class Service:
     async def answer_node(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
         self._require_ready()
-        node = request.match_info["node"]
-        if len(node) > 253:
-            raise Refusal(422, "Too long", "node: at most 253 characters")
+        node = read_name(request, "node", 253)
         if node not in self.store.nodes:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
         return _json(self.describe_node(node, self.clock()))
@@ -252,13 +253,10 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        now, is_ready = self.clock(), self.health.ready
-        while is_ready and self.view.advance(
-            now, dead=self.health.find_dead(now), most=VERDICTS_AT_ONCE
-        ):
-            await asyncio.sleep(0)
-            now = self.clock()
-        blocked = self.view.summarize().count_blocked() if is_ready else {}
+        now, blocked = self.clock(), dict[Reason, int]()
+        if self.health.ready:
+            now = await self.blocked.update_view()
+            blocked = self.view.summarize().count_blocked()
         outcomes = count_outcomes(self.store, self.read_conditions(now))
         return _json(self.describe_status(blocked, outcomes, now))
 
@@ -268,13 +266,16 @@ class Service:
         outcomes: Mapping[str, Mapping[DrainOutcome, int]],
         now: Instant,
     ) -> StatusAnswer:
-        """The exporter's health; the blocked VMIs by reason, and drain outcomes by node."""
+        """The exporter's health and VMI counts.
+
+        `blocked` has the number of blocked VMIs by reason, `outcomes` the drain outcomes by node.
+        """
         status = describe_status(
             self.health,
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(outcomes),
             blocked=blocked,
-            reasons=self.view.policy.reasons,
+            reasons=self.policy.reasons,
             now=now,
         )
         status.ready = status.ready and not self.closing
@@ -285,7 +286,7 @@ class Service:
         accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
         parts, content_type = await self.render_metrics(accept)
         response = web.Response(body=_Parts(parts, content_type))
-        if request.method == hdrs.METH_GET:  # to a HEAD aiohttp would send the end of the body
+        if request.method == hdrs.METH_GET:  # aiohttp would answer HEAD with the end of the body
             response.enable_compression()
         return response
 
@@ -303,7 +304,7 @@ class Service:
         return _json(write_openapi())
 
     def read_conditions(self, now: Instant) -> Conditions:
-        """The conditions of a drain now."""
+        """What every diagnosis and drain outcome depends on at `now`."""
         health = self.health
         return read_conditions(
             self.store,
@@ -315,9 +316,10 @@ class Service:
         )
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
-        """`find_duration` of every VMI, by node; it yields in between.
+        """The results of `find_duration` for all VMIs, by node; yields after each slice.
 
-        A VMI that changes meanwhile is read before or after that, which a lower bound allows.
+        A VMI that changes meanwhile is read before or after its change. Both are good enough for a
+        lower bound.
         """
         found = defaultdict(list)
         for count, key in enumerate(list(self.store.keys())):
@@ -332,19 +334,16 @@ class Service:
         return found
 
     def _require_ready(self) -> None:
-        if self.closing or not self.health.ready:
+        if self.closing:
+            raise Unavailable("Shutting down", "this process is shutting down")
+        if not self.health.ready:
             waiting = ", ".join(self.health.waiting_for())
-            raise Refusal(
-                503,
-                "Shutting down" if self.closing else "Not synced yet",
-                "this process is shutting down" if self.closing else f"waiting for {waiting}",
-                {hdrs.RETRY_AFTER: str(RETRY_AFTER)},
-            )
+            raise Unavailable("Not synced yet", f"waiting for {waiting}")
 
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
-        """Judge all candidates in one loop; with 1,000 of them every call counts."""
+        """Judge all candidates in one loop: for 1,000 candidates, function calls take long."""
         find, checkpoint = self.view.find, asked.checkpoint
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)
@@ -369,7 +368,7 @@ class Service:
         return answers
 
     def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
-        """Count an eviction that was blocked for this reason, by a blocked answer or a denial."""
+        """Count an eviction that a verdict or a denied admission review has blocked."""
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
@@ -385,18 +384,16 @@ class Service:
             return
         vmi = entry.evidence.vmi
         self.count_blocked(vmi, verdict, verdict.reason, now)
-        key = (vmi.namespace, vmi.name, verdict.reason)
-        if not self._logged.lets_through(key, now):
-            return
-        log.info(
-            "eviction_blocked",
-            namespace=vmi.namespace,
-            name=vmi.name,
-            node=vmi.node,
-            pod=candidate.pod,
-            reason=str(verdict.reason),
-            not_before=write_optional_release(verdict.not_before),
-        )
+        if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
+            log.info(
+                "eviction_blocked",
+                namespace=vmi.namespace,
+                name=vmi.name,
+                node=vmi.node,
+                pod=candidate.pod,
+                reason=str(verdict.reason),
+                not_before=write_optional_release(verdict.not_before),
+            )
 
 
 def _json(answer: object) -> web.Response:

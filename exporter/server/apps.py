@@ -1,11 +1,11 @@
-"""Builds the applications of the query and metrics listeners from the handlers.
+"""Builds the applications of the query listener and the metrics listener.
 
-Wraps handlers with authentication, request durations and problem+json errors.
+Adds authentication, request durations and problem+json errors to the handlers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from types import ModuleType
+from collections.abc import Awaitable, Callable, Container
+from importlib import import_module
 from typing import TypeAlias
 
 import structlog
@@ -13,12 +13,11 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
-from exporter.server.access import Access, AccessDenied, ReviewUnavailable, Unauthenticated
+from exporter.server.access import Access
 from exporter.server.api import Service
 from exporter.server.openapi import ROUTES
-from exporter.server.problems import answer_problem
-from exporter.server.requests import RETRY_AFTER, Refusal, refuse_unwanted
-from exporter.server.schemas import Problem
+from exporter.server.problems import Refusal
+from exporter.server.requests import refuse_unwanted
 
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,12 +32,12 @@ log = structlog.stdlib.get_logger()
 def make_query_app(
     service: Service, access: Access | None = None, *, hosts: frozenset[str] | None = None
 ) -> web.Application:
-    """The query listener's application: every route, for callers that `access` admits.
+    """The query listener's application, with every route. `access` checks the callers.
 
-    `hosts`: the names by which it may be called, see `refuse_unwanted`.
+    `hosts`: the names that `Host` may have, see `refuse_unwanted`.
     """
-    pages = _make_pages(service, named=True, linked=True)
-    return _make_app(service, access, pages, lambda _name: True, hosts)
+    served = {route.name for route in ROUTES}
+    return _make_app(service, access, served, named=True, linked=True, hosts=hosts)
 
 
 def make_metrics_app(
@@ -46,79 +45,60 @@ def make_metrics_app(
 ) -> web.Application:
     """The metrics listener's application: metrics, probes and the page.
 
-    `page`: show single VMs to unauthenticated callers too.
+    `page`: the page shows single VMs to unauthenticated callers too.
     """
     named = page or access is not None
-    pages = _make_pages(service, named=named, linked=False)
     served = METRICS_LISTENER | {"vm"} if named else METRICS_LISTENER
-    return _make_app(service, access, pages, served.__contains__)
+    return _make_app(service, access, served, named=named, linked=False)
 
 
 def _make_app(
     service: Service,
     access: Access | None,
-    pages: Mapping[str, Handler],
-    serves: Callable[[str], bool],
+    served: Container[str],
+    *,
+    named: bool,
+    linked: bool,
     hosts: frozenset[str] | None = None,
 ) -> web.Application:
+    """An application with the routes whose names are in `served`.
+
+    `named`: the page shows single VMs. `linked`: the pages link to the API.
+    """
     app = web.Application(
         middlewares=[answering_problems(service.counters, hosts)],
         client_max_size=service.limits.body_bytes,
     )
-    handlers: dict[str, Handler] = {
-        "verdicts": service.answer_verdicts,
-        "blocked": service.answer_blocked,
-        "vmi": service.answer_vmi,
-        "evacuations": service.answer_evacuations,
-        "nodes": service.answer_nodes,
-        "node": service.answer_node,
-        "status": service.answer_status,
-        "metrics": service.answer_metrics,
-        "livez": service.answer_livez,
-        "readyz": service.answer_readyz,
-        "openapi": service.answer_openapi,
-        **pages,
+    pages = {
+        "page": _make_page(service, "answer_page", named=named, linked=linked),
+        "vm": _make_page(service, "answer_vm_page", linked=linked),
     }
     for route in ROUTES:
-        if serves(route.name):
-            handler = handlers[route.name]
+        if route.name in served:
+            handler = pages.get(route.name) or getattr(service, f"answer_{route.name}")
             if access is not None and route.guarded:
                 handler = _guarded(handler, access)
-            timed = timed_handler(route.name, handler, service.counters)
-            service.counters.expect_requests(route.name)
-            if route.name == "blocked":
-                service.counters.expect_requests(BLOCKED_WAIT)
-            if route.method == "GET":
-                app.router.add_get(route.path, timed)
-            else:
-                app.router.add_route(route.method, route.path, timed)
+            add = app.router.add_get if route.method == "GET" else app.router.add_post
+            add(route.path, timed_handler(route.name, handler, service.counters))
     return app
 
 
-def _make_pages(service: Service, *, named: bool, linked: bool) -> dict[str, Handler]:
-    """The handlers of the pages, imported in a thread when one is first opened."""
+def _make_page(service: Service, name: str, **options: bool) -> Handler:
+    """The handler `name` of `page.handlers`. A thread imports that module at the first request."""
 
     async def answer_page(request: web.Request) -> web.StreamResponse:
-        pages = await asyncio.to_thread(_import_pages)
-        answer: web.Response = await pages.answer_page(service, request, named=named, linked=linked)
+        pages = await asyncio.to_thread(import_module, "exporter.server.page.handlers")
+        answer: web.Response = await getattr(pages, name)(service, request, **options)
         return answer
 
-    async def answer_vm_page(request: web.Request) -> web.StreamResponse:
-        pages = await asyncio.to_thread(_import_pages)
-        answer: web.Response = await pages.answer_vm_page(service, request, linked=linked)
-        return answer
-
-    return {"page": answer_page, "vm": answer_vm_page}
-
-
-def _import_pages() -> ModuleType:
-    from exporter.server.page import handlers
-
-    return handlers
+    return answer_page
 
 
 def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:
     """Wrap a handler to observe the duration of each request under `name`."""
+    counters.expect_requests(name)
+    if name == "blocked":
+        counters.expect_requests(BLOCKED_WAIT)
 
     async def timed(request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
@@ -134,30 +114,21 @@ def timed_handler(name: str, handler: Handler, counters: Counters) -> Handler:
 
 def _guarded(handler: Handler, access: Access) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
-        try:
-            await access.check(
-                request.headers.get(hdrs.AUTHORIZATION),
-                request.method,
-                request.path,
-                peer=request.remote or "",
-            )
-        except Unauthenticated as refusal:
-            challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: "Bearer"}
-            raise Refusal(401, "Unauthenticated", str(refusal), challenge) from None
-        except AccessDenied as refusal:
-            raise Refusal(403, "Not allowed", str(refusal)) from None
-        except ReviewUnavailable as trouble:
-            retry: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER)}
-            raise Refusal(503, "API server unavailable", str(trouble), retry) from None
+        await access.check(
+            request.headers.get(hdrs.AUTHORIZATION),
+            request.method,
+            request.path,
+            peer=request.remote or "",
+        )
         return await handler(request)
 
     return guarded
 
 
 def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) -> Middleware:
-    """Middleware that turns refusals and errors into problem+json, and counts them.
+    """Middleware that answers refusals and errors with problem+json, and counts them.
 
-    It refuses what no listener answers; `hosts` as for `refuse_unwanted`.
+    It also calls `refuse_unwanted`, with `hosts`.
     """
 
     @web.middleware
@@ -166,29 +137,15 @@ def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) 
             refuse_unwanted(request, hosts)
             response = await handler(request)
         except Refusal as refusal:
-            response = answer_problem(refusal.problem, refusal.headers)
+            response = refusal.answer()
         except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            response = answer_problem(
-                Problem(
-                    title=error.reason,
-                    status=error.status,
-                    detail=_DETAILS.get(error.status, error.reason),
-                ),
-                {str(hdrs.ALLOW): error.headers[hdrs.ALLOW]}
-                if hdrs.ALLOW in error.headers
-                else None,
-            )
+            detail = _DETAILS.get(error.status, error.reason)
+            allowed = {name: value for name, value in error.headers.items() if name == hdrs.ALLOW}
+            response = Refusal(error.status, error.reason, detail, allowed).answer()
         except Exception:
             log.exception("request_failed", method=request.method, path=request.path)
-            response = answer_problem(
-                Problem(
-                    title="Internal error",
-                    status=500,
-                    detail="the exporter failed to answer this request; its log says why",
-                )
-            )
+            detail = "the exporter failed to answer this request; its log says why"
+            response = Refusal(500, "Internal error", detail).answer()
         if response.status >= 400:
             counters.refused_requests[response.status] += 1
         return response

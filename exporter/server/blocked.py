@@ -1,38 +1,38 @@
 """The long polls of `/v1/blocked`: callers that wait until the blocked set changes.
 
-Callers that wait for one checkpoint share one queue with one timer. After a change the set is
-computed once for all of them, and they are woken, in batches, only if it differs: waking 10,000
-callers at once or for every change would leave no time for verdicts.
+Callers that wait for the same checkpoint share one queue with one task. After a change, the task
+computes the set once for all of them. It wakes them only if the set differs, and in batches: to
+wake 10,000 callers at once, or for every change, would leave no time for verdicts.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from exporter.engine.model import Checkpoint, Seconds
 from exporter.server.blocked_set import Blocked, BlockedSet
 
 
 SETTLING: Seconds = 0.05
-"""Changes are collected for this long before the set is computed for waiting callers."""
+"""How long changes are collected before the set is computed for the waiting callers."""
 SHARE = 10
-"""The pause before the next computation is at least this many times the length of the last."""
+"""The pause before a computation is at least this many times as long as the last computation."""
 CHECK_EVERY: Seconds = 1.0
-"""How often to check for contact after silence, of which nothing notifies us."""
+"""How often to check whether lost contact is back: there is no notification of that."""
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
 
 @dataclass
 class _Queue:
-    """The callers that wait for the set of one checkpoint to differ from `etag`."""
+    """The callers that wait until the set of one checkpoint differs from `etag`."""
 
     etag: str
     callers: dict[asyncio.Future[None], None] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 @dataclass
@@ -42,12 +42,10 @@ class LongPolls:
     blocked: BlockedSet
     waiting: int = 0
     _queues: dict[Checkpoint | None, _Queue] = field(default_factory=dict)
-    _settling: asyncio.TimerHandle | None = None
     _closed: bool = False
-    _checks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
-        """The set once it differs from `etag`, but after `wait` seconds at the latest."""
+        """Wait until the set differs from `etag`, for at most `wait` seconds; returns the set."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         while True:
@@ -58,17 +56,13 @@ class LongPolls:
             await self._queue_up(checkpoint, blocked, left)
 
     def note_change(self) -> None:
-        """The store or the health has changed: check soon whether the set has."""
-        if self._queues and self._settling is None:
-            loop = asyncio.get_running_loop()
-            pause = max(SETTLING, SHARE * self.blocked.cost)
-            self._settling = loop.call_later(pause, self._start, self._check_all)
+        """Check soon whether the set has changed, because the store or the health has."""
+        for queue in self._queues.values():
+            queue.changed.set()
 
     def close(self) -> None:
         """Answer all waiting callers now."""
         self._closed = True
-        for check in self._checks:
-            check.cancel()
         for checkpoint in list(self._queues):
             self._release(checkpoint)
 
@@ -82,10 +76,11 @@ class LongPolls:
             queue = None
         if queue is None:
             queue = self._queues[checkpoint] = _Queue(blocked.etag)
-            self._schedule_check(checkpoint, queue, blocked)
+            pause = self._until_turn(blocked)
+            queue.task = asyncio.create_task(self._watch(checkpoint, queue, pause))
         if not self.blocked.is_current(blocked):
-            # It changed while the set was computed, before there was a queue to check.
-            self.note_change()
+            # There was a change during the computation, perhaps before there was this queue.
+            queue.changed.set()
         caller = asyncio.get_running_loop().create_future()
         queue.callers[caller] = None
         self.waiting += 1
@@ -98,50 +93,41 @@ class LongPolls:
             self.waiting -= 1
             queue.callers.pop(caller, None)
 
-    def _start(self, check: Callable[..., Coroutine[None, None, None]], *of: Any) -> None:
-        """Begin a check in a task of its own."""
-        task = asyncio.get_running_loop().create_task(check(*of))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+    async def _watch(self, checkpoint: Checkpoint | None, queue: _Queue, pause: Seconds) -> None:
+        """Wake the callers of a queue once the set differs from its `etag`.
 
-    async def _check_all(self) -> None:
-        self._settling = None
-        for checkpoint in list(self._queues):
-            await self._check(checkpoint)
+        `pause` is what `_until_turn` says at the beginning.
+        """
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await queue.changed.wait()
+                        await asyncio.sleep(max(SETTLING, SHARE * self.blocked.cost))
+                queue.changed.clear()
+                if not queue.callers:
+                    break
+                blocked = await self.blocked.read(checkpoint)
+                if blocked.etag != queue.etag:
+                    break
+                pause = self._until_turn(blocked)
+        finally:
+            if self._queues.get(checkpoint) is queue:
+                self._release(checkpoint)
 
-    async def _check(self, checkpoint: Checkpoint | None) -> None:
-        """Wake the callers if the set has changed, else check again later."""
-        queue = self._queues.get(checkpoint)
-        if queue is None:
-            return
-        if queue.callers:
-            blocked = await self.blocked.read(checkpoint)
-            if self._queues.get(checkpoint) is not queue:
-                return  # its callers were woken meanwhile
-            if blocked.etag == queue.etag:
-                self._schedule_check(checkpoint, queue, blocked)
-                return
-        self._release(checkpoint)
-
-    def _schedule_check(
-        self, checkpoint: Checkpoint | None, queue: _Queue, blocked: Blocked
-    ) -> None:
-        """Schedule the next check, for when the clock alone may change the set."""
-        if queue.timer is not None:
-            queue.timer.cancel()
+    def _until_turn(self, blocked: Blocked) -> Seconds:
+        """How long until the clock alone may change the set."""
         health, now = self.blocked.health, self.blocked.clock()
         turns = (blocked.changes_at, health.turns_at(now) or math.inf)
         is_silent = blocked.stale or health.find_dead(now)
         pause = min(*(turn - now for turn in turns), CHECK_EVERY if is_silent else math.inf)
-        if pause < math.inf:
-            loop = asyncio.get_running_loop()
-            delay = max(pause, 0.001)
-            queue.timer = loop.call_later(delay, self._start, self._check, checkpoint)
+        return max(pause, 0.001)
 
     def _release(self, checkpoint: Checkpoint | None) -> None:
+        """Wake the callers of a queue, and end its task."""
         queue = self._queues.pop(checkpoint)
-        if queue.timer is not None:
-            queue.timer.cancel()
+        if queue.task is not None:
+            queue.task.cancel()
         _wake(queue.callers)
 
 

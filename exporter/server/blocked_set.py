@@ -1,9 +1,9 @@
-"""The set of blocked VMIs as the API answers it, computed once for all callers.
+"""The set of blocked VMIs in the API's form, computed once for all callers.
 
-It is written from the entries of the verdict view, in slices, between which other requests are
-answered. It is kept until the view or the freshness of the evidence changes, because 10,000
-callers that wait for it cannot each sort out 10,000 VMIs. A VMI that changes while it is written
-is in the set as before or as after that.
+The set is written from the entries of the verdict view, in slices. Other requests are answered
+between two slices. The set is cached until the view or the freshness of the evidence changes:
+10,000 waiting callers cannot each go through 10,000 VMIs. If a VMI changes while the set is
+written, the set has the VMI's state before or after that change.
 """
 
 import asyncio
@@ -18,25 +18,28 @@ import msgspec
 from msgspec import structs
 
 from exporter.engine.model import Checkpoint, Instant, Seconds
-from exporter.engine.verdicts import Entry, VerdictView
+from exporter.engine.verdicts import VerdictView
 from exporter.health import Health, Staleness
 from exporter.server.schemas import BlockedVmi
 from exporter.text import to_release
 
 
 MOVES_EVERY: Seconds = 1.0
-"""How often the set is written anew while an end lies ahead of our clock: its `notBefore` moves."""
+"""How often the set is written again while `notBefore` moves with our clock.
+
+That happens while the end of a migration lies ahead of our clock.
+"""
 SLICE = 100
-"""How many VMIs are evaluated or written without yielding: 2 ms."""
+"""How many VMIs are evaluated or written without yielding. That takes 2 ms."""
 
 
 @dataclass(frozen=True)
 class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
-    `etag` covers the entries and `stale`, but nothing that changes all the time. The set is that of
-    the view at `revision`, valid from `computed_at` until the clock alone changes it at
-    `changes_at`. `reads` is how many calls of `BlockedSet.read` had begun before it was computed.
+    `etag` covers the entries and `stale`, but nothing that moves with the clock. The set was
+    computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when
+    the clock alone may change it. `reads` is how many calls of `BlockedSet.read` had begun before.
     """
 
     entries: list[BlockedVmi]
@@ -56,7 +59,7 @@ class Blocked:
 
 @dataclass
 class BlockedSet:
-    """Writes the blocked set of each checkpoint; `cost` is how long it took the last time."""
+    """Writes the blocked set of each checkpoint; `cost` is how long the last computation took."""
 
     view: VerdictView
     health: Health
@@ -67,7 +70,7 @@ class BlockedSet:
     _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, checkpoint: Checkpoint | None) -> Blocked:
-        """The set as it is now; callers at the same time share one computation."""
+        """The present set; concurrent callers share one computation."""
         self._reads += 1
         read, cached = self._reads, self._sets.get(checkpoint)
         if cached is not None and self.is_current(cached):
@@ -81,7 +84,7 @@ class BlockedSet:
             return cached
 
     def is_current(self, blocked: Blocked) -> bool:
-        """Whether a set is still right; to find out, it evaluates one slice of the VMIs anew."""
+        """Whether a set is still right. This brings the view up to date, but only by one slice."""
         now, view = self.clock(), self.view
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
@@ -90,15 +93,20 @@ class BlockedSet:
         return fresh and not is_behind and view.revision == blocked.revision
 
     def _read_freshness(self, now: Instant) -> tuple[bool, frozenset[str]]:
-        """Whether all evidence is stale, and the namespaces that are lost."""
+        """Whether all evidence is stale, and the namespaces that may no longer be read."""
         health = self.health
         return health.staleness(now) is not Staleness.FRESH, health.lost_namespaces
 
-    async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
-        view, now = self.view, self.clock()
-        while view.advance(now, dead=self.health.find_dead(now), most=SLICE):
+    async def update_view(self) -> Instant:
+        """Bring the view up to date, in slices; returns the instant of its verdicts."""
+        now = self.clock()
+        while self.view.advance(now, dead=self.health.find_dead(now), most=SLICE):
             await asyncio.sleep(0)
             now = self.clock()
+        return now
+
+    async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
+        view, now = self.view, await self.update_view()
         found = view.list_blocked()
         changes_at = min(view.changes_at(), now + MOVES_EVERY if view.moves else math.inf)
         reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)
@@ -109,11 +117,21 @@ class BlockedSet:
             if count % SLICE == 0:
                 await asyncio.sleep(0)
             for one in wanted:
-                blocked = _write_entry(entry, one)
-                if blocked is not None:
+                verdict, vmi = entry.verdict(one), entry.evidence.vmi
+                if verdict.reason is not None:
+                    end = verdict.not_before
+                    blocked = BlockedVmi(
+                        namespace=vmi.namespace,
+                        name=vmi.name,
+                        vmi_uid=vmi.uid,
+                        node=vmi.node,
+                        checkpoint=one,
+                        reason=verdict.reason,
+                        not_before=None if end is None else to_release(end),
+                    )
                     entries.append(blocked)
-                    # Without `not_before`: it moves while an end lies ahead of our clock.
-                    identity = (*structs.astuple(blocked)[:-1], entry.verdict(one).released_at)
+                    # `released_at` instead of `not_before`, which can move with our clock.
+                    identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
                     digest.update(msgspec.json.encode(identity))
         stale, lost = freshness
         stale = stale or any(entry.namespace in lost for entry in entries)
@@ -128,19 +146,3 @@ class BlockedSet:
             changes_at=changes_at,
             reads=reads,
         )
-
-
-def _write_entry(entry: Entry, checkpoint: Checkpoint) -> BlockedVmi | None:
-    verdict, vmi = entry.verdict(checkpoint), entry.evidence.vmi
-    end = verdict.not_before
-    if verdict.reason is None:
-        return None
-    return BlockedVmi(
-        namespace=vmi.namespace,
-        name=vmi.name,
-        vmi_uid=vmi.uid,
-        node=vmi.node,
-        checkpoint=checkpoint,
-        reason=verdict.reason,
-        not_before=None if end is None else to_release(end),
-    )

@@ -1,8 +1,9 @@
-"""What the callers of all listeners may hold: connections, and bytes of unanswered requests.
+"""Limits what callers may hold: connections, and bytes of unanswered requests.
 
-Nobody needs a token to open a connection or to send half a request. So when a listener has as many
-connections as it may have, or all of them together hold more than `BUDGET`, one is closed: of the
-peer that holds the most, the one whose last whole request is the longest ago.
+Nobody needs a token to open a connection or to send half a request. So a connection is closed when
+a listener has too many, or when those of all listeners together hold more than `BUDGET` bytes. The
+closed one is a connection of the peer that holds the most: the one whose last complete request is
+the longest ago.
 """
 
 import asyncio
@@ -17,19 +18,20 @@ from exporter.engine.model import Seconds
 
 
 BUDGET = 128 * 2**20
-"""Bytes; docs/reference.md derives the memory limit of the manifests from it."""
-KEPT = BUDGET // 4
-"""Once all hold fewer bytes than this again, freed memory is returned to the system."""
+"""Bytes. docs/reference.md derives the memory limit of the manifests from this."""
+TRIMMED_BELOW = BUDGET // 4
+"""When the held bytes fall below this, freed memory is returned to the system."""
 TRIMMED_AFTER: Seconds = 2.0
-"""Until then the closed connections are freed."""
+"""The pause before that, in which the closed connections are freed."""
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """An open connection: whose it is, when it last sent a whole request, and what it holds.
+    """An open connection, with the number of bytes that it holds.
 
-    `cost`: the bytes that it counts as even without a request, for its buffers and one parsed
-    request head. `peer` is an IP address; "" for a unix socket.
+    `peer` is an IP address, or "" for a unix socket. `cost` is what the connection holds without a
+    request: its buffers and one parsed request head. `since` is the time of its last complete
+    request, or of its start, by the event loop's clock.
     """
 
     listener: str
@@ -40,7 +42,7 @@ class Connection:
     transport: asyncio.Transport | None = None
 
     def abort(self) -> None:
-        """Close it at once, without a word."""
+        """Close the connection at once, without an answer."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -54,7 +56,7 @@ class ConnectionBudget:
         self._held = 0
 
     def add(self, connection: Connection, *, most: int) -> None:
-        """Add a new connection; if its listener has `most` already, one of those is closed."""
+        """Add a new connection. If its listener already has `most`, one of those is closed."""
         of_listener = self._open.setdefault(connection.listener, {})
         if len(of_listener) >= most:
             self._close_one(of_listener, lambda _: 1)
@@ -62,22 +64,22 @@ class ConnectionBudget:
         self.hold(connection, connection.cost)
 
     def hold(self, connection: Connection, count: int) -> None:
-        """Count further bytes that a connection holds; close others, or it, above the budget."""
+        """Count more bytes for a connection. Above the budget, connections are closed."""
         if connection not in self._open[connection.listener]:
             return
         connection.held += count
-        if self._held >= KEPT > self._held + count:
+        if self._held >= TRIMMED_BELOW > self._held + count:
             asyncio.get_running_loop().call_later(TRIMMED_AFTER, _trim_memory)
         self._held += count
         while self._held > BUDGET:
             self._close_one(chain(*self._open.values()), lambda one: one.held)
 
     def settle(self, connection: Connection) -> None:
-        """Forget the bytes of a connection: its requests are answered."""
+        """Count only `cost` for a connection, because all its requests are answered."""
         self.hold(connection, connection.cost - connection.held)
 
     def remove(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Remove a closed connection."""
         self.hold(connection, -connection.held)
         self._open[connection.listener].pop(connection, None)
 
@@ -98,7 +100,7 @@ class ConnectionBudget:
 
 
 def _trim_memory() -> None:
-    """Give freed memory back; glibc by itself keeps all below its highest block in use."""
+    """Return freed memory to the system; glibc alone keeps all below its highest used block."""
     import ctypes
 
     with suppress(AttributeError):  # not glibc

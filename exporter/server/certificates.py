@@ -1,14 +1,13 @@
 """The TLS context of a listener, reloaded when its files change.
 
 Certificates are short-lived and renewed in place, for example by cert-manager. Each new connection
-uses the last context that could be loaded; open ones keep theirs. A TLS session cannot be resumed
-with another context, so every caller is verified with the present client CA.
+uses the newest context that could be loaded; open connections keep their own. A TLS session cannot
+be resumed with another context, so every new connection is verified with the present client CA.
 """
 
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 from exporter.credentials import no_password
 from exporter.engine.model import Instant
@@ -18,17 +17,16 @@ from exporter.settings import Tls
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
 
-_Version: TypeAlias = tuple[tuple[int, int, int], ...]
-
 
 class UnusableCertificate(Exception):
     """The TLS files of a listener cannot be used; the message says which and why."""
 
 
 class Certificates:
-    """One listener's TLS. `context` is for the next connection; call `renew` regularly.
+    """The TLS of one listener, which has a certificate. Call `renew` regularly.
 
-    `not_after` is when the certificate in use ends, or None if it is not for a server.
+    `context` is for the next connection. `not_after` is when the certificate in use ends, or None
+    if it is no certificate for a server.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
@@ -40,9 +38,9 @@ class Certificates:
         self.not_after = self._read_not_after()
 
     def renew(self) -> bool:
-        """Reload the files if they have changed; True if they had.
+        """Reload the files if they have changed; returns whether they had.
 
-        Raises `UnusableCertificate`; the last context then stays in use.
+        Raises `UnusableCertificate`; then the last context stays in use.
         """
         version = self._read_version()
         if version == self._version:
@@ -69,13 +67,11 @@ class Certificates:
         return context
 
     def _read_not_after(self) -> Instant | None:
-        """When the certificate ends, from a TLS handshake in memory.
+        """Read when the certificate ends, by a TLS handshake in memory.
 
-        The standard library decodes a certificate only for a client that trusts it: this one
-        trusts that very certificate, even after its end.
+        The standard library decodes a certificate only for a client that trusts it. This client
+        trusts exactly this certificate, even after its end.
         """
-        if self._tls.cert_file is None:
-            return None
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
@@ -96,13 +92,11 @@ class Certificates:
         tls = self._tls
         return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
 
-    def _read_version(self) -> _Version:
-        """Changes with the files, also when kubelet swaps a symbolic link."""
-        version = []
-        for path in self._files():
-            try:
-                stat = path.stat()
-            except OSError as error:
-                raise UnusableCertificate(f"tls.{self._listener}: {path}: {error}") from error
-            version.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        return tuple(version)
+    def _read_version(self) -> tuple[tuple[int, int, int], ...]:
+        """A value that changes with the files, also when kubelet replaces a symbolic link."""
+        try:
+            stats = [path.stat() for path in self._files()]
+        except OSError as error:
+            place = f"tls.{self._listener}: {error.filename}"
+            raise UnusableCertificate(f"{place}: {error}") from error
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

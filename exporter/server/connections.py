@@ -5,6 +5,7 @@ import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -18,8 +19,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from exporter.engine.model import Seconds
 from exporter.server.budget import Connection, ConnectionBudget
 from exporter.server.certificates import Certificates
-from exporter.server.problems import answer_problem
-from exporter.server.schemas import Problem
+from exporter.server.problems import Refusal
 from exporter.settings import Limits
 
 
@@ -27,16 +27,16 @@ LONGEST_LINE = 8190
 """The most bytes of a request's first line, and of each header."""
 MOST_HEADERS = 64
 MOST_QUEUED = 2
-"""Pipelined requests of a connection that are parsed before the one ahead of them is answered."""
+"""The most pipelined requests of a connection that are parsed before their turn."""
 LONGEST_HEAD = 2**14
 """The most bytes of a request's first line and headers together."""
 RECEIVED_AT_ONCE = 2**15
-"""The size of a TLS connection's buffer; asyncio's own have 256 KiB, for each connection."""
+"""The size of a TLS connection's buffer. By default asyncio's buffer has 256 KiB."""
 PLAIN_COST = 2**16
 TLS_COST = 2**17
-"""What an open connection counts as, chosen above what one holds: parsed heads, TLS buffers."""
+"""How many bytes an open connection counts as: more than its parsed heads and TLS buffers have."""
 LINGERING: Seconds = 1.0
-"""How long a caller has to read a refusal that came before the end of its body."""
+"""How long a caller has to read a refusal that was sent before the end of its body."""
 HANDSHAKE: Seconds = 10.0
 SERVER = "kubevirt-eviction-exporter"
 PAUSE: Seconds = 0.1
@@ -45,30 +45,28 @@ PAUSE: Seconds = 0.1
 log = structlog.stdlib.get_logger()
 
 
+@dataclass(frozen=True)
 class Connections:
     """Accepts connections for `server`, at most `limits.connections` at a time.
 
-    For one more, `budget` closes another one. A connection that is idle or has not sent a complete
-    request head for `limits.idleTimeout` is closed, and so is one that does not take its answer
-    within `limits.requestTimeout`.
+    Beyond that, `budget` closes another connection for each new one. A connection is also closed
+    if it is idle, or has sent no complete request head, for `limits.idleTimeout`, or if it does not
+    take its answer within `limits.requestTimeout`.
     """
 
-    def __init__(
-        self, listener: str, server: web.Server, limits: Limits, budget: ConnectionBudget
-    ) -> None:
-        self._listener = listener
-        self._server = server
-        self._limits = limits
-        self._budget = budget
+    listener: str
+    server: web.Server
+    limits: Limits
+    budget: ConnectionBudget
 
     async def accept(self, listening: socket.socket, certificates: Certificates | None) -> None:
-        """Accept connections on a listening socket until cancelled; None: without TLS."""
+        """Accept connections on a socket until cancelled. `certificates` is None without TLS."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, address = await loop.sock_accept(listening)
             except OSError as error:
-                log.warning("connection_not_accepted", listener=self._listener, why=str(error))
+                log.warning("connection_not_accepted", listener=self.listener, why=str(error))
                 await asyncio.sleep(PAUSE)
                 continue
             peer = address[0] if address else ""
@@ -81,13 +79,13 @@ class Connections:
                 accepted.close()
 
     def _make_protocol(self, peer: str, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        connection = Connection(self._listener, peer, PLAIN_COST if tls is None else TLS_COST)
-        handler = _Handler(self._server, self._limits, self._budget, connection)
+        connection = Connection(self.listener, peer, PLAIN_COST if tls is None else TLS_COST)
+        handler = _Handler(self.server, self.limits, self.budget, connection)
         return handler if tls is None else _Tls(handler, tls)
 
 
 class _Tls(SSLProtocol):
-    """asyncio's TLS, with smaller buffers, and counted before the handshake."""
+    """asyncio's TLS with smaller buffers. The connection is counted before the handshake."""
 
     max_size = RECEIVED_AT_ONCE
 
@@ -123,11 +121,11 @@ class _HeadTooLong(HttpProcessingError):
 
 
 class _Parser(HttpRequestParser):
-    """aiohttp's parser, which by itself bounds each line, but not the whole head.
+    """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
-    It is fed at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
-    head, and nothing after an error. `whole` is called at the end of each request, its body
-    included.
+    It gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
+    head. After an error it gets nothing more. `whole` is called at the end of each request,
+    including its body.
     """
 
     def __init__(self, handler: "_Handler", whole: Callable[[], None], **options: Any) -> None:
@@ -162,10 +160,8 @@ class _Parser(HttpRequestParser):
         if messages:
             self._body = messages[-1][1]
         self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
-        for head, _ in messages:
-            if len(head.path) + sum(map(len, chain(*head.raw_headers))) > LONGEST_HEAD:
-                raise _HeadTooLong
-        if self._unfinished > LONGEST_HEAD:
+        heads = [len(one.path) + sum(map(len, chain(*one.raw_headers))) for one, _ in messages]
+        if max([self._unfinished, *heads]) > LONGEST_HEAD:
             raise _HeadTooLong
         if (messages or in_body) and self._body.is_eof():
             self._whole()
@@ -173,11 +169,11 @@ class _Parser(HttpRequestParser):
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's handler of one connection, which counts what it holds.
+    """aiohttp's handler of one connection, which also counts the bytes that it holds.
 
-    Broken HTTP gets a problem+json and no traceback in the log. Bodies are not inflated. A caller
-    has `limits.requestTimeout` to read an answer, which is kept in memory meanwhile. An answer that
-    comes before the end of a body is the last one: nothing further is read.
+    Invalid HTTP is answered with problem+json, and logs no traceback. Bodies are not decompressed.
+    A caller has `limits.requestTimeout` to read an answer, which is in memory meanwhile. After an
+    answer that is sent before the end of the request's body, nothing more is read.
     """
 
     def __init__(
@@ -217,17 +213,17 @@ class _Handler(web.RequestHandler):
         self._abort: asyncio.TimerHandle | None = None
 
     def enter(self, transport: asyncio.Transport) -> None:
-        """Count the connection, whose bytes this transport receives; a second call does nothing."""
+        """Count the connection, which receives by `transport`. A second call does nothing."""
         if self._connection.transport is None:
             self._connection.transport = transport
             self._note_whole()
             self._budget.add(self._connection, most=self._limits.connections)
 
     def leave(self) -> None:
-        """Forget the connection."""
+        """Stop counting the connection."""
         self._budget.remove(self._connection)
         if self.transport is None:
-            # The handshake failed, so nothing else ends the cycle of parser and handler.
+            # The handshake failed. Only this breaks the reference cycle of parser and handler.
             self._parser = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -239,7 +235,7 @@ class _Handler(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if data:  # none, if what was received before is parsed on
+        if data:  # aiohttp passes none when it goes on with what it has received before
             self._budget.hold(self._connection, len(data))
         super().data_received(data)
 
@@ -248,7 +244,7 @@ class _Handler(web.RequestHandler):
         self._abort_later()
 
     def _abort_later(self) -> None:
-        """Give the caller `limits.requestTimeout` to take what is left of the answer."""
+        """Abort the connection if the rest of the answer is not read within `requestTimeout`."""
         if self._abort is None:
             after = self._limits.request_timeout
             self._abort = self._loop.call_later(after, self._connection.abort)
@@ -270,19 +266,19 @@ class _Handler(web.RequestHandler):
             title = detail = "Internal error"
         else:
             title = "Invalid HTTP"
-            # aiohttp quotes what is wrong below a first line that ends in a colon.
+            # In aiohttp's messages the first line ends in a colon, and invalid bytes follow it.
             detail = message.splitlines()[0][:200].rstrip(": ") if message else title
         if isinstance(exc, _HeadTooLong):
             status = exc.code
         _end_cycle(exc)
-        response = answer_problem(Problem(title=title, status=status, detail=detail))
+        response = Refusal(status, title, detail).answer()
         response.force_close()
         return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        # Otherwise aiohttp names itself and Python, with their versions.
+        # By default aiohttp sends its own name and Python's, with their versions.
         resp.headers.setdefault(hdrs.SERVER, SERVER)
         is_early = not request.content.is_eof()
         if is_early or resp.headers.get(hdrs.CONNECTION) == "close":
@@ -296,7 +292,7 @@ class _Handler(web.RequestHandler):
                 self._abort.cancel()
                 self._abort = None
         if is_early and self.transport is not None:
-            # Let the caller read the answer, but read nothing more from it.
+            # The caller may still read the answer, but nothing more is read from the caller.
             self.transport.pause_reading()
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -308,6 +304,6 @@ class _Handler(web.RequestHandler):
 
 
 def _end_cycle(error: BaseException | None) -> None:
-    """Drop the traceback: its frames refer to the error, and keep the connection in memory."""
+    """Drop the traceback: by a reference cycle its frames hold the connection in memory."""
     if error is not None:
         error.__traceback__ = None

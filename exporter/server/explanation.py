@@ -1,7 +1,7 @@
 """Explains one VMI: the result of each rule with its cause, and its history. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, structs
 
@@ -37,7 +37,7 @@ def explain_vmi(
     health: Health,
     *,
     why: tuple[Why, ...] = (),
-    blocked_evictions: Iterable[BlockedEviction] = (),
+    blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
     """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
@@ -88,9 +88,7 @@ def explain_vmi(
         migrations=_write_history(evidence.history, policy, now),
         pending_migrations=[write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
         launcher=convert_attributes(evidence.launcher, LauncherAnswer | None),
-        blocked_evictions=[
-            convert_attributes(one, BlockedEvictionAnswer) for one in blocked_evictions
-        ],
+        blocked_evictions=convert_attributes(blocked_evictions, list[BlockedEvictionAnswer]),
         policy=PolicyAnswer(
             migration_cooldown_seconds=policy.migration_cooldown,
             max_migration_cooldown_seconds=policy.max_migration_cooldown,
@@ -166,7 +164,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
-    # Records without a UID come last, so that an end known by UID too counts once.
+    # Records without a UID come last: an end that a record with a UID has too counts once.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
         ending = (end, record.start, record.outcome)
@@ -190,9 +188,9 @@ _WHY: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
     "pending_migration": _why_pending,
     "requested_evacuation": _why_requested,
     "platform_update": lambda evidence, _: (
-        "KubeVirt reports VMs that it has still to update"
+        "KubeVirt reports VMs that it still has to update"
         if evidence.platform_updating
-        else "KubeVirt reports no VM that it has still to update"
+        else "KubeVirt reports no VM that it still has to update"
     ),
     "policy": lambda evidence, _: f"policy.overrides has block: true for {evidence.vmi.override}",
     "cooldown": _why_cooldown,

@@ -1,4 +1,4 @@
-"""Fields that several of the query API's answers and requests have."""
+"""Fields that several answers and requests of the query API have in common."""
 
 from datetime import datetime
 from typing import Annotated

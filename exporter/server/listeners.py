@@ -24,7 +24,7 @@ from exporter.settings import Address, AuthSettings, Limits, Tls
 
 
 DRAIN: Seconds = 5.0
-"""How long running requests may take at shutdown; aiohttp waits for half of it twice."""
+"""How long running requests may take at shutdown. aiohttp waits twice for half of this."""
 CERTIFICATES_READ_EVERY: Seconds = 10.0
 BACKLOG = 1024
 
@@ -50,7 +50,7 @@ class Listener:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
-        """Serve within the block; yields the bound URLs. Raises `CannotListen`."""
+        """Serve until the `async with` block ends; yields the bound URLs. Raises `CannotListen`."""
         certificates = None
         if self.tls.cert_file is not None:
             try:
@@ -106,7 +106,7 @@ class Listener:
                 trouble.end()
 
     async def _bind(self, address: Address) -> list[socket.socket]:
-        """The listening sockets of an address; a host name has one per IP address."""
+        """Bind an address. A host name gets one socket per IP address."""
         try:
             if not address.path:
                 return await _bind_port(address)
@@ -126,7 +126,7 @@ class Listener:
 async def _bind_port(address: Address) -> list[socket.socket]:
     """Bind all IP addresses of a host; port 0 picks one free port for all.
 
-    Raises OSError, or UnicodeError for a host that can be no name.
+    Raises OSError, or UnicodeError for an invalid host name.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -148,7 +148,7 @@ async def _bind_port(address: Address) -> list[socket.socket]:
 def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
     """Bind a unix socket that nobody else can open before its mode and group are set.
 
-    A socket left behind by another process is replaced. Raises OSError, LookupError or
+    A socket that another process has left behind is replaced. Raises OSError, LookupError or
     OverflowError.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -177,7 +177,7 @@ def _remove_paths(addresses: tuple[Address, ...]) -> None:
 
 
 async def _is_served(path: str) -> bool:
-    """Whether a process listens on a unix socket; binding would silently take it over."""
+    """Whether a process listens on a unix socket: to bind it would take it from that process."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:

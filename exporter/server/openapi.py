@@ -14,9 +14,9 @@ from exporter.server.schemas import BlockedAnswer, Problem, StatusAnswer, Verdic
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One endpoint: `name` is its metric label and operation id.
+    """One endpoint. `name` is its metric label and its operation id.
 
-    `guarded`: it needs authentication on a listener that has it.
+    `guarded`: it needs a token on a listener with authentication.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Route(Struct, frozen=True, kw_only=True):
 
     @property
     def refusals(self) -> tuple[int, ...]:
-        """The HTTP statuses of the problems it can answer with."""
+        """The HTTP statuses of the problems that the endpoint can answer with."""
         return (*((401, 403) if self.guarded else ()), *sorted({405, *self.problems}))
 
 
 _SCHEME = "clusterToken"
 _PROBLEMS = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
     404: "There is no such VMI, or no VMI is on that node.",
@@ -195,7 +195,7 @@ def write_openapi() -> dict[str, Any]:
     )
     for schema in components.values():
         if "description" in schema:
-            # Python 3.13 has docstrings without indentation, 3.11 as they are written.
+            # Python 3.11 does not remove the indentation of docstrings; Python 3.13 does.
             schema["description"] = inspect.cleandoc(schema["description"])
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:

@@ -1,8 +1,7 @@
-"""Reads requests: bodies, query parameters and headers. What is wrong raises `Refusal`."""
+"""Reads requests: bodies, paths, query parameters and headers. Invalid input raises `Refusal`."""
 
 import asyncio
 import re
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -11,19 +10,16 @@ from msgspec import Struct
 
 from exporter.engine.model import Checkpoint, Seconds
 from exporter.server.fields import Name, Namespace, Remark, Uid, means
-from exporter.server.schemas import Problem
+from exporter.server.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
-
-RETRY_AFTER = 2
-"""Seconds in the Retry-After header of a 503."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
 _PORT = re.compile(r":[0-9]*$", re.ASCII)
 _TYPES = re.compile(r"`[^`$]*`")
-"""A type in a message of msgspec; a path begins with $."""
+"""A type that an error message of msgspec quotes. A quoted path begins with $ instead."""
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _JSON_NAMES = {"str": "string", "bool": "boolean", "int": "number", "float": "number"}
 
@@ -65,32 +61,22 @@ class VerdictRequest(Struct, rename="camel"):
 _requests = msgspec.json.Decoder(VerdictRequest)
 
 
-class Refusal(Exception):
-    """A refused request, with the HTTP status and what was expected."""
-
-    def __init__(
-        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.problem = Problem(title=title, status=status, detail=detail)
-        self.headers = headers or {}
-
-
 def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
-    """Raise `Refusal` for a compressed body, and for what a page of another site asks for.
+    """Raise `Refusal` for a compressed body, and for a request from a page of another site.
 
-    `hosts`: what `Host` may be, beside names of the loopback interface; None: anything. It matters
-    where callers need no credentials: by DNS rebinding a page gives its own name the address of
-    this listener and could read the answers, but `Host` then has that name.
+    `hosts`: the names that `Host` may have, besides those of the loopback interface; None: any
+    name. This protects a listener that needs no credentials from DNS rebinding: a page of another
+    site gives its own host name the address of this listener, to read the answers. Then `Host` has
+    the name of that site.
     """
     if hdrs.CONTENT_ENCODING in request.headers:
-        detail = "Content-Encoding: expected none, a body is read as it is"
+        detail = "Content-Encoding: expected none, because bodies are not decompressed"
         raise Refusal(415, "Compressed body", detail, {hdrs.CONNECTION: "close"})
     host = request.headers.get(hdrs.HOST, "")
     origin = request.headers.get(hdrs.ORIGIN)
     is_foreign = origin is not None and origin.partition("://")[2] != host
     if is_foreign or request.headers.get("Sec-Fetch-Site") == "cross-site":
-        raise Refusal(403, "Cross-site request", "a web page of another site asks for this")
+        raise Refusal(403, "Cross-site request", "a web page of another site sent this request")
     if hosts is None or isinstance(request.get_extra_info("sockname"), str):
         return
     name = _PORT.sub("", host).strip("[]").lower()
@@ -106,7 +92,7 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
     """Read the whole body. Raises `Refusal` if it is too large, too slow or broken."""
     try:
         if request.content.is_eof():
-            # The body came with the head, so nothing is awaited.
+            # The body has arrived together with the head, so there is nothing to wait for.
             body = request.content.read_nowait()
         else:
             async with asyncio.timeout(limits.request_timeout):
@@ -143,20 +129,28 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
     except UnicodeDecodeError as error:
-        # Half of a UTF-16 pair, written as if it were a character, begins with this byte.
+        # The UTF-8 form of a lone half of a UTF-16 pair begins with this byte.
         is_surrogate = error.object[error.start : error.start + 1] == b"\xed"
         kind = "a lone surrogate" if is_surrogate else "a byte that is not UTF-8"
         raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        # Near the end of the body msgspec calls it truncated.
+        # Near the end of the body, msgspec says only that the body is truncated.
         lone = "surrogate" in str(error) or _LONE_SURROGATE.search(body)
         detail = "it has a lone surrogate" if lone else str(error)
         raise Refusal(400, "Not JSON", f"the body is not JSON: {detail}") from None
 
 
 def _name_types(quoted: re.Match[str]) -> str:
-    """The types of a message by JSON's names instead of Python's."""
+    """Replace Python's names of types by JSON's names."""
     return re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), quoted[0])
+
+
+def read_name(request: web.Request, field: str, longest: int) -> str:
+    """A name in the path. Raises `Refusal` if it is too long."""
+    name = request.match_info[field]
+    if len(name) > longest:
+        raise Refusal(422, "Too long", f"{field}: at most {longest} characters")
+    return name
 
 
 def read_checkpoint(request: web.Request) -> Checkpoint | None:
@@ -179,7 +173,7 @@ def read_wait(request: web.Request) -> Seconds:
     if not _SECONDS.fullmatch(value):
         raise Refusal(422, "Not a number of seconds", expected)
     wait = float(value)
-    if not 0 <= wait <= LONGEST_WAIT:
+    if wait > LONGEST_WAIT:
         raise Refusal(422, "Out of range", expected)
     return wait
 

@@ -1,8 +1,8 @@
 """Admission reviews of evictions: parse, judge by the rules, answer. Pure.
 
-Only an eviction that a rule blocks is denied; whatever cannot be parsed or judged is allowed. A
-denial has no `retryAfterSeconds`, because client-go would sleep on it inside the caller. It has not
-KubeVirt's message about a running evacuation either: a descheduler would count the pod as leaving.
+Only an eviction that a rule blocks is denied. An eviction that cannot be parsed or judged is
+allowed. A denial has no `retryAfterSeconds`: client-go would wait that long inside the caller. It
+never has KubeVirt's text about a running evacuation: a descheduler would count the pod as leaving.
 """
 
 import math
@@ -40,13 +40,13 @@ _DAY: Seconds = 86_400.0
 
 
 class NotAReview(ValueError):
-    """The body has no request UID to answer; the text says what is wrong."""
+    """The body has no request UID, so it cannot be answered; the text says what is wrong."""
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """The relevant fields of an AdmissionReview's request.
+    """The fields of an AdmissionReview's request that are used.
 
-    `is_eviction`: it is a v1 review of the creation of a pod's eviction.
+    `is_eviction`: this is a v1 review of a request to create the eviction of a pod.
     """
 
     uid: str
@@ -60,7 +60,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The outcome of a review, with evidence and verdict if a rule blocks."""
+    """The outcome of a review; the evidence and the verdict if a rule blocks."""
 
     outcome: ReviewOutcome
     evidence: Evidence | None = None
@@ -68,7 +68,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> bool:
-        """Whether the eviction is let through."""
+        """Whether the eviction is allowed."""
         return self.outcome is not ReviewOutcome.DENIED
 
 
@@ -135,7 +135,7 @@ def judge(
     health: Health,
     now: Instant,
 ) -> Judgement:
-    """Judge a review at `now`; the outcomes are checked in the order of their enum."""
+    """Judge a review at `now`, without `admission.maxHold`."""
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
     all_dead = health.find_dead(now)
@@ -156,7 +156,7 @@ def judge(
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
     elif evidence.vmi.evacuation_node:
         return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)
-    # A finished pod, such as a migration's source, runs nothing: evicting it moves nothing.
+    # A finished pod, such as the source of a migration, runs no VM: its eviction moves nothing.
     if verdict.allowed or pod.finished:
         return Judgement(outcome=ReviewOutcome.ALLOWED)
     enforced = admission.mode is AdmissionMode.ENFORCE
@@ -170,13 +170,13 @@ def judge(
 def _is_target(pod: Pod, evidence: Evidence) -> bool:
     """Whether a pod is the target of the VMI's unfinished migration.
 
-    KubeVirt answers the eviction of one whose VMI is marked as if it were the VMI's own pod, and a
-    descheduler then waits ten minutes for it.
+    If the VMI is evacuating, KubeVirt would answer the eviction of its target pod like that of its
+    own pod. A descheduler would then wait ten minutes for the target pod.
     """
     state, vmim = evidence.vmi.migration, evidence.unfinished()
     if pod.finished or pod.node == evidence.vmi.node:
         return False
-    # After the hand-over the VMI is on the target's node, and its source is the other pod.
+    # After the hand-over the VMI is on the target's node: this pod is then the source.
     if state is not None and state.running and pod.node and pod.node == state.source_node:
         return False
     present = {vmim.uid} if vmim is not None else set()

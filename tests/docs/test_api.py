@@ -11,7 +11,7 @@ import pytest
 from exporter.demo import Demo
 from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES, write_openapi
-from exporter.server.requests import RETRY_AFTER
+from exporter.server.problems import RETRY_AFTER
 from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read

@@ -1,8 +1,8 @@
-"""The HTTP handlers of the page and of the page of one VM.
+"""The HTTP handlers of the status page and of the page of one VM.
 
-They are imported when the page is first opened: Jinja2 and its templates take 0.1 s. What needs
-only immutable values runs in a thread, so that no verdict waits for it: with 10,000 blocked VMs
-that takes 50 ms.
+They are imported when a page is first opened: to import Jinja2 and to compile the templates takes
+0.1 s. Work on immutable values runs in a thread, so that no verdict waits for it: with 10,000
+blocked VMs it takes 50 ms.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from aiohttp import hdrs, web
 from exporter.server.api import Service
 from exporter.server.page.model import build_page, read_filter, summarize_blocked
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
-from exporter.server.requests import Refusal
+from exporter.server.problems import Refusal
 
 
 async def answer_page(
     service: Service, request: web.Request, *, named: bool, linked: bool
 ) -> web.Response:
-    """GET /. `named`: show single VMs; `linked`: link to the API."""
+    """GET /. `named`: the page shows single VMs. `linked`: it links to the API."""
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)
@@ -29,9 +29,9 @@ async def answer_page(
 
 
 async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
-    """GET /vmis/{namespace}/{name}. `linked`: link to the API.
+    """GET /vmis/{namespace}/{name}. `linked`: the page links to the API.
 
-    A browser gets a page for a VM that is unknown, too. Raises `Refusal` for other clients.
+    A browser gets a page for an unknown VM, too. For other clients this raises `Refusal`.
     """
     try:
         return _html(render_vm(service.explain(request), linked=linked))

@@ -1,7 +1,7 @@
 """The page model: everything the status page shows at one instant.
 
-It is put together from the API's answers of one `now`, so that no row contradicts another or the
-API.
+The model consists of the API's answers for one instant, so that no row contradicts another row or
+the API.
 """
 
 from collections import Counter, defaultdict
@@ -48,11 +48,11 @@ LOSSES = {
     Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
     Resource.LEASES: "the stored history: it is not written",
 }
-"""What does not work without a resource; the runbook has the same table."""
+"""What does not work if a resource may not be read; the runbook has the same table."""
 
 
 class Sort(StrEnum):
-    """The sort order; TIME: stuck and longest evacuation first, or earliest release first."""
+    """The sort order. TIME: stuck and longest evacuations first, or earliest releases first."""
 
     TIME = "time"
     NAME = "name"
@@ -61,10 +61,11 @@ class Sort(StrEnum):
 
 
 class PageFilter(Struct, frozen=True, kw_only=True):
-    """The filter and sort order of the page's query. `ignored`: the invalid parameters, and why.
+    """The filter and the sort order in the page's query.
 
-    `state` and `stuck` filter evacuations, `reason` filters blocked VMs; `vm`, a part of
-    namespace/name, filters both, and finds all other VMs.
+    `state` and `stuck` filter evacuations, `reason` filters blocked VMs. `vm` is a part of
+    namespace/name: it filters both tables, and all VMs for the table of found VMs. `ignored` says
+    which parameters are invalid, and why.
     """
 
     vm: str = ""
@@ -78,13 +79,12 @@ class PageFilter(Struct, frozen=True, kw_only=True):
 
     @property
     def narrows(self) -> bool:
-        """Whether it hides any row."""
-        chosen = (self.vm, self.namespace, self.node, self.state, self.stuck, self.reason)
-        return any(chosen)
+        """Whether the filter can hide rows."""
+        return any((self.vm, self.namespace, self.node, self.state, self.stuck, self.reason))
 
 
 class Rows(Struct, Generic[T], frozen=True, kw_only=True):
-    """Rows shown, rows that match the filter, all rows."""
+    """The rows of a table that are shown, how many match the filter, and how many there are."""
 
     shown: tuple[T, ...]
     matching: int
@@ -99,8 +99,8 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
 class Vms(Struct, frozen=True, kw_only=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `blocked` has each VM with its entries in the blocked set. `found` are the VMs with the name
-    that the filter asks for; None: it asks for none.
+    `blocked` has each VM with its entries in the blocked set. `found` has the VMs whose name
+    matches the filter's `vm`, or is None if that is empty.
     """
 
     found: Rows[VmiAnswer] | None
@@ -110,14 +110,14 @@ class Vms(Struct, frozen=True, kw_only=True):
 
 
 class PageModel(Struct, frozen=True, kw_only=True):
-    """Everything the page shows, in the API's answers; until `status.ready` only the first fields.
+    """Everything that the page shows. Fields with a default are set only if `status.ready`.
 
-    - `objects`: how many there are of each resource.
+    - `objects`: the number of objects of each resource.
     - `dies_at`: when `status.staleness` becomes DEAD without further contact.
     - `closing`: this process is shutting down.
-    - `states`, `stuck_evacuations`: evacuations by state, and how many are stuck.
-    - `blocked_by`: blocked VMs by node and their first reason.
-    - `drained`: the drain of the node that the filter names, if it may name VMs.
+    - `states`, `stuck_evacuations`: the number of evacuations by state, and of stuck ones.
+    - `blocked_by`: the number of blocked VMs by node and by their first reason.
+    - `drained`: the drain of the filter's node, if the page may name VMs.
     - `vms`: None if the page may not name VMs.
     """
 
@@ -138,9 +138,9 @@ class PageModel(Struct, frozen=True, kw_only=True):
 
 
 class BlockedVms(Struct, frozen=True, kw_only=True):
-    """The blocked VMs: counted by reason, and by node and reason; the `rows` of a filter.
+    """The number of blocked VMs by reason, and by node and reason; the `rows` of the table.
 
-    A VM's entries in the blocked set are together.
+    A row has all entries of one VM in the blocked set.
     """
 
     reasons: Counter[Reason]
@@ -150,8 +150,9 @@ class BlockedVms(Struct, frozen=True, kw_only=True):
 
 
 def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
-    """Count, filter and sort the blocked set; 10,000 VMs take 30 ms."""
-    # Sorted by VMI and checkpoint, so that a VMI's first entry has the reason of both checkpoints.
+    """Count, filter and sort the blocked set. This takes 30 ms for 10,000 VMs."""
+    # The set is sorted by VMI and checkpoint: the first entry of a VMI has the reason that counts
+    # without a checkpoint.
     blocked = [tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi)]
     matching = [
         of_vmi
@@ -167,7 +168,7 @@ def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> Blocked
         by_node=by_node,
         namespaces={first.namespace for first, *_ in blocked},
         rows=Rows(
-            # Sorting all would hold the interpreter's lock for 50 ms with 10,000 VMs.
+            # With 10,000 VMs, `sorted` would hold the interpreter's lock for 50 ms.
             shown=tuple(nsmallest(ROWS, matching, key=_BLOCKED_KEYS[filters.sort])),
             matching=len(matching),
             total=len(blocked),
@@ -176,7 +177,7 @@ def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> Blocked
 
 
 def read_filter(query: Mapping[str, str]) -> PageFilter:
-    """Read the filter from a URL's query; invalid parameters go to `ignored`."""
+    """Read the filter from a URL's query; invalid parameters are added to `ignored`."""
     ignored: list[str] = []
 
     def name(key: str, longest: int) -> str:
@@ -211,15 +212,14 @@ def build_page(
 ) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`.
 
-    `blocked`: what `summarize_blocked` returned for the blocked set at that instant and these
-    filters.
+    `blocked` is the result of `summarize_blocked` with these filters.
     """
     forecasts = forecast_nodes(service.store, service.read_conditions(now), durations={})
     outcomes = {one.node: one.outcomes for one in forecasts}
     status = service.describe_status(blocked.reasons, outcomes, now)
     shown = status
     if not named:
-        # No namespaces, and no errors, which may name some.
+        # Leave out namespaces, and errors, because an error may name a namespace.
         waiting = dict.fromkeys(
             one.resource for one in status.resources if not (one.synced or one.refused)
         )
@@ -341,11 +341,11 @@ _EVACUATION_KEYS: dict[Sort, Callable[[EvacuationAnswer], Any]] = {
     Sort.NODE: lambda one: one.node,
     Sort.STATE: lambda one: one.state,
 }
-"""The sort keys of evacuations, which are the longest first, and stay so among equals."""
+"""The sort keys of evacuations. Those with equal keys keep their order: the longest first."""
 _BLOCKED_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {
     Sort.TIME: _release,
     Sort.NAME: lambda entries: _of_vmi(entries[0]),
     Sort.NODE: lambda entries: (entries[0].node, _release(entries)),
     Sort.STATE: lambda entries: (entries[0].reason, _release(entries)),
 }
-"""The sort keys of blocked VMs, which are sorted by name, and stay so among equals."""
+"""The sort keys of blocked VMs. Those with equal keys keep their order: by name."""

@@ -1,4 +1,4 @@
-"""The status page at `/` and the page of one VM, each one HTML file without external assets."""
+"""Renders the status page at `/` and the page of one VM, as HTML without external assets."""
 
 import base64
 import hashlib
@@ -31,11 +31,11 @@ SPANS: tuple[Seconds, ...] = tuple(
     60.0 * minutes
     for minutes in (5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1080, 1440, 2880)
 )
-"""The lengths of a timeline's past; the shortest that fits everything is used."""
+"""How much past a timeline can show; the shortest that has everything is used."""
 AHEAD = 0.06
-"""How far a timeline reaches beyond now at least, as a share of its past."""
+"""How much future a timeline shows at least, as a fraction of its past."""
 ROOM = 28.0
-"""Percent of the width that the label of the axis' end needs."""
+"""How much room the label at the end of the axis needs, in percent of the width."""
 _DAY: Seconds = 86_400.0
 _DRAIN_WORDS = {
     DrainOutcome.LEAVES: "would be migrated",
@@ -83,19 +83,19 @@ class Axis(Struct, frozen=True):
 
     @property
     def is_labelled(self) -> bool:
-        """Whether its end can be labelled."""
+        """Whether there is room for a label at the end of the axis."""
         return self.place(self.now) <= 100 - ROOM
 
     @property
     def past(self) -> Seconds:
-        """How much past it shows."""
+        """How much past the axis shows."""
         return (self.now - self.since).total_seconds()
 
 
 def render_page(page: PageModel, *, linked: bool) -> str:
-    """Render the page as HTML, with all text escaped.
+    """Render the status page as HTML, with all text escaped.
 
-    `linked`: link to the API, which the same listener serves.
+    `linked`: the page links to the API, because its listener serves the API too.
     """
     vms = page.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.blocked.shown))
@@ -113,19 +113,12 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         page=page,
         status=page.status,
         watched=watched,
-        losses=LOSSES,
         vms=vms,
         filters=page.filters,
         linked=linked,
         verdict=describe_health(page),
         title=title,
-        states=list(State),
         reasons=page.policy.reasons,
-        until=UNTIL,
-        sorts=list(Sort),
-        outcomes=GRAVEST,
-        kept=KEPT,
-        drain_words=_DRAIN_WORDS,
         drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
         **_shared(axis),
     )
@@ -140,24 +133,23 @@ def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
 
 
 def render_problem(problem: Problem, now: Instant) -> str:
-    """Render why there is no page of a VM."""
+    """Render a page that says why there is no page of a VM."""
     return _PROBLEM.render(
-        problem=problem, as_of=to_datetime(now), linked=False, title=problem.title, **_ASSETS
+        problem=problem, as_of=to_datetime(now), linked=False, title=problem.title
     )
 
 
 def _shared(axis: Axis) -> dict[str, object]:
-    """What the shared parts of both pages use."""
+    """The variables that the shared parts of both pages use."""
     return {
         "axis": axis,
         "timeline": lambda vmi: draw_timeline(vmi, axis),
         "when": lambda instant: write_time(instant, axis.now),
-        **_ASSETS,
     }
 
 
 def describe_health(page: PageModel) -> tuple[str, str]:
-    """Whether the page can be trusted: yes, mostly, barely or no, and a sentence or two."""
+    """Whether the page can be trusted: "yes", "mostly", "barely" or "no", and why."""
     status = page.status
     if page.closing:
         return "no", "This process is ending."
@@ -202,25 +194,18 @@ def write_time(moment: datetime | None, now: datetime) -> Markup:
 
 
 def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
-    """The shortest axis that fits everything about these VMs within the history window."""
-    earliest, latest = now, now
-    for vmi in vmis:
-        for migration in vmi.migrations:
-            begin = migration.start or migration.end
-            if begin is not None:
-                earliest = min(earliest, begin)
-        if vmi.evacuation is not None:
-            earliest = min(earliest, vmi.evacuation.requested_at)
-        if vmi.cooldown is not None:
-            latest = max(latest, vmi.cooldown.not_before)
+    """The shortest axis that has everything about these VMs within the history window."""
+    begins = [one.start or one.end for vmi in vmis for one in vmi.migrations]
+    begins += [vmi.evacuation.requested_at for vmi in vmis if vmi.evacuation is not None]
+    releases = [vmi.cooldown.not_before for vmi in vmis if vmi.cooldown is not None]
     window = window or _DAY
-    oldest = (now - earliest).total_seconds()
+    oldest = (now - min([now, *filter(None, begins)])).total_seconds()
     past = timedelta(seconds=min(next((span for span in SPANS if span >= oldest), window), window))
-    return Axis(now - past, now, max(latest, now + AHEAD * past))
+    return Axis(now - past, now, max([now + AHEAD * past, *releases]))
 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
-    """Draw one VM on the axis; migrations that ended before the axis begins are left out."""
+    """Draw one VM on the axis, without migrations that ended before the beginning of the axis."""
     seen = [one for one in vmi.migrations if _span(one, axis.now)[1] >= axis.since]
     failed = [one for one in seen if one.outcome == "failed"]
     cooldown = None
@@ -257,7 +242,10 @@ def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> st
 
 
 def _span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, datetime]:
-    """Start and end of a migration as far as known; a running one ends now."""
+    """The start and the end of a migration; a running one ends now.
+
+    If only one of the two is known, it is used for both.
+    """
     start, end = migration.start, migration.end
     if end is None:
         end = now if start is None or _is_under_way(migration) else start
@@ -265,7 +253,7 @@ def _span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, datetime
 
 
 def _is_under_way(migration: MigrationAnswer) -> bool:
-    """Whether it is still running; a failed one may have no end time."""
+    """Whether a migration is still running. A failed one may have no end either."""
     return migration.end is None and migration.outcome == "unknown"
 
 
@@ -284,7 +272,7 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """CSP hash of an inline script or style."""
+    """The hash of an inline script or style for the Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -304,15 +292,22 @@ _TEMPLATES.filters |= {
         write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
     ),
 }
+_STYLE, _SCRIPT = _read("page.css"), _read("page.js")
+_TEMPLATES.globals |= {
+    "style": Markup(_STYLE),  # noqa: S704 (our own file)
+    "script": Markup(_SCRIPT),  # noqa: S704 (same)
+    "losses": LOSSES,
+    "states": State,
+    "until": UNTIL,
+    "sorts": Sort,
+    "outcomes": GRAVEST,
+    "kept": KEPT,
+    "drain_words": _DRAIN_WORDS,
+}
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )
 """Compiled at import, because it takes 50 ms."""
-_STYLE, _SCRIPT = _read("page.css"), _read("page.js")
-_ASSETS = {
-    "style": Markup(_STYLE),  # noqa: S704 (our own file)
-    "script": Markup(_SCRIPT),  # noqa: S704 (same)
-}
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (
@@ -330,4 +325,4 @@ PAGE_HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""The page's response headers; nothing external may be loaded."""
+"""The response headers of the pages: a browser may load nothing external."""

@@ -24,8 +24,8 @@ FEW = 20
 class HangingApi(ApiServer):
     """An API server that allows every review, and does not answer while it `hangs`.
 
-    A token's user is its first word, and invented ones are refused. `asked` is the token or the
-    user of each review, with the instant at which it came.
+    The user of a token is the part before its first `-`. Tokens of the user `invented` are refused.
+    `asked` has the time of each review, and its token or user.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, BlockedEviction, BlockedEvictions
 from exporter.engine.model import Reason, ReviewOutcome
-from exporter.server import admission as door
+from exporter.server import admission
 from exporter.server.admission import PATH, REVIEW_BYTES, Admission
 from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES
@@ -53,7 +53,7 @@ class Webhook:
         return response
 
     async def sample(self, series: str) -> float | None:
-        """The value of one series of a scrape, or None where it is absent."""
+        """The value of one series of a scrape, or None if it is absent."""
         parts, _ = await self.api.service.render_metrics("")
         lines = (line.rpartition(" ") for line in b"".join(parts).decode().splitlines())
         return next((float(value) for name, _, value in lines if name == series), None)
@@ -65,7 +65,7 @@ class Webhook:
 
 @asynccontextmanager
 async def opened(mode: AdmissionMode) -> AsyncIterator[Webhook]:
-    """The webhook in a mode."""
+    """Serve the webhook in this mode."""
     webhook = Webhook(mode)
     async with served(webhook.app) as session:
         webhook.session = session
@@ -91,7 +91,7 @@ async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> Non
 
 
 async def test_a_warning_is_no_block() -> None:
-    """In mode `warn` the outcome alone is counted, and logged under an event of its own."""
+    """In mode `warn` only the outcome is counted, and another event is logged."""
     async with opened(AdmissionMode.WARN) as webhook:
         with capture_logs() as logs:
             response = await webhook.ask()
@@ -114,7 +114,7 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
 
 
 async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
-    """With a webhook every outcome is exposed from the start with 0."""
+    """With a webhook, every outcome is exposed from the start as 0."""
     found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
     assert found == [0] * len(ReviewOutcome)
     webhook.api.counters.reviews = None
@@ -122,7 +122,7 @@ async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
 
 
 async def test_without_listed_users_only_their_outcome_is_there(webhook: Webhook) -> None:
-    """Otherwise the alert on a webhook that is not called fires where nobody is listed."""
+    """Without listed users, only the outcome `unlisted_user` is exposed."""
     settings = AdmissionSettings(observe=True)
     async with served(Admission(webhook.api.service, settings).make_app()) as webhook.session:
         await webhook.ask()
@@ -136,7 +136,7 @@ async def test_outcomes(webhook: Webhook) -> None:
     await webhook.ask(a_review(name="web-1"))
     await webhook.ask()
     webhook.api.clock.instant += 301
-    webhook.api.hear()
+    webhook.api.renew_contact()
     await webhook.ask()
     webhook.api.clock.instant += 781
     await webhook.ask()
@@ -160,16 +160,14 @@ async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
 
 
 async def test_a_hold_ends(webhook: Webhook) -> None:
-    """After admission.maxHold the eviction of a denied VM is allowed with a warning,
-    until it moves.
-    """
+    """After admission.maxHold the evictions of a denied VM are allowed, with a warning."""
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     held, step = 86_400, 600
     answers = []
     for _ in range(0, held + 2 * step, step):
         answers.append((await webhook.ask())["allowed"])
         webhook.api.clock.instant += step
-        webhook.api.hear()
+        webhook.api.renew_contact()
     *before, last = answers
 
     assert before == [False] * (held // step) + [True]
@@ -182,9 +180,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
-    """After stuck.migrationTimeout a VM that is denied all the time has a series with the
-    first denial.
-    """
+    """A VM that is denied for stuck.migrationTimeout has a series with its first denial."""
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     began = webhook.api.clock.instant
@@ -192,7 +188,7 @@ async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
         await webhook.ask()
         assert await webhook.sample(series) is None
         webhook.api.clock.instant += 800
-        webhook.api.hear()
+        webhook.api.renew_contact()
     webhook.api.clock.instant += 1
     await webhook.ask()
     assert await webhook.sample(series) == began
@@ -224,7 +220,7 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
     }
 
 
-async def test_the_vmi_tells_who_asked(webhook: Webhook) -> None:
+async def test_the_vmi_has_its_blocked_evictions(webhook: Webhook) -> None:
     """GET /v1/vmis lists the last blocked evictions by user, the newest first, with counts."""
     for _ in range(2):
         await webhook.ask()
@@ -253,8 +249,8 @@ def test_blocked_evictions_are_bounded() -> None:
 async def test_the_log_s_memory_is_bounded(
     webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many users and long names need only bounded memory."""
-    monkeypatch.setattr(door, "REMEMBERED", 3)
+    """The log remembers a limited number of users, and long names are cut."""
+    monkeypatch.setattr(admission, "REMEMBERED", 3)
     settings = AdmissionSettings(AdmissionMode.ENFORCE, (), ("all",))
     crowd = Admission(webhook.api.service, settings)
     async with served(crowd.make_app()) as session:
@@ -301,7 +297,7 @@ async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.Monk
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(door, "judge", fail)
+    monkeypatch.setattr(admission, "judge", fail)
     with capture_logs() as logs:
         assert await webhook.ask() == {"uid": REVIEW_UID, "allowed": True}
     assert [one["event"] for one in logs] == ["review_failed"]
@@ -325,7 +321,7 @@ async def test_while_the_process_ends(webhook: Webhook) -> None:
     ],
 )
 async def test_fuzzed_reviews(webhook: Webhook, prove: Callable[[str], None], reviews: int) -> None:
-    """Randomly changed reviews are never a 5xx, and only the blocked eviction is denied."""
+    """Randomly changed reviews never get a 5xx, and only the blocked eviction is denied."""
     rng = random.Random(17)
     turns = asyncio.Semaphore(20)
     tally = dict.fromkeys(("denied", "allowed", "error"), 0)
@@ -359,7 +355,7 @@ async def test_fuzzed_reviews(webhook: Webhook, prove: Callable[[str], None], re
 
 
 def mutate(rng: random.Random, body: bytes) -> bytes:
-    """A body with bytes changed, cut out, doubled, or lost from its end."""
+    """A body in which bytes are changed, cut out or doubled, or whose end is missing."""
     line = bytearray(body)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(line))

@@ -1,6 +1,6 @@
 """The API's answers about a VMI."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +51,7 @@ from tests.unit.server.test_api import a_health
 
 
 def some_health(**overrides: Any) -> Health:
-    """A health with contact two seconds ago; VMIMs can be overridden."""
+    """A health whose last contact was two seconds ago; `overrides` are for the VMIMs' watch."""
     health = a_health(contact=NOW - 2.0)
     for name, value in overrides.items():
         setattr(health.watched[1], name, value)
@@ -65,9 +65,9 @@ def explained(
     now: float = NOW,
     health: Health | None = None,
     why: tuple[Why, ...] = (),
-    blocked_evictions: Iterable[BlockedEviction] = (),
+    blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
-    """The explanation under the default policy, of fresh evidence."""
+    """The explanation of this evidence; by default with the default policy and recent contact."""
     policy, health = policy or a_policy(), health or some_health()
     dead = health.find_dead(now)
     return explain_vmi(
@@ -88,7 +88,7 @@ def explained(
 
 
 def moved(times: int, took: float) -> Evidence:
-    """Evidence of a VMI that was moved so often, the last time ten minutes ago."""
+    """Evidence of a VMI that was moved this many times, the last time ten minutes ago."""
     last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
     older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, times)}
     return some_evidence(
@@ -108,7 +108,7 @@ LEAVES = {"vmi": a_vmi(evacuation_node="n1")}
 class TestVerdict:
     """A verdict in JSON."""
 
-    def test_tells_the_cooldown_of_an_allowed_vmi(self) -> None:
+    def test_an_allowed_vmi_has_its_cooldown(self) -> None:
         """An allowed VMI still has its effective cooldown."""
         state = a_state(start=NOW - 5060.0, end=NOW - 5000.0)
         verdict = decide(some_evidence(vmi=a_vmi(migration=state)), a_policy(), NOW)
@@ -131,7 +131,7 @@ class TestVerdict:
         elapsed=st.floats(0.0, 40_000.0),
         took=st.floats(0.0, 9_000.0),
     )
-    def test_who_waits_as_told_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
+    def test_after_the_wait_it_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
         """At `notBefore` and after `retryAfterSeconds` the VM is allowed."""
         policy = a_policy(migration_cooldown=floor, max_migration_cooldown=0.0)
         state = a_state(start=NOW - elapsed - took, end=NOW - elapsed)
@@ -150,8 +150,8 @@ class TestVerdict:
 class TestExplanation:
     """The explanation of one VMI."""
 
-    def test_tells_the_arithmetic_of_the_cooldown(self) -> None:
-        """Base, backoff, cap and release of three migrations, the last of 20 minutes."""
+    def test_has_the_arithmetic_of_the_cooldown(self) -> None:
+        """The explanation has the base, backoff, cap and release after three migrations."""
         state = a_state(uid="m3", start=NOW - 1800.0, end=NOW - 600.0)
         history = a_history(
             m1=a_migration(end=NOW - 40_000.0, start=NOW - 40_060.0),
@@ -201,7 +201,7 @@ class TestExplanation:
             ),
         ],
     )
-    def test_tells_of_backoff_and_cap_only_where_they_act(
+    def test_names_backoff_and_cap_only_if_they_act(
         self, policy: dict[str, float], took: float, ends: int, said: str
     ) -> None:
         """Backoff and cap are mentioned only where they change the cooldown."""
@@ -214,15 +214,15 @@ class TestExplanation:
         evidence = some_evidence(vmi=a_vmi(migration=a_state()), vmims=(a_vmim(uid="m2"),))
         answer = explained(evidence)
 
-        for checkpoint, told in (
+        for checkpoint, found in (
             (Checkpoint.FILTER, answer.verdicts.filter),
             (Checkpoint.PRE_EVICTION, answer.verdicts.pre_eviction),
         ):
             verdict = decide(evidence, a_policy(), NOW, checkpoint=checkpoint)
             blocking = [r for r in answer.rules if r.blocks and r.checkpoint is checkpoint]
-            assert told == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
-            assert told.reason == blocking[0].reason
-            assert not told.allowed
+            assert found == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
+            assert found.reason == blocking[0].reason
+            assert not found.allowed
 
     @pytest.mark.parametrize(
         ("name", "blocks", "facts", "why"),
@@ -281,28 +281,28 @@ class TestExplanation:
     )
     def test_says_why(self, name: str, blocks: bool, facts: dict[str, Any], why: str) -> None:
         """Each rule names the facts of its result."""
-        told = rule(explained(some_evidence(**facts)), name)
+        found = rule(explained(some_evidence(**facts)), name)
 
-        assert told.blocks is blocks
-        assert why in told.why
+        assert found.blocks is blocks
+        assert why in found.why
 
     def test_says_that_a_vmi_has_ended(self) -> None:
         """For a VMI that has ended every rule says so."""
-        told = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
+        found = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
 
-        assert (told.phase, told.cooldown) == ("Succeeded", None)
-        assert [one.why for one in told.rules] == [
+        assert (found.phase, found.cooldown) == ("Succeeded", None)
+        assert [one.why for one in found.rules] == [
             "the VMI has stopped (phase Succeeded): nothing is left to move"
         ] * 4
 
     def test_says_that_a_guard_is_off(self) -> None:
         """A guard that the policy turns off says so and does not block."""
         policy = a_policy(guard_pending_migrations=False)
-        told = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
+        found = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
 
-        assert not told.enabled
-        assert not told.blocks
-        assert "policy.guards" in told.why
+        assert not found.enabled
+        assert not found.blocks
+        assert "policy.guards" in found.why
 
     def test_says_that_dead_evidence_does_not_block(self) -> None:
         """With dead evidence only the cooldown can block."""
@@ -317,7 +317,7 @@ class TestExplanation:
         assert [one.rule for one in answer.rules if not one.silenced] == ["cooldown"]
         assert "a watch it needs is dead" in rule(answer, "running_migration").why
 
-    def test_tells_the_facts(self) -> None:
+    def test_has_the_facts(self) -> None:
         """The explanation has the VMI, its launcher pod, its unfinished VMIMs and the policy."""
         evidence = some_evidence(
             vmi=a_vmi(evacuation_node="n1"),
@@ -364,7 +364,7 @@ class TestExplanation:
 
         assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
 
-    def test_tells_a_migration_without_uid(self) -> None:
+    def test_has_a_migration_without_uid(self) -> None:
         """A migration without UID is listed and counted."""
         history = History()
         history.put("", a_migration(), keep=KEEP)
@@ -393,13 +393,13 @@ class TestExplanation:
     )
     def test_marks_as_many_migrations_as_it_counts(
         self,
-        told: list[dict[str, Any]],
+        found: list[dict[str, Any]],
         count_failed: bool,
     ) -> None:
         """The migrations marked `inWindow` are as many as the verdict counts."""
         policy = a_policy(count_failed_migrations=count_failed)
         history = History()
-        for fields in told:
+        for fields in found:
             uid = fields.pop("uid")
             history.put(uid, a_migration(**fields), keep=KEEP)
         evidence = some_evidence(history=history)
@@ -414,7 +414,7 @@ class TestExplanation:
 def status_of(
     health: Health, *, vmis: int = 0, blocked: Mapping[Reason, int] = MappingProxyType({})
 ) -> StatusAnswer:
-    """The status over so many VMIs."""
+    """The status with this many VMIs."""
     return describe_status(
         health, vmis=vmis, drain={}, blocked=blocked, reasons=Policy().reasons, now=NOW
     )
@@ -423,7 +423,7 @@ def status_of(
 class TestStatus:
     """The exporter's status."""
 
-    def test_tells_how_each_watch_goes(self) -> None:
+    def test_has_the_state_of_each_watch(self) -> None:
         """The status has for each watch whether it is synced or forbidden, and its last error."""
         health = some_health(
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
@@ -445,7 +445,7 @@ class TestStatus:
         assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
 
     def test_before_it_is_ready_counts_nothing(self) -> None:
-        """Before the first sync the status has no counts and says what is waited for."""
+        """Before the first sync the status has no counts, and says what the exporter waits for."""
         answer = status_of(some_health(synced=False), vmis=7)
 
         assert (answer.ready, answer.vmis) == (False, None)

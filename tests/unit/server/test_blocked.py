@@ -27,8 +27,12 @@ from tests.support.stores import a_verdict_view
 from tests.unit.server.test_api import ServedApi
 
 
+HOUR = 3600.0
+"""The wait of long polls that only a change can answer within `PATIENCE`."""
+
+
 def afresh(scene: ServedApi) -> BlockedSet:
-    """A newly computed set of the same facts."""
+    """A blocked set of the same facts, with nothing cached."""
     return BlockedSet(a_verdict_view(scene.store, scene.policy), scene.health, scene.clock)
 
 
@@ -41,8 +45,16 @@ def scene() -> ServedApi:
 async def begin(
     scene: ServedApi, checkpoint: Checkpoint | None, known: str
 ) -> asyncio.Task[Blocked]:
-    """A long poll that waits."""
-    waiting = asyncio.create_task(scene.polls.wait(checkpoint, known, 60.0))
+    """Begin a long poll."""
+    waiting = asyncio.create_task(scene.polls.wait(checkpoint, known, HOUR))
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def begin_many(scene: ServedApi, count: int) -> list[asyncio.Task[Blocked]]:
+    """Begin as many long polls, which know the present set."""
+    known = read(scene.blocked, None).etag
+    waiting = [asyncio.create_task(scene.polls.wait(None, known, HOUR)) for _ in range(count)]
     await asyncio.sleep(0)
     return waiting
 
@@ -76,7 +88,7 @@ class TestRead:
         ]
 
     def test_a_namespace_that_is_lost_is_judged_alone(self, scene: ServedApi) -> None:
-        """Evidence of one namespace without contact turns stale and then dead on its own."""
+        """The evidence of a forbidden namespace turns stale and then dead, others do not."""
         healthy, lost = (Watched(Resource.VMIS, n, synced=True, contact=NOW) for n in "ab")
         scene.health.watched = [healthy, lost]
         for namespace in "ab":
@@ -87,8 +99,8 @@ class TestRead:
         scene.clock.instant = healthy.contact = NOW + 780.0
         silent = read(scene.blocked, None)
 
-        told = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
-        assert told == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
+        found = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
+        assert found == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_follows_the_store(self, scene: ServedApi) -> None:
         """After a change of the store the answer and its ETag are new."""
@@ -108,7 +120,7 @@ class TestRead:
         found = []
         for passed in (99.0, 100.0, 199.999, 200.0):
             scene.clock.instant = NOW + passed
-            scene.hear()
+            scene.renew_contact()
             found.append([name for name, _ in keys(read(scene.blocked, None))])
 
         assert found == [["a", "b"], ["b"], ["b"], []]
@@ -142,13 +154,13 @@ class TestRead:
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
         """For an end in the near future `notBefore` moves with the clock and the ETag stays."""
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
-        told = []
+        found = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
             scene.clock.instant = NOW + passed
-            told.append(read(scene.blocked, None))
+            found.append(read(scene.blocked, None))
 
-        assert len({blocked.etag for blocked in told}) == 1
-        assert [blocked.entries[0].not_before for blocked in told] == [
+        assert len({blocked.etag for blocked in found}) == 1
+        assert [blocked.entries[0].not_before for blocked in found] == [
             to_datetime(NOW + seconds) for seconds in (900, 910, 959, 960, 960)
         ]
 
@@ -183,26 +195,28 @@ class TestRead:
         ends=st.lists(st.integers(-2000, 300), max_size=4),
         instants=st.lists(st.floats(0.0, 3000.0), min_size=2, max_size=8),
     )
-    def test_the_etag_tells_sets_apart_and_nothing_else(
-        self, ends: list[int], instants: list[float]
-    ) -> None:
+    def test_equal_etags_mean_equal_sets(self, ends: list[int], instants: list[float]) -> None:
         """Two answers have the same ETag if and only if they have the same entries."""
         scene = ServedApi(policy=a_policy(migration_cooldown=300.0))
         for number, end in enumerate(ends):
             state = a_state(uid=f"m{number}", start=NOW + end - 5.0, end=NOW + end)
             scene.store.put(a_vmi(name=f"v{number}", uid=f"u{number}", migration=state))
-        told = set()
+        answered = set()
         for passed in instants:
             scene.clock.instant = NOW + passed
-            scene.hear()
+            scene.renew_contact()
             blocked = read(afresh(scene), None)
-            told.add((blocked.etag, tuple(keys(blocked))))
+            answered.add((blocked.etag, tuple(keys(blocked))))
 
-        assert len({etag for etag, _ in told}) == len({found for _, found in told}) == len(told)
+        assert (
+            len({etag for etag, _ in answered})
+            == len({found for _, found in answered})
+            == len(answered)
+        )
 
 
 class TestManyVmis:
-    """A set that takes long to compute, as it has many VMIs."""
+    """A set that takes long to compute, because it has many VMIs."""
 
     MANY = 5 * SLICE
 
@@ -213,7 +227,7 @@ class TestManyVmis:
             scene.cool(f"v{number:04}")
         return scene
 
-    async def test_others_have_a_turn_while_it_is_computed(self, scene: ServedApi) -> None:
+    async def test_computing_yields_to_others(self, scene: ServedApi) -> None:
         """Computing the set yields to the event loop after each slice."""
         turns = 0
         reading = asyncio.create_task(scene.blocked.read(None))
@@ -236,7 +250,7 @@ class TestManyVmis:
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
     async def test_a_change_while_it_is_computed_is_in_the_next(self, scene: ServedApi) -> None:
-        """A change during a computation is in the next answer, whether or not its VMI was done."""
+        """A change during a computation is in the next answer, even if its VMI was written."""
         reading = asyncio.create_task(scene.blocked.read(None))
         for _ in range(2 * (self.MANY // SLICE) - 2):
             await asyncio.sleep(0)
@@ -250,11 +264,11 @@ class TestManyVmis:
         assert keys(await scene.blocked.read(None)) == keys(await afresh(scene).read(None))
 
     async def test_a_change_while_it_is_computed_releases(self, scene: ServedApi) -> None:
-        """A change during a computation also answers the long polls that begin after it."""
+        """A change during the first computation of a long poll answers that long poll."""
         scene.store.put(a_vmi(name="ahead", uid="h", migration=a_state(start=NOW, end=NOW + 60.0)))
         known = (await scene.blocked.read(None)).etag
         scene.clock.instant += MOVES_EVERY
-        waiting = asyncio.create_task(scene.polls.wait(None, known, 3600.0))
+        waiting = asyncio.create_task(scene.polls.wait(None, known, HOUR))
         for _ in range(self.MANY // SLICE - 1):
             await asyncio.sleep(0)
         scene.cool("a")
@@ -266,19 +280,14 @@ class TestManyVmis:
 class TestWait:
     """Waiting for a change."""
 
-    async def test_who_comes_with_another_set_does_not_wait_with_the_others(
-        self, scene: ServedApi
-    ) -> None:
-        """A long poll is answered when the set changes back to the one that others know."""
+    async def test_a_change_back_releases(self, scene: ServedApi) -> None:
+        """A long poll is answered when the set changes back to an earlier one."""
         none = (await scene.blocked.read(None)).etag
-        first = asyncio.create_task(scene.polls.wait(None, none, 3600.0))
-        await asyncio.sleep(0)
+        first = await begin(scene, None, none)
         scene.cool()
         one = (await scene.blocked.read(None)).etag
-        second = asyncio.create_task(scene.polls.wait(None, one, 3600.0))
-        await asyncio.sleep(0)
+        second = await begin(scene, None, one)
         scene.cool(left=-1.0)
-        scene.polls.note_change()
         answer = await asyncio.wait_for(second, PATIENCE)
         scene.polls.close()
         await first
@@ -291,7 +300,7 @@ class TestWait:
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
         known = read(scene.blocked, None)
-        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, HOUR), PATIENCE)
 
         assert keys(known) == [("db1", "preEviction")]
         assert keys(blocked) == []
@@ -302,7 +311,7 @@ class TestWait:
         scene.health.stale_after = 1.0
         scene.clock.run()
         known = read(scene.blocked, None)
-        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, 60.0), PATIENCE)
+        blocked = await asyncio.wait_for(scene.polls.wait(None, known.etag, HOUR), PATIENCE)
 
         assert (known.stale, blocked.stale) == (False, True)
 
@@ -311,7 +320,7 @@ class TestWait:
         scene.clock.instant = NOW + 500.0
         known = read(scene.blocked, None)
         waiting = await begin(scene, None, known.etag)
-        scene.hear()
+        scene.renew_contact()
         blocked = await asyncio.wait_for(waiting, CHECK_EVERY + PATIENCE)
 
         assert (known.stale, blocked.stale) == (True, False)
@@ -319,12 +328,11 @@ class TestWait:
     async def test_closing_releases(self, scene: ServedApi) -> None:
         """Shutdown answers every long poll at once."""
         known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(500)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 500)
         scene.polls.close()
         async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
-            late = await scene.polls.wait(None, known, 60.0)
+            late = await scene.polls.wait(None, known, HOUR)
 
         assert {blocked.etag for blocked in (*answers, late)} == {known}
 
@@ -342,16 +350,14 @@ class TestWait:
         assert loop.time() - began >= 0.19
 
     async def test_a_rule_that_falls_silent_releases(self, scene: ServedApi) -> None:
-        """Long polls are answered when the evidence of VMIMs turns dead, and when it is
-        alive again.
-        """
+        """Long polls are answered when the evidence of VMIMs dies, and when contact is back."""
         vmims = scene.health.of(Resource.VMIMS)[0]
         vmims.contact = NOW - 779.9
         scene.store.put(a_vmi(uid=UID))
         scene.store.put(a_vmim())
         before = read(scene.blocked, None)
         scene.clock.run()
-        silent = await asyncio.wait_for(scene.polls.wait(None, before.etag, 60.0), PATIENCE)
+        silent = await asyncio.wait_for(scene.polls.wait(None, before.etag, HOUR), PATIENCE)
         waiting = await begin(scene, None, silent.etag)
         vmims.contact = scene.clock()
         after = await asyncio.wait_for(waiting, PATIENCE)
@@ -366,54 +372,43 @@ class TestWait:
     async def test_a_change_elsewhere_does_not_release(self, scene: ServedApi) -> None:
         """A change at another checkpoint does not answer a long poll."""
         known = read(scene.blocked, Checkpoint.FILTER).etag
-        waiting = asyncio.create_task(scene.polls.wait(Checkpoint.FILTER, known, 60.0))
+        waiting = await begin(scene, Checkpoint.FILTER, known)
         both = await begin(scene, None, read(scene.blocked, None).etag)
         scene.cool()
-        scene.polls.note_change()
         await asyncio.wait_for(both, PATIENCE)
         still_waiting = not waiting.done()
         scene.store.put(a_vmi(name="x", uid="x", migration=a_running_state()))
-        scene.polls.note_change()
         blocked = await asyncio.wait_for(waiting, PATIENCE)
 
         assert still_waiting
         assert keys(blocked) == [("x", "filter")]
 
     async def test_a_change_that_leaves_the_set_wakes_nobody(self, scene: ServedApi) -> None:
-        """A change that leaves the set equal is checked once for all long polls and
-        answers none.
-        """
-        known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(100)]
-        await asyncio.sleep(0)
-        looks = 0
+        """A change that leaves the set equal is checked once, and answers no long poll."""
+        waiting = await begin_many(scene, 100)
+        reads = 0
 
-        def look() -> float:
-            nonlocal looks
-            looks += 1
+        def count_read() -> float:
+            nonlocal reads
+            reads += 1
             return scene.clock()
 
-        scene.blocked.clock = look
+        scene.blocked.clock = count_read
         scene.store.put(a_vmi(name="another", uid="another"))
-        scene.polls.note_change()
-        while not looks:  # noqa: ASYNC110 (nobody tells)
+        while not reads:  # noqa: ASYNC110 (there is no notification)
             await asyncio.sleep(SETTLING)
         await asyncio.sleep(SETTLING)
-        looks_by_all, still_waiting = looks, scene.polls.waiting
+        reads_by_all, still_waiting = reads, scene.polls.waiting
         scene.polls.close()
         await asyncio.gather(*waiting)
 
-        assert looks_by_all <= 4
+        assert reads_by_all <= 4
         assert still_waiting == 100
 
-    async def test_others_have_a_turn_while_many_are_woken(self, scene: ServedApi) -> None:
+    async def test_waking_many_yields_to_others(self, scene: ServedApi) -> None:
         """Many long polls are answered in slices."""
-        known = read(scene.blocked, None).etag
-        count = 5 * BATCH
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(count)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 5 * BATCH)
         scene.cool()
-        scene.polls.note_change()
         seen = []
         async with asyncio.timeout(PATIENCE):
             while scene.polls.waiting:
@@ -426,12 +421,9 @@ class TestWait:
 
     async def test_many_changes_wake_once(self, scene: ServedApi) -> None:
         """Many changes in a short time answer the long polls once."""
-        known = read(scene.blocked, None).etag
-        waiting = [asyncio.create_task(scene.polls.wait(None, known, 60.0)) for _ in range(1000)]
-        await asyncio.sleep(0)
+        waiting = await begin_many(scene, 1000)
         for number in range(50):
             scene.cool(f"v{number}")
-            scene.polls.note_change()
         answers = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
 
         assert {len(blocked.entries) for blocked in answers} == {50}

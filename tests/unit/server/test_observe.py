@@ -32,7 +32,7 @@ def by(user: str, **request: Any) -> Json:
 
 
 async def read_requester(webhook: Webhook) -> object:
-    """Mark db1; returns `requestedBy` of its evacuation, equal in both answers."""
+    """Begin the evacuation of db1; returns its `requestedBy`, the same in both answers."""
     webhook.api.store.put(a_vmi(evacuation_node="n1"))
     async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:
@@ -45,7 +45,7 @@ async def read_requester(webhook: Webhook) -> object:
 
 @pytest.mark.parametrize("user", ["alice", DESCHEDULER])
 async def test_who_requested_an_evacuation(user: str) -> None:
-    """The requester has the user's name and the time, whether listed or not."""
+    """The requester is recorded with the time, whether the user is listed or not."""
     async with observing() as webhook:
         assert (await webhook.ask(by(user)))["allowed"]
         assert await read_requester(webhook) == {"user": user, "at": "2027-01-15T08:00:00Z"}

@@ -1,4 +1,4 @@
-"""Admission reviews read, judged and answered, without HTTP."""
+"""Admission reviews are read, judged and answered, without HTTP."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ POLICY = a_policy()
 
 
 def a_store(**vmi: Any) -> ClockedStore:
-    """db1, which migrated ten minutes ago and cools down for five more, and its pod."""
+    """A store with db1, whose cooldown lasts five more minutes, and its pod."""
     store = ClockedStore(keep=KEEP)
     store.now = NOW
     store.put(a_vmi(**{"migration": a_state(), **vmi}))
@@ -88,9 +88,7 @@ def answered(review: Json | None = None, *, policy: Policy = POLICY, **options: 
 
 
 def test_a_denial() -> None:
-    """A denial is a 429 with the VMI, the reason, the end of the cooldown and the count
-    of moves.
-    """
+    """A denial is a 429 with the VMI, the reason, the cooldown's end and the migrations."""
     store = a_store()
     for number in (1, 2):
         end = NOW - number * 5000.0
@@ -108,7 +106,7 @@ def test_a_denial() -> None:
 
 
 def test_a_warning() -> None:
-    """In mode `warn` it is allowed, with the same message as a warning and in the audit log."""
+    """In mode `warn` the eviction is allowed; the message is a warning and an audit annotation."""
     message = "VMI shop/db1: cooldown until 08:05:00Z (in 5m), after 1 migration in 24h"
     assert answered(admission=WARN) == {
         "uid": REVIEW_UID,
@@ -301,7 +299,7 @@ def test_dry_runs(review: Json, dry_run: bool) -> None:
     ],
 )
 def test_another_version_is_allowed(version: str | None, answered_in: str) -> None:
-    """A review of another version is allowed, and answered in its own version if that is known."""
+    """A review of another version is allowed, and answered in that version if it is v1beta1."""
     review = read_review(raw(a_review(review={"apiVersion": version})))
     judgement = judged(a_review(review={"apiVersion": version}))
     answer = json.loads(write_answer(review, judgement, POLICY, NOW))

@@ -17,7 +17,7 @@ class TestOpenApi:
         validate(document)
         assert document["openapi"].startswith("3.1")
 
-    def test_tells_of_every_route(self) -> None:
+    def test_has_every_route(self) -> None:
         """Each route is an operation with its name, parameters and problems."""
         paths = write_openapi()["paths"]
         operations = {
@@ -37,7 +37,7 @@ class TestOpenApi:
             }
 
     def test_asks_for_a_token_but_in_probes(self) -> None:
-        """Every operation but the probes may need a token."""
+        """Every operation except the probes may need a token."""
         paths = write_openapi()["paths"]
         free = {path for path, ways in paths.items() if "security" not in next(iter(ways.values()))}
 
@@ -75,11 +75,11 @@ class TestOpenApi:
     def test_says_how_each_source_is_known(self) -> None:
         """The description of `source` says how each value is known."""
         answer = write_openapi()["components"]["schemas"]["EvacuationAnswer"]
-        told = answer["properties"]["source"]["description"]
+        found = answer["properties"]["source"]["description"]
 
-        assert all(f"`{source}`" in told for source in Source)
+        assert all(f"`{source}`" in found for source in Source)
         for mark in (*Priority, "kubevirt.io/eviction-source"):
-            assert mark in told
+            assert mark in found
 
     def test_is_camel_case(self) -> None:
         """Every property is camelCase."""

@@ -1,4 +1,4 @@
-"""The page's model: equal to the API, of one instant, without private data."""
+"""The page model: it agrees with the API, is of one instant, and has no private data."""
 
 import re
 from collections import Counter
@@ -31,15 +31,16 @@ from exporter.server.page.model import (
     PageFilter,
     PageModel,
     Sort,
+    Vms,
     build_page,
     read_filter,
     summarize_blocked,
 )
 from tests.support.blocked import read
-from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim
+from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim
 from tests.support.stores import put
 from tests.support.verdicts import decide
-from tests.unit.server.test_api import ServedApi, a_health
+from tests.unit.server.test_api import ServedApi, a_health, cooling
 
 
 POLICY = Policy()
@@ -47,18 +48,11 @@ RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterB
 
 
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
-    """The API over a fully visible cluster of these facts."""
+    """A service over a cluster with these facts, which it may read completely."""
     api = ServedApi(**overrides)
     put(api.store, *facts)
     api.service.closing = closing
     return api.service
-
-
-def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
-    """A VMI whose cooldown of 15 minutes ends after `left` seconds."""
-    end = NOW + left - 900.0
-    fields = {"name": name, "uid": f"uid-of-{name}", **overrides}
-    return a_vmi(migration=a_state(uid=f"m-of-{name}", start=end - 60.0, end=end), **fields)
 
 
 def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
@@ -96,36 +90,39 @@ def build_model(
     now: Instant = NOW,
     named: bool = True,
 ) -> PageModel:
-    """The page model, with single VMs unless told otherwise."""
+    """The page model, with single VMs unless found otherwise."""
     filters = filters or PageFilter()
     blocked = summarize_blocked(read(service.blocked, None).entries, filters)
     return build_page(service, blocked, filters, now, named=named)
 
 
+def vms_of(model: PageModel) -> Vms:
+    """The tables of single VMs, which this page has."""
+    assert model.vms is not None
+    return model.vms
+
+
 def evacuation_names(model: PageModel) -> list[str]:
     """The VMs in the table of evacuations, as shown."""
-    assert model.vms is not None
-    return [vmi.name for vmi in model.vms.evacuations.shown]
+    return [vmi.name for vmi in vms_of(model).evacuations.shown]
 
 
 def blocked_names(model: PageModel) -> list[str]:
     """The VMs in the table of blocked VMs, as shown."""
-    assert model.vms is not None
-    return [vmi.name for _, vmi in model.vms.blocked.shown]
+    return [vmi.name for _, vmi in vms_of(model).blocked.shown]
 
 
 class TestTheSame:
-    """The model has the API's answers at the same time."""
+    """The model has the API's answers of the same instant."""
 
     def test_evacuations_are_those_of_the_api(self) -> None:
         """The evacuations are the API's, in the API's order."""
         service = busy_service()
         model = build_model(service)
 
-        assert model.vms is not None
-        rows = model.vms.evacuations
-        told = service.describe_evacuations(NOW).evacuations
-        assert [vmi.evacuation for vmi in rows.shown] == told
+        rows = vms_of(model).evacuations
+        found = service.describe_evacuations(NOW).evacuations
+        assert [vmi.evacuation for vmi in rows.shown] == found
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
         assert (sum(model.states.values()), model.stuck_evacuations) == (3, 1)
 
@@ -145,8 +142,7 @@ class TestTheSame:
         service = busy_service()
         model = build_model(service)
 
-        assert model.vms is not None
-        rows = model.vms.blocked.shown
+        rows = vms_of(model).blocked.shown
         assert (
             sorted((e for entries, _ in rows for e in entries), key=lambda e: (e.namespace, e.name))
             == read(service.blocked, None).entries
@@ -214,7 +210,7 @@ class TestFilters:
             pytest.param(PageFilter(namespace="nowhere"), [], [], id="nothing"),
         ],
     )
-    def test_it_shows_what_is_wished(
+    def test_a_filter_hides_the_other_rows(
         self, filters: PageFilter, evacuations: list[str] | None, blocked: list[str] | None
     ) -> None:
         """Each filter hides other rows, and the total is shown."""
@@ -224,9 +220,8 @@ class TestFilters:
         expected = evacuation_names(everything) if evacuations is None else evacuations
         assert evacuation_names(model) == expected
         assert blocked_names(model) == (blocked_names(everything) if blocked is None else blocked)
-        assert model.vms is not None
-        assert model.vms.evacuations.total == 3
-        assert model.vms.evacuations.matching == len(expected)
+        assert vms_of(model).evacuations.total == 3
+        assert vms_of(model).evacuations.matching == len(expected)
 
     @pytest.mark.parametrize(
         ("sort", "evacuations", "blocked"),
@@ -237,10 +232,8 @@ class TestFilters:
             (Sort.STATE, ["outside", "old", "young"], ["soon", "late", "moving", "young"]),
         ],
     )
-    def test_it_sorts_as_wished(
-        self, sort: Sort, evacuations: list[str], blocked: list[str]
-    ) -> None:
-        """Rows are sorted by time: longest evacuation first, earliest release first."""
+    def test_rows_are_sorted(self, sort: Sort, evacuations: list[str], blocked: list[str]) -> None:
+        """Rows are sorted as the filter says; TIME: longest evacuation, earliest release first."""
         model = build_model(busy_service(), PageFilter(sort=sort))
 
         assert evacuation_names(model) == evacuations
@@ -277,13 +270,13 @@ class TestFilters:
         assert filters.narrows
 
     @pytest.mark.parametrize("query", [{}, dict.fromkeys(("namespace", "state", "sort"), "")])
-    def test_an_empty_query_wishes_nothing(self, query: dict[str, str]) -> None:
+    def test_an_empty_query_is_no_filter(self, query: dict[str, str]) -> None:
         """Empty fields of the form are no filter."""
         assert read_filter(query) == PageFilter()
         assert not read_filter(query).narrows
 
     @pytest.mark.parametrize(
-        ("key", "value", "told"),
+        ("key", "value", "found"),
         [
             ("namespace", "x" * 64, "namespace: at most 63 characters"),
             ("node", "x" * 254, "node: at most 253 characters"),
@@ -294,19 +287,19 @@ class TestFilters:
         ],
     )
     def test_what_makes_no_sense_is_named_and_ignored(
-        self, key: str, value: str, told: str
+        self, key: str, value: str, found: str
     ) -> None:
         """A wrong value is reported and ignored; the others apply."""
         filters = read_filter({key: value})
 
-        assert filters.ignored[0].startswith(told)
+        assert filters.ignored[0].startswith(found)
         assert msgspec.structs.replace(filters, ignored=()) == PageFilter()
 
 
 class TestBounds:
     """Tables have a bounded number of rows."""
 
-    def test_a_table_has_so_many_rows_and_says_how_many_more(self) -> None:
+    def test_a_table_counts_the_rows_that_it_hides(self) -> None:
         """A table has a bounded number of rows, and counts the others."""
         many = ROWS + 7
         model = build_model(
@@ -316,8 +309,7 @@ class TestBounds:
             )
         )
 
-        assert model.vms is not None
-        tables = model.vms.evacuations, model.vms.blocked, model.nodes
+        tables = vms_of(model).evacuations, vms_of(model).blocked, model.nodes
         assert [len(table.shown) for table in tables] == [ROWS] * 3
         assert [table.more for table in tables] == [7] * 3
         assert evacuation_names(model)[0] == f"e{many - 1:03}"
@@ -327,8 +319,8 @@ class TestBounds:
 class TestTrust:
     """Whether the page's data can be trusted."""
 
-    def test_nothing_is_told_of_the_cluster_before_it_is_synced(self) -> None:
-        """Before the sync the model only has what it waits for."""
+    def test_before_the_sync_there_are_no_rows(self) -> None:
+        """Before the sync the model has only what the exporter waits for."""
         waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
         waiting[0].synced = True
         model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
@@ -338,8 +330,8 @@ class TestTrust:
         assert model.nodes.total == 0
         assert model.vms is None
 
-    def test_nothing_is_told_of_the_cluster_at_the_end(self) -> None:
-        """At the end of the process the model has no data of the cluster."""
+    def test_during_shutdown_there_are_no_rows(self) -> None:
+        """During shutdown the model has no data of the cluster."""
         model = build_model(make_service(cooling("db1"), closing=True))
 
         assert model.closing
@@ -347,14 +339,14 @@ class TestTrust:
         assert model.vms is None
 
     def test_the_losses_are_those_of_the_runbook(self) -> None:
-        """For each resource page and runbook name the same consequences."""
+        """The page and the runbook name the same consequences for each resource."""
         row = re.compile(r"^\| `(\w+)` \| (.+?)(?:, see .*)? \|$", re.MULTILINE)
         rows = row.findall(RUNBOOK.read_text(encoding="utf-8"))
-        told = {Resource(name): lost.replace("`", "") for name, lost in rows}
+        found = {Resource(name): lost.replace("`", "") for name, lost in rows}
 
-        assert told.items() <= LOSSES.items()
+        assert found.items() <= LOSSES.items()
         assert set(LOSSES) == set(Resource)
-        assert set(told) == {*CLUSTER_RESOURCES, Resource.CONFIGMAPS}
+        assert set(found) == {*CLUSTER_RESOURCES, Resource.CONFIGMAPS}
 
 
 class TestPrivacy:

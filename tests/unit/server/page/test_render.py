@@ -43,11 +43,11 @@ from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim,
 from tests.unit.server.page.test_model import (
     build_model,
     busy_service,
-    cooling,
     evacuating,
     make_service,
+    vms_of,
 )
-from tests.unit.server.test_api import a_health
+from tests.unit.server.test_api import a_health, cooling
 
 
 ROOT = Path(__file__).parents[4]
@@ -110,7 +110,7 @@ class Document(HTMLParser):
 
 
 def draining_service() -> Service:
-    """On n2 a VM that stays and one that restarts; on n3 one that migrates."""
+    """On n2 are a VM that stays and one that restarts; on n3 is one that migrates."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -142,18 +142,18 @@ class TestTrust:
     """The first sentence of the page."""
 
     @pytest.mark.parametrize(
-        ("changes", "later", "level", "told"), SENTENCES.values(), ids=SENTENCES
+        ("changes", "later", "level", "found"), SENTENCES.values(), ids=SENTENCES
     )
     def test_it_is_said_in_a_sentence(
-        self, changes: dict[str, Any], later: Seconds, level: str, told: str
+        self, changes: dict[str, Any], later: Seconds, level: str, found: str
     ) -> None:
-        """The first sentence says whether the data is current, and what it waits for."""
+        """The first sentence says whether the data is current, or what the exporter waits for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
-        assert describe_health(model) == (level, told)
-        assert told in " ".join(render_page(model, linked=True).split())
+        assert describe_health(model) == (level, found)
+        assert found in " ".join(render_page(model, linked=True).split())
 
-    def test_a_missing_permission_is_said_with_its_loss(self) -> None:
+    def test_a_missing_permission_has_its_consequence(self) -> None:
         """A missing permission is shown with its consequence and the API server's message."""
         health = a_health()
         health.of(Resource.PODS)[0].refused = "403 <no>"
@@ -166,7 +166,7 @@ class TestTrust:
         )
         assert "refused" in page.text("watch-pods")
 
-    def test_a_resource_is_said_once_for_all_namespaces(self) -> None:
+    def test_a_resource_has_one_line_for_all_namespaces(self) -> None:
         """A resource has one line for all namespaces, with its counts, contact and error."""
         health = a_health(
             Watched(Resource.VMIS, "shop", synced=True, contact=NOW),
@@ -226,7 +226,7 @@ class TestRows:
         assert "blocked by migration_in_progress" in page.text("e-uid-of-young")
         assert page.text("count-stuck") == "1"
 
-    def test_a_backoff_is_told(self) -> None:
+    def test_a_backoff_is_shown(self) -> None:
         """A backoff is shown with KubeVirt's next attempt and the pause."""
         failed = {
             "phase": "Failed",
@@ -265,7 +265,7 @@ class TestRows:
         )
         assert (bar.attributes["value"], bar.attributes["max"]) == ("890.0", "900.0")
 
-    def test_who_asked_for_its_eviction_is_told(self) -> None:
+    def test_a_blocked_eviction_is_shown(self) -> None:
         """A blocked eviction is shown with its user, age and result."""
         counters = Counters()
         asked = counters.blocked_evictions
@@ -278,7 +278,7 @@ class TestRows:
         assert "eviction requested by autoscaler 7 s ago" in page.text("b-uid-of-db1")
         assert "UTC, would be denied" in page.text("b-uid-of-db1")
 
-    def test_both_reasons_are_told(self) -> None:
+    def test_both_reasons_are_shown(self) -> None:
         """A VM that is blocked at both checkpoints has both reasons."""
         page = shown(make_service(cooling("db1"), a_vmim()))
 
@@ -291,7 +291,7 @@ class TestRows:
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
-        """The chosen node has its drain with each VM, if names are shown."""
+        """The drain of the filtered node is shown with each VM, if names are shown."""
         service = draining_service()
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
         old = service.store.evidence("bank", "old")
@@ -309,7 +309,7 @@ class TestRows:
             assert 'id="drain"' not in html
 
     def test_what_an_eviction_would_do_is_counted(self) -> None:
-        """The effect of an eviction is counted for allowed VMs, too."""
+        """The page counts what an eviction would do to each VM, blocked or not."""
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
@@ -319,7 +319,7 @@ class TestRows:
 
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
-        """The tables link to their JSON if the listener serves it."""
+        """The page links to the API if the listener serves it."""
         html = render_page(build_model(busy_service()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
@@ -402,7 +402,7 @@ class TestSafety:
                     assert str(value).startswith(("/", "#"))
 
     def test_every_id_is_given_once(self) -> None:
-        """Every id is unique, as the refresh finds rows by it."""
+        """Every id is unique, because the refresh finds rows by their ids."""
         ids = [e.attributes["id"] for e in shown(busy_service()).elements if "id" in e.attributes]
 
         assert len(ids) == len(set(ids))
@@ -419,7 +419,7 @@ class TestSafety:
 
 
 @pytest.mark.parametrize(
-    ("instant", "told"),
+    ("instant", "found"),
     [
         (None, '<span class="none">never</span>'),
         (NOW + 0.4, "now 08:00:00 UTC"),
@@ -427,19 +427,18 @@ class TestSafety:
         (NOW + 720.5, "in 12 min 08:12:00 UTC"),
     ],
 )
-def test_instants_are_told_to_people_and_machines(instant: float | None, told: str) -> None:
+def test_instants_are_for_people_and_machines(instant: float | None, found: str) -> None:
     """Times are shown relative and in UTC, and exactly in the `datetime` attribute."""
     html = write_time(to_optional_datetime(instant), to_datetime(NOW))
 
-    assert re.sub(r"</?(time|span)[^>]*>", "", html) in (told, "never")
+    assert re.sub(r"</?(time|span)[^>]*>", "", html) in (found, "never")
     assert instant is None or f'datetime="{write_instant(instant)}"' in html
 
 
 def the_vmi(service: Service) -> VmiAnswer:
     """The only VM of the page."""
     model = build_model(service)
-    assert model.vms is not None
-    return (*model.vms.evacuations.shown, *(vmi for _, vmi in model.vms.blocked.shown))[0]
+    return (*vms_of(model).evacuations.shown, *(vmi for _, vmi in vms_of(model).blocked.shown))[0]
 
 
 class TestTimeline:
@@ -503,8 +502,7 @@ class TestTimeline:
         """All timelines share the shortest axis that contains them, at most the window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
-        assert model.vms is not None
-        vmis = tuple(vmi for _, vmi in model.vms.blocked.shown)
+        vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)
         axis = measure_axis(vmis, model.status.as_of, 86_400.0)
 
         assert axis.past == past

@@ -44,7 +44,7 @@ def test_it_says_why_in_the_cluster_s_words() -> None:
 
 
 def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
-    """The page of a stuck VM begins with that and the action."""
+    """The page of a stuck VM begins with why it is stuck and what to do."""
     text = shown(stuck()).text("main")
 
     assert (
