@@ -58,7 +58,7 @@ class Exit(IntEnum):
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
     DEPENDS_ON_OTHERS = (
         14,
-        "`node NAME`: somebody must move or stop an External VM, and no VM stays or fails",
+        "`node NAME`: somebody must move or stop an External VM; no VM stays or fails",
     )
     INTERRUPTED = 130, "ended by Ctrl-C before there was an answer or a complete file"
     TERMINATED = 143, "ended by SIGTERM before there was an answer or a complete file"
