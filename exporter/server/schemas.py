@@ -222,8 +222,8 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
         Timestamp | None,
         means(
             "since when the exporter cannot read the VMI, its unfinished VMIM or its"
-            " launcher pod any more; after kube.deadAfter the rules that need the object do not block; null: it"
-            " can read all of them"
+            " launcher pod any more; after kube.deadAfter the rules that need the object do not"
+            " block; null: it can read all of them"
         ),
     ]
     namespace: str
@@ -307,7 +307,7 @@ class VmiCounts(Struct, rename="camel", kw_only=True):
     blocked: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
     drain: Annotated[
         dict[DrainOutcome, int],
-        means("VMIs with a node, blocked or not, by what a drain of it would do to them"),
+        means("VMIs with a node, blocked or not, by the outcome of a drain of that node"),
     ]
 
 
