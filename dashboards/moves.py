@@ -53,8 +53,8 @@ def churn() -> Section:
         time_panel(
             "Migrations that ended",
             "Migrations per hour, by trigger, outcome and the reason of a failure. The line "
-            "'came back' counts VMs that returned to a node that they had left within the "
-            "history window, so both moves gained nothing.",
+            "'came back' counts migrations back to a node that the VM had left within the "
+            "history window: both moves gained nothing.",
             {
                 "{{trigger}}: {{outcome}} ({{reason}})": (
                     f"3600 * {each(('trigger', 'outcome', 'reason'), rate(migrations))} > 0"

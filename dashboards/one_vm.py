@@ -84,7 +84,7 @@ def _evacuation() -> Section:
         ),
         stat_panel(
             "Evacuation stuck",
-            "The evacuation is stuck because of its age (stuck.after) or its failures "
+            "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
             "is deleted.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},

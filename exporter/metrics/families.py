@@ -58,15 +58,18 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
-        help="1 if the exporter lacks permission for the resource and runs without it.",
+        help=(
+            "1 if the exporter lacks permission for the resource in any watched namespace, and runs"
+            " without it."
+        ),
         labels=("resource",),
         sample=lambda view: [Sample((r,), view.health.is_refused(r)) for r in view.watched],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help=(
-            "Time of the last event, bookmark or list of the resource, the oldest of all watched"
-            " namespaces; 0 if none."
+            "Time of the last event, bookmark or list of the resource; the oldest of these times if"
+            " several namespaces are watched; 0 if none."
         ),
         labels=("resource",),
         sample=lambda view: [
@@ -182,8 +185,8 @@ EXPORTER: tuple[ViewFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI; only after"
-            " stuck.migrationTimeout, and if the last denial was because of a migration."
+            "Time since which the webhook has denied evictions of the VMI; absent before"
+            " stuck.migrationTimeout, or if the last denial had another reason than a migration."
         ),
         labels=("namespace", "name", "node"),
         sample=lambda view: [
@@ -326,8 +329,8 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_stuck",
         help=(
-            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; only if"
-            " the node is cordoned, or somebody other than the descheduler requested an evacuation."
+            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; 0 if the"
+            " node is schedulable and only the descheduler requested evacuations."
         ),
         read=lambda drain: drain.stuck,
     ),
