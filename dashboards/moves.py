@@ -52,8 +52,9 @@ def churn() -> Section:
     return [
         time_panel(
             "Migrations that ended",
-            "Per hour, by trigger, outcome and the reason of a failure. came back: the VM had left "
-            "that node within the history window, so two moves gained nothing.",
+            "Migrations per hour, by trigger, outcome and the reason of a failure. The line "
+            "'came back' counts migrations back to a node that the VM had left within the "
+            "history window: both moves gained nothing.",
             {
                 "{{trigger}}: {{outcome}} ({{reason}})": (
                     f"3600 * {each(('trigger', 'outcome', 'reason'), rate(migrations))} > 0"
@@ -94,16 +95,16 @@ def callers() -> Section:
     return [
         time_panel(
             "Requests for verdicts",
-            "Requests per second for verdicts and for the list of blocked VMs. If nobody asks, the "
-            "panels beside this one are empty.",
+            "Requests per second for verdicts and for the list of blocked VMs. If nobody asks, "
+            "only the admission webhook can block evictions.",
             {"{{endpoint}}": requests},
             size=(6, 9),
             unit=units.RequestsPerSecond,
         ),
         time_panel(
             "Blocked evictions by reason",
-            "Blocked answers per minute. A VM counts again each time a caller asks about it, so "
-            "this is a number of requests and not of VMs.",
+            "Blocked evictions per minute. A VM counts again each time a caller asks about it, "
+            "so this is a number of requests and not of VMs.",
             {"{{reason}}": f"60 * {each(('reason',), rates, 'sum')}"},
             size=(6, 9),
             unit=units.CountsPerMinute,
@@ -111,8 +112,9 @@ def callers() -> Section:
         ),
         time_panel(
             "Outcomes of the descheduler plugin",
-            "Requests of the plugin per minute, by outcome. unavailable, stale, unknown and "
-            "unnamed are not verdicts: see the alert KubeVirtDeschedulerWithoutVerdict.",
+            "Decisions of the plugin per minute, by outcome. The outcomes unavailable, stale, "
+            "unknown and unnamed are not verdicts: see the alert "
+            "KubeVirtDeschedulerWithoutVerdict.",
             {
                 "{{outcome}}": "60 * "
                 + each(("outcome",), rate_other("descheduler_kubevirt_verdicts_total"), "sum")
@@ -122,8 +124,9 @@ def callers() -> Section:
         ),
         time_panel(
             "Outcomes of the admission webhook",
-            "Evictions per minute that the webhook judged, by outcome. call failed: the API server "
-            "could not call it, and the eviction passed; only where the API server is scraped.",
+            "Evictions per minute that the webhook reviewed, by outcome. The line 'call failed' "
+            "is from the API server's own metrics: it could not call the webhook, and allowed "
+            "the eviction.",
             {
                 "{{outcome}}": f"60 * {each(('outcome',), reviews, 'sum')}",
                 "call failed": f"60 * {each((), failed, 'sum')}",
@@ -145,10 +148,9 @@ def load() -> Builder[Panel]:
     blocked = select_by("node", BLOCKS, range_function=f"rate({{}}[{RATE}])")
     return time_panel(
         "Load of $node and moves of its VMs",
-        "Lines, left axis: CPU use, and the share of time in which tasks wait for CPU or memory "
-        "(PSI), from node_exporter; its host name must be the node's name. Bars, right axis: VMs "
-        "that are migrating, and blocked evictions per minute. Without node_exporter there are "
-        "only bars.",
+        "Lines (left axis): CPU use, and the share of time in which tasks wait for CPU or memory "
+        "(PSI). They need node_exporter, and its host name must be the node's name. Bars (right "
+        "axis): VMs that are migrating, and blocked evictions per minute.",
         {
             "waiting for CPU": for_cpu,
             "waiting for memory": for_memory,
@@ -176,17 +178,17 @@ def days() -> Section:
     return [
         time_panel(
             "Migrations per day",
-            "Migrations that ended within the day before each point, by outcome; from the "
-            "recording rules of alerts/, so that a range of months loads fast.",
+            "Migrations that ended within the day before each point, by outcome. The recording "
+            "rules of alerts/ make a range of months load fast.",
             {"{{outcome}}": each(("outcome",), migrations, "sum")},
             size=(12, 8),
             unit=units.Short,
         ),
         time_panel(
             "Evacuations that ended within 30 minutes",
-            "Of the evacuations that ended in the day before each point, the share that took at "
-            "most 30 minutes. An evacuation ends when it succeeds, is cancelled, or the VM is "
-            "deleted. From the recording rules of alerts/.",
+            "The share of evacuations that took at most 30 minutes, of all that ended within the "
+            "day before each point. An evacuation ends when it succeeds, is cancelled, or the VM "
+            "is deleted. This panel needs the recording rules of alerts/.",
             {"in time": f"{each((), in_time, 'sum')} / ({each((), ended, 'sum')} > 0)"},
             size=(12, 8),
             unit=units.PercentUnit,

@@ -37,8 +37,8 @@ def _cooldown() -> Section:
     return [
         stat_panel(
             "Cooldown left",
-            "Time until its cooldown ends. A running migration or a requested evacuation blocks "
-            "it too, without a known end.",
+            "Time until the cooldown of the VM ends. A running migration or a requested "
+            "evacuation blocks the VM too, and nobody knows when it will end.",
             {"": f"{left} > 0"},
             size=(4, 8),
             unit=units.DurationSeconds,
@@ -46,7 +46,7 @@ def _cooldown() -> Section:
         ),
         stat_panel(
             "Migrations in the window",
-            "Migrations that ended inside the window and count towards its cooldown.",
+            "Migrations that ended inside the window and count towards the cooldown.",
             {"": in_window},
             size=(4, 8),
             unit=units.Short,
@@ -54,16 +54,16 @@ def _cooldown() -> Section:
         ),
         time_panel(
             "Cooldown over time",
-            "The cooldown after its last migration, and how much of it is left. Each migration "
-            "inside the window doubles it, up to the maximum.",
+            "The cooldown after the last migration of the VM, and how much of it is left. Each "
+            "migration inside the window doubles the cooldown, up to the maximum.",
             {"cooldown": cooldown, "left": f"clamp_min({left}, 0)"},
             size=(8, 8),
             unit=units.Seconds,
         ),
         time_panel(
             "Migrations over time",
-            "Migrations inside the window. A step up is a migration that ended, a step down is "
-            "one that has left the window.",
+            "Migrations inside the window. A step up is a migration that has ended. A step down "
+            "is a migration that has left the window.",
             {"migrations": in_window},
             size=(8, 8),
             unit=units.Short,
@@ -84,8 +84,9 @@ def _evacuation() -> Section:
         ),
         stat_panel(
             "Evacuation stuck",
-            "Because of its age (stuck.after) or its failures (stuck.failedAttempts). It stays "
-            "stuck until it succeeds, is cancelled, or the VM is deleted.",
+            "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
+            "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
+            "is deleted.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,
@@ -127,8 +128,8 @@ def _evacuation() -> Section:
         ),
         timeline_panel(
             "State of the evacuation",
-            "What holds it up, over time. The runbook of KubeVirtEvacuationStuck says what to do "
-            "about each state.",
+            "What delays the evacuation, over time. The runbook of KubeVirtEvacuationStuck says "
+            "what to do about each state.",
             each_vm("kubevirt_vmi_evacuation_state", NAMED, by=(*VM, "state")) + " == 1",
             size=(12, 8),
             legend="{{state}}",
@@ -136,8 +137,9 @@ def _evacuation() -> Section:
         ),
         time_panel(
             "Failed attempts",
-            "Failed migrations since the evacuation was requested, also those that KubeVirt has "
-            "deleted (it keeps five). It waits longer after each, from 20 s to about five minutes.",
+            "Failed migrations since the evacuation was requested, including those that KubeVirt "
+            "has deleted. KubeVirt waits longer after each failure, from 20 s to about five "
+            "minutes.",
             {"failed attempts": attempts},
             size=(12, 8),
             unit=units.Short,

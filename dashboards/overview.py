@@ -65,7 +65,7 @@ def _alerts() -> Section:
         table_panel(
             "Alerts that are firing or pending",
             "The alerts of this project in the chosen cluster. Each name links to its runbook. "
-            "The table is empty if this Prometheus does not have the rules of alerts/.",
+            "Without the rules of alerts/ in this Prometheus, the table is always empty.",
             [Column("Alerts", each(("alertname", "severity", "alertstate"), alerts, "count"))],
             size=(16, 7),
             labels={"alertname": "Alert", "severity": "Severity", "alertstate": "State"},
@@ -74,10 +74,10 @@ def _alerts() -> Section:
         ),
         bars_panel(
             "Time since the last contact",
-            "Time since the API server last sent something about each resource, in the replica "
-            "that has waited longest. A quiet API server sends a bookmark about every minute. "
-            "After kube.staleAfter answers are marked as stale; after kube.deadAfter more, only "
-            "cooldowns still block.",
+            "Time since the last event, bookmark or list of each resource, in the replica that "
+            "has waited longest. A quiet API server sends a bookmark about every minute. Without "
+            "contact about VMIs, answers are marked as stale after kube.staleAfter. The rules "
+            "that need a resource stop blocking kube.deadAfter later.",
             f"time() - {each(('resource',), f'{contact} > 0', 'min')}",
             size=(8, 7),
             legend="{{resource}}",
@@ -98,9 +98,9 @@ def _stuck(url: str) -> Section:
         stat_panel(
             "Stuck evacuations",
             "Evacuations that are older than stuck.after without a migration, or that failed "
-            "stuck.failedAttempts times. Each that the descheduler requested may hold one of its "
-            f"eviction slots. With maxNoOfPodsToEvictTotal ({SLOTS} by default) slots in use it "
-            "evicts nothing more.",
+            "stuck.failedAttempts times. Each evacuation that the descheduler requested may hold "
+            "one of its eviction slots. If all slots are held (maxNoOfPodsToEvictTotal, often "
+            f"{SLOTS}), the descheduler evicts no more VMs.",
             {
                 "all": each((), f"sum without (source, state) ({select(STUCK)})"),
                 "of the descheduler": each((), f"sum without (state) ({by_descheduler})"),
@@ -112,8 +112,8 @@ def _stuck(url: str) -> Section:
         ),
         time_panel(
             "Stuck evacuations by state",
-            "What holds them up now. The runbook of KubeVirtEvacuationStuck says what to do about "
-            "each state.",
+            "What delays the stuck evacuations now. The runbook of KubeVirtEvacuationStuck says "
+            "what to do about each state.",
             {"{{state}}": each(("state",), f"sum without (source) ({select(STUCK)})") + " > 0"},
             size=(8, 8),
             unit=units.Short,
@@ -121,9 +121,9 @@ def _stuck(url: str) -> Section:
         ),
         time_panel(
             "Migrations and KubeVirt's limits",
-            "VMs of the chosen nodes with a running or waiting migration, and KubeVirt's limits on "
-            "parallel migrations, if the exporter may read the KubeVirt object. Migrations above "
-            "a limit wait (state capacity).",
+            "VMs of the chosen nodes with a running or waiting migration, and KubeVirt's limits "
+            "on parallel migrations. Migrations above a limit wait (state capacity). There are "
+            "no limits here if the exporter may not read the KubeVirt object.",
             {
                 "running or waiting": each((), migrating, "sum"),
                 "limit: {{scope}}": each(
@@ -156,8 +156,8 @@ def _stuck(url: str) -> Section:
         table_panel(
             "Evacuating VMs",
             "Every VM that is being evacuated, the oldest request first. Diverged means that "
-            "KubeVirt still evacuates it, but the descheduler considers the eviction done. Run "
-            "explain for the next step.",
+            "KubeVirt still evacuates the VM, but the descheduler considers the eviction done. "
+            "Run explain for the next step.",
             [
                 Column(
                     None,
@@ -228,7 +228,7 @@ def _blocked(url: str) -> Section:
         ),
         bars_panel(
             "VMs that may leave each node",
-            "VMs that a descheduler may evict now. It cannot relieve a node that has none.",
+            "VMs that a descheduler may evict now. It cannot relieve a node without such VMs.",
             each(("node",), movable),
             size=(6, 10),
             legend="{{node}}",

@@ -54,11 +54,14 @@ class Exit(IntEnum):
     NO_SUCH_VMI = 9, "there is no such VMI"
     CANNOT_RECORD = 10, "the recording or the plot cannot be written; no recording is overwritten"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
-    CANNOT_BE_EMPTIED = 12, "`node NAME`: a VM stays or fails to leave; the answer is printed"
+    CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
-    DEPENDS_ON_OTHERS = 14, "`node NAME`: else, if somebody must move or stop an External VM"
-    INTERRUPTED = 130, "given up at Ctrl-C, before there was an answer or a whole file"
-    TERMINATED = 143, "given up at SIGTERM, before there was an answer or a whole file"
+    DEPENDS_ON_OTHERS = (
+        14,
+        "`node NAME`: somebody must move or stop an External VM; no VM stays or fails",
+    )
+    INTERRUPTED = 130, "ended by Ctrl-C before there was an answer or a complete file"
+    TERMINATED = 143, "ended by SIGTERM before there was an answer or a complete file"
 
 
 WATCHED_EVERY: Seconds = 2.0

@@ -35,7 +35,7 @@ from exporter.metrics.samples import read_blocks, read_history, read_unwritten, 
 
 BLOCKS = ViewFamily(
     name="descheduler_kubevirt_eviction_blocks_total",
-    help="Blocked answers to POST /v1/verdicts and denied evictions; node is the VMI's node.",
+    help="How often a verdict or the webhook blocked an eviction; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
     read=read_blocks,
 )
@@ -43,7 +43,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     BLOCKS,
     HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
-        help="Effective cooldown of the VMI, for each answer or eviction that a cooldown blocked.",
+        help="Effective cooldown of the VMI, each time that a cooldown blocked an eviction.",
         read=lambda view: [((), view.counters.cooldowns)],
     ),
     ViewFamily(
@@ -60,13 +60,19 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
-        help="1 if the exporter lacks permission for the resource and runs without it.",
+        help=(
+            "1 if the exporter lacks permission for the resource in any watched namespace, and "
+            "runs without it."
+        ),
         labels=("resource",),
         read=read_watches(lambda watches: any(one.refused for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
-        help="Time of the last event, bookmark or list of the resource; 0 if none.",
+        help=(
+            "Time of the last event, bookmark or list of the resource; the oldest of these "
+            "times if several namespaces are watched; 0 if none."
+        ),
         labels=("resource",),
         read=read_watches(
             lambda watches: min(
@@ -101,13 +107,19 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_refused_objects_total",
-        help="Invalid objects and watch lines; the last valid version of an object is kept.",
+        help=(
+            "Invalid objects and watch lines; the exporter keeps the last valid version of an "
+            "object."
+        ),
         labels=("resource",),
         read=read_watches(lambda watches: sum(one.refused_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
-        help="Requested verdicts about unknown VMIs, by reason: unknown name, or different UID.",
+        help=(
+            "Verdicts that were requested about unknown VMIs, by reason: unknown name, or "
+            "different UID."
+        ),
         labels=("reason",),
         read=lambda view: [(one, view.counters.unknown_candidates[one]) for one in Mismatch],
     ),
@@ -150,8 +162,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time at which the webhook first denied an eviction of the VMI, if a migration has been"
-            " the reason for longer than stuck.migrationTimeout."
+            "Time since which the webhook has denied evictions of the VMI; absent before "
+            "stuck.migrationTimeout, or if the last denial had another reason than a migration."
         ),
         labels=ONE_VMI,
         read=lambda view: [
@@ -174,13 +186,18 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_writer",
-        help="1 if this replica writes the stored history; with several, the holder of the Lease.",
+        help=(
+            "1 if this replica is the writer of the stored history. With several replicas, the "
+            "writer holds the Lease."
+        ),
         read=read_history(lambda history: float(history.may_write())),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
-        help="Time at which this replica last found nothing unwritten; 0 if another replica"
-        " writes the history.",
+        help=(
+            "Time at which this replica was the writer and last found nothing unwritten; 0 if "
+            "never."
+        ),
         read=read_history(lambda history: history.written_at or 0.0),
     ),
     ViewFamily(
@@ -195,7 +212,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
-        help="Size of what belongs in the stored history, written or not.",
+        help="Size of the data that belong in the stored history, written or not.",
         read=read_history(lambda history: history.size),
     ),
     ViewFamily(
@@ -234,18 +251,20 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
 """The metrics of the exporter itself and of the cluster's settings."""
 VMIS = Family(
     name="descheduler_kubevirt_vmis",
-    help="VMIs per node and current verdict: allowed, or the reason why it is blocked.",
+    help="VMIs per node and current verdict: allowed, or the reason of the block.",
     labels=("verdict", "node"),
 )
 DRAINS = Family(
     name="kubevirt_eviction_exporter_node_drain_vmis",
-    help="VMIs per node and outcome, if the node were drained now.",
+    help="VMIs per node and outcome of a drain that would begin now.",
     labels=("node", "outcome"),
 )
 NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_started_timestamp_seconds",
-        help="Time at which the first VM was asked to leave the node; absent without evacuations.",
+        help=(
+            "Time of the first request to evacuate a VM from the node; absent without evacuations."
+        ),
         read=lambda drain: drain.since,
     ),
     DrainFamily(
@@ -260,18 +279,20 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     ),
     DrainFamily(
         name="kubevirt_node_drain_remaining_vmis",
-        help="VMIs that were asked to leave the node and are still there.",
+        help="VMIs that are being evacuated from the node and are still on it.",
         read=lambda drain: drain.remaining,
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help="VMIs that were asked to leave the node and whose outcome is fails or stays.",
+        help="VMIs that are being evacuated from the node and have the outcome fails or stays.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
-        help="1 if no VM has left the node for stuck.after, an evacuation from it is stuck, and the"
-        " node is cordoned or somebody other than the descheduler requested one.",
+        help=(
+            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; 0 if"
+            " the node is schedulable and only the descheduler requested evacuations."
+        ),
         read=lambda drain: drain.stuck,
     ),
 )
@@ -283,7 +304,10 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_info",
-        help="1 for each evacuating VMI, with its evictionStrategy and who requested it.",
+        help=(
+            "1 for each evacuating VMI, with its evictionStrategy and who requested the "
+            "evacuation (source)."
+        ),
         labels=(*ONE_VMI, "strategy", "source"),
         sample=lambda key, vmi, d: Sample((*key, vmi.eviction_strategy, d.source), 1),
     ),
@@ -295,30 +319,37 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_stuck",
-        help="1 if the evacuation exceeded stuck.after without migrating, or failed too often.",
+        help=(
+            "1 if the evacuation is stuck: it exceeded stuck.after without a migration, or "
+            "failed stuck.failedAttempts times."
+        ),
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_diverged",
-        help="1 if the launcher pod has lacked eviction-in-progress for two minutes.",
+        help=(
+            "1 if the launcher pod has lacked the annotation eviction-in-progress for two minutes."
+        ),
         sample=lambda key, _vmi, d: Sample(key, d.diverged),
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_failed_attempts",
-        help="Evacuation migrations that failed since the request; there may have been more.",
+        help="Migrations that failed since the evacuation was requested; a lower bound.",
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
     ),
 )
 COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
-        help="Time at which the cooldown of the VMI ends; absent if it has none.",
+        help="Time at which the cooldown of the VMI ends; absent if it has no cooldown.",
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name, vmi.node), c.not_before),
     ),
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
-        help="Effective cooldown of the VMI, by the entry of policy.overrides that sets it;"
-        " absent if it has none.",
+        help=(
+            "Effective cooldown of the VMI, and the entry of policy.overrides that applies; "
+            "absent if it has no cooldown."
+        ),
         labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(
             (vmi.namespace, vmi.name, vmi.node, vmi.override or DEFAULT_POLICY), c.effective
@@ -326,7 +357,7 @@ COOLING: tuple[CoolingFamily, ...] = (
     ),
     CoolingFamily(
         name="kubevirt_vmi_migrations_in_window",
-        help="Migrations of the VMI that ended inside the window; absent without a cooldown.",
+        help="Migrations of the VMI that ended inside the window; absent if it has no cooldown.",
         labels=("namespace", "name"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name), c.migrations_in_window),
     ),
@@ -343,8 +374,10 @@ LEFT_OUT = Family(
 MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_migrations_total",
-        help="Migrations that ended since this process started: outcome, what they were for, and"
-        " why they failed.",
+        help=(
+            "Migrations that ended since this process started, by outcome, purpose (trigger) "
+            "and cause of failure (reason)."
+        ),
         labels=("outcome", "trigger", "reason"),
         read=lambda view: [
             (

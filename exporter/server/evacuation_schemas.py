@@ -33,7 +33,10 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
 
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]
-    body: Annotated[dict[str, str], means("the JSON body; it must match the stored value")]
+    body: Annotated[
+        dict[str, str],
+        means("the JSON body; evacuationNodeName must be the value in the VMI's status"),
+    ]
     command: Annotated[str, means("the same as a shell command with kubectl")]
 
 
@@ -41,25 +44,34 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     """A reason in the cluster's own words, with invisible characters as escapes."""
 
     source: Annotated[WhySource, means("the condition or object that gives it")]
-    reason: Annotated[str, means("a word, such as Unschedulable; empty: none is given")]
+    reason: Annotated[str, means("a word, such as Unschedulable; empty: the cluster gives none")]
     message: Annotated[
-        str, means("at most 1,024 characters; empty: none is given, or the VMI is not evacuating")
+        str,
+        means(
+            "at most 1,024 characters; empty: the cluster gives none, or the VMI is not evacuating"
+        ),
     ]
-    at: Annotated[Timestamp | None, means("when the cluster dated it; null: undated, and true now")]
+    at: Annotated[
+        Timestamp | None,
+        means(
+            "the time that the cluster gives for it; null: the cluster gives none, and it is true"
+            " now"
+        ),
+    ]
 
 
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """An evacuation as it was when its VMI could last be seen."""
 
     at: Annotated[Timestamp, means("the last contact with the VMIs of its namespace")]
-    state: Annotated[State, means("what held it up then")]
+    state: Annotated[State, means("what delayed it then")]
     stuck: Annotated[bool, means("whether it was stuck then")]
 
 
 class RequesterAnswer(Struct, rename="camel", kw_only=True):
     """The user whose eviction began the evacuation."""
 
-    user: Annotated[str, means("the name as the API server has it; groups are not kept")]
+    user: Annotated[str, means("the name that the API server sent; groups are not stored")]
     at: Annotated[Timestamp, means("when the eviction was reviewed")]
 
 
@@ -70,13 +82,13 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     name: str
     vmi_uid: str
     node: Annotated[str, means("the node it runs on")]
-    evacuation_node_name: Annotated[str, means("the node it is to leave")]
+    evacuation_node_name: Annotated[str, means("the node that it must leave")]
     eviction_strategy: Annotated[str, means("the VMI's own; empty: the cluster's default")]
     source: Annotated[
         Source,
         means(
-            "who requested it, by the priority of the newest VMIM (system-maintenance:"
-            " `descheduler`, system-critical: `other`), else by the VMI's annotation"
+            "who requested it: the priority of the newest VMIM says so (system-maintenance:"
+            " `descheduler`, system-critical: `other`), else the VMI's annotation"
             " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is set, as"
             " always before KubeVirt 1.7"
         ),
@@ -86,47 +98,57 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         RequesterAnswer | None, means("who requested it, with `admission.observe`; null: unknown")
     ]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
-    state: Annotated[State, means("what holds it up")]
-    stuck: Annotated[bool, means("whether it needs attention")]
-    stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it does not")]
+    state: Annotated[State, means("what delays it")]
+    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it is not stuck")]
     failed_attempts: Annotated[int, means("failed migrations since the request; a lower bound")]
     backoff: Annotated[
-        BackoffAnswer | None, means("KubeVirt's present pause; null: none, or unknown")
+        BackoffAnswer | None,
+        means("KubeVirt's present pause; null: there is none, or it is unknown"),
     ]
     leftover: Annotated[
         bool,
         means(
-            "whether its drain is over: it is not the descheduler's, and its node is schedulable"
-            " again"
+            "whether its drain is over: the descheduler did not request it, and its node is"
+            " schedulable again"
         ),
     ]
     diverged: Annotated[
-        bool, means("KubeVirt still evacuates it, but the descheduler thinks it is over")
+        bool,
+        means(
+            "true: KubeVirt still evacuates the VM, but the descheduler considers the eviction done"
+        ),
     ]
     attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
     mode: Annotated[
         str | None,
         means(
-            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: none runs."
-            " Its progress is in virt-handler's metrics kubevirt_vmi_migration_*"
+            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: no"
+            " migration runs. virt-handler's metrics kubevirt_vmi_migration_* have its"
+            " progress"
         ),
     ]
     why: Annotated[
-        list[WhyAnswer], means("what the cluster itself says about it, newest first; at most eight")
+        list[WhyAnswer],
+        means("what the cluster says about it, newest first; at most eight entries"),
     ]
     cause: Annotated[
         WhyAnswer | None,
-        means("the entry of `why` that says best why the VM does not move; null: there is none"),
+        means(
+            "the entry of `why` that best explains why the VM does not move; null: there is none"
+        ),
     ]
     next_step: Annotated[str, means("what to do, in one sentence")]
     command: Annotated[str, means("the shell command to begin with, for this VM")]
-    runbook: Annotated[str, means("the name of the runbook that has more")]
+    runbook: Annotated[str, means("the name of the runbook with more information")]
     last_seen: Annotated[
         LastSeenAnswer | None,
-        means("what it was when its VMI could last be seen; null: the VMI is seen"),
+        means(
+            "the evacuation when the exporter last saw its VMI; null: the exporter sees the VMI now"
+        ),
     ]
     cancel: Annotated[
-        CancelAnswer | None, means("the request that cancels it; null if that could harm the VM")
+        CancelAnswer | None, means("the request that cancels it; null: a cancel could harm the VM")
     ]
 
 
@@ -143,19 +165,22 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """How far the drain of a node has come, as far as the exporter has seen it."""
 
-    since: Annotated[Timestamp, means("the earliest request of the VMs that left or remain")]
-    asked: Annotated[int, means("VMs that were asked to leave: `left` and `remaining`")]
+    since: Annotated[Timestamp, means("the earliest request to evacuate one of these VMs")]
+    asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
     left: Annotated[int, means("VMs that have left")]
-    remaining: Annotated[int, means("VMs that were asked to leave and are still there")]
-    failing: Annotated[int, means("those of `remaining` that do not leave: they fail or stay")]
-    external: Annotated[int, means("those of `remaining` that somebody else must move or stop")]
-    last_left_at: Annotated[Timestamp | None, means("when the last one left; null: none has")]
+    remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
+    failing: Annotated[int, means("how many of `remaining` have the outcome fails or stays")]
+    external: Annotated[int, means("how many of `remaining` somebody else must move or stop")]
+    last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
     seconds_per_vmi: Annotated[
         float | None, means("the median interval between departures; null: fewer than three")
     ]
     estimate_seconds: Annotated[
         float | None,
-        means("until the last one has left, at that pace; null: no pace, or one does not leave"),
+        means(
+            "how long until all VMs have left, if they leave at that interval; null: no"
+            " interval is known, or one of them does not leave"
+        ),
     ]
 
 
@@ -163,10 +188,15 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs, without those that have stopped."""
 
     node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on it; the six counts below add up to this")]
+    vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
-        int, means("VMs whose migration is in progress, or KubeVirt's migration limits are reached")
+        int,
+        means(
+            "VMs that would be migrated but must wait: they are migrating already,"
+            " KubeVirt's migration limits are reached, or they have no condition"
+            " LiveMigratable yet"
+        ),
     ]
     fails: Annotated[
         int,
@@ -180,7 +210,11 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
     ]
     stays: Annotated[
-        int, means("VMs that would never leave: strategy LiveMigrate, and not migratable")
+        int,
+        means(
+            "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
+            " restart and a PodDisruptionBudget forbids it"
+        ),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
     can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
@@ -188,24 +222,26 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     at_least_seconds: Annotated[
         float | None,
         means(
-            "a lower bound of how long the migrations take, if each takes as long as the VM's last"
-            " successful one; null: no such time is known, or the node cannot be emptied"
+            "a lower bound of how long the migrations take, if each takes as long as the"
+            " VM's last successful migration; null: no such duration is known, or the node"
+            " cannot be emptied"
         ),
     ]
     schedulable: Annotated[
         bool | None, means("false: it is cordoned; null: the exporter may not see nodes")
     ]
     cordoned_at: Annotated[
-        Timestamp | None, means("since when it is cordoned; null: it is not, or that is not known")
+        Timestamp | None,
+        means("since when the node is cordoned; null: it is not cordoned, or this is not known"),
     ]
     conditions: Annotated[
         tuple[str, ...],
         means(
-            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned` of"
-            " Kubernetes 1.37 are true; read of cordoned nodes only"
+            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned`"
+            " of Kubernetes 1.37 are true; only for cordoned nodes"
         ),
     ]
-    drain: Annotated[DrainProgressAnswer | None, means("null: no VM is asked to leave it")]
+    drain: Annotated[DrainProgressAnswer | None, means("null: no VM is being evacuated from it")]
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):
@@ -225,18 +261,18 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     why: Annotated[
         list[WhyAnswer],
         means(
-            "what the cluster itself says about it, newest first, at most eight; of a VM that is"
-            " not evacuating only a word why it is not migratable"
+            "what the cluster says about it, newest first, at most eight entries; for a VM"
+            " that is not evacuating only the reason why it is not migratable"
         ),
     ]
     cause: Annotated[
-        WhyAnswer | None, means("the one of `why` that counts; null: the cluster gives none")
+        WhyAnswer | None, means("the entry of `why` that best explains it; null: there is none")
     ]
     failed_attempts: Annotated[
         int,
         means(
-            "failed migrations since its evacuation was requested, else since its last success; a"
-            " lower bound"
+            "failed migrations since its evacuation was requested; if it is not evacuating,"
+            " since its last success; a lower bound"
         ),
     ]
     last_duration_seconds: Annotated[

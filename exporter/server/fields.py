@@ -22,12 +22,12 @@ def means(text: str) -> Meta:
 AsOf = Annotated[Timestamp, means("the instant of the answer, by the exporter's clock")]
 ObservedAt = Annotated[
     Timestamp | None,
-    means("the last proof of contact with the API server; null before the first"),
+    means("the last contact with the API server about VMIs; null: none yet"),
 ]
 Stale = Annotated[
     bool,
     means(
-        "no contact with the API server for kube.staleAfter, or one of these VMIs is in a"
+        "true: no contact about VMIs for kube.staleAfter, or one of these VMIs is in a"
         " namespace that the exporter may no longer read"
     ),
 ]

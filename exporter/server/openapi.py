@@ -42,12 +42,13 @@ _PROBLEMS = {
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
     404: "There is no such VMI, or no VMI is on that node.",
-    405: "The endpoint does not take that method; Allow lists those that it takes.",
+    405: "The endpoint does not accept this method; the header Allow lists those that it accepts.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is compressed in a way that cannot be read; Accept-Encoding lists the others.",
+    415: "The body is compressed; send it without Content-Encoding.",
     422: "A field or parameter is wrong; the detail names it.",
-    503: "Not synced yet, or shutting down; Retry-After says when to ask again.",
+    503: "The exporter has not read the cluster yet, or shuts down; Retry-After says when to ask"
+    " again.",
 }
 
 
@@ -83,20 +84,22 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="blocked",
         path="/v1/blocked",
-        summary="Every VMI that is blocked now; with wait and If-None-Match, once the set changes.",
+        summary="Every VMI that is blocked now. With wait and If-None-Match, the answer comes when"
+        " the set changes.",
         answer=BlockedAnswer,
         parameters=(
             _describe(
                 "checkpoint",
                 "query",
-                "Only the VMIs that this checkpoint blocks; it checks a part of the rules.",
+                "Only the VMIs that this checkpoint blocks. A checkpoint has only a part of"
+                " the rules.",
                 type="string",
                 enum=[checkpoint.value for checkpoint in Checkpoint],
             ),
             _describe(
                 "wait",
                 "query",
-                "With If-None-Match: hold the request until the set changes.",
+                "With If-None-Match: how many seconds the answer may wait until the set changes.",
                 type="number",
                 minimum=0,
                 maximum=60,
@@ -117,7 +120,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="evacuations",
         path="/v1/evacuations",
-        summary="Every evacuation with its diagnosis and the next step, longest first.",
+        summary="Every evacuation with its diagnosis and the next step, the oldest first.",
         answer=EvacuationsAnswer,
         problems=(503,),
     ),
@@ -139,7 +142,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="status",
         path="/v1/status",
-        summary="The health of this exporter and how many VMIs it knows; works before it is ready.",
+        summary="The health of this exporter, and how many VMIs it knows. It also answers before it"
+        " is ready.",
         answer=StatusAnswer,
     ),
     Route(
@@ -158,8 +162,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="readyz",
         path="/readyz",
-        summary="200 once VMIs are synced in at least one namespace, and everything else is synced"
-        " or refused.",
+        summary="200 when the exporter has read the VMIs of at least one namespace, and has read"
+        " every other resource or may not read it.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,

@@ -33,7 +33,7 @@ class Candidate(Struct, rename="camel", gc=False):
     name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
     vmi_uid: Annotated[
         Uid | None,
-        means("the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any"),
+        means("the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any UID"),
     ] = None
     node: Annotated[Remark | None, means("for the log only")] = None
     pod: Annotated[Remark | None, means("for the log only")] = None
@@ -51,8 +51,9 @@ class VerdictRequest(Struct, rename="camel"):
     checkpoint: Annotated[
         Checkpoint | None,
         means(
-            "absent: all rules, which is the question if in doubt. One checkpoint has its own rules"
-            " alone: preEviction allows a VM whose migration is running, filter one that cools down"
+            "absent: all rules apply; leave it out if in doubt. One checkpoint has only its"
+            " own rules: preEviction allows a VM whose migration is running, and filter"
+            " allows a VM that cools down"
         ),
     ] = None
     dry_run: Annotated[bool | None, means("answer without counting it in the metrics")] = False

@@ -38,31 +38,37 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     ]
     reason: Annotated[Reason | None, means("why it is blocked; null: it is allowed")]
     not_before: Annotated[
-        Timestamp | None, means("under cooldown: when it is allowed, if nothing else happens")
+        Timestamp | None,
+        means("during a cooldown: when the VM is allowed, if nothing else happens; else null"),
     ]
     retry_after_seconds: Annotated[
         float | None,
         means(
-            "under cooldown: from asOf to notBefore; else null: the end of a migration or an"
-            " evacuation is unknown, so ask again next cycle, or wait on GET /v1/blocked"
+            "during a cooldown: the time from asOf to notBefore; else null, because the end"
+            " of a migration or an evacuation is unknown: ask again in the next cycle, or"
+            " wait on GET /v1/blocked"
         ),
     ]
     effective_cooldown_seconds: Annotated[
         float | None,
-        means("the cooldown after its last migration, even if it is over; null: none has ended"),
+        means(
+            "the cooldown after its last migration, even if it is over; null: no migration has"
+            " ended"
+        ),
     ]
     migrations_in_window: Annotated[
         int, means("ended migrations that count; each after the first doubles the cooldown")
     ]
     evacuating: Annotated[
-        bool, means("whether KubeVirt is to move it off a node already; false if it is unknown")
+        bool,
+        means("whether its evacuation has been requested already; false if the VMI is unknown"),
     ]
     stuck: Annotated[bool, means("whether that evacuation is stuck and needs a person")]
     drain: Annotated[
         DrainOutcome | None,
         means(
-            "what a drain of its node would do to it; `stays` and `fails`: it does not leave;"
-            " null: it is unknown"
+            "what a drain of its node would do to it; with `stays` and `fails` it does not"
+            " leave; null: the VMI is unknown"
         ),
     ]
 
@@ -94,7 +100,7 @@ class BlockedAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     stale: Stale
     max_age_seconds: Annotated[
-        float, means("how long a caller may treat VMIs outside the set as allowed")
+        float, means("how long a caller may treat VMIs that are not in the set as allowed")
     ]
     blocked: Annotated[
         list[BlockedVmi],
@@ -110,7 +116,11 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     reason: Annotated[Reason, means("the reason it gives if it blocks")]
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
     silenced: Annotated[
-        bool, means("true: it cannot block, because the watch of a resource it needs is dead")
+        bool,
+        means(
+            "true: it cannot block, because a resource that it needs has had no contact for too"
+            " long"
+        ),
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
     why: Annotated[str, means("what it found, in words")]
@@ -126,7 +136,7 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
     backed_off_seconds: Annotated[
         float, means("the base, doubled for each further migration in the window")
     ]
-    effective_seconds: Annotated[float, means("the same, at most the cap")]
+    effective_seconds: Annotated[float, means("backedOffSeconds, but at most the cap")]
     not_before: Annotated[
         Timestamp,
         means("endedAt plus effectiveSeconds; earlier if older migrations leave the window first"),
@@ -157,7 +167,10 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
     ready: Annotated[bool, means("its condition Ready")]
     scheduled: Annotated[bool, means("its condition PodScheduled")]
     eviction_in_progress: Annotated[
-        bool, means("whether it has the annotation eviction-in-progress: the descheduler counts it")
+        bool,
+        means(
+            "whether it has the annotation eviction-in-progress, so that the descheduler counts it"
+        ),
     ]
 
 
@@ -170,11 +183,15 @@ class PolicyAnswer(Struct, rename="camel", kw_only=True):
     count_failed_migrations: Annotated[bool, means("whether failed migrations count too")]
     guard_pending_migrations: Annotated[bool, means("whether an unfinished VMIM blocks")]
     guard_evacuations: Annotated[
-        bool, means("whether an evacuation that the descheduler does not count blocks")
+        bool,
+        means("whether a requested evacuation blocks, unless the descheduler counts it already"),
     ]
     override: Annotated[
         str | UnsetType,
-        means("the name of the entry of policy.overrides that is for this VM; absent: none is"),
+        means(
+            "the name of the entry of policy.overrides that applies to this VM; absent: none"
+            " applies"
+        ),
     ] = UNSET
 
 
@@ -192,7 +209,7 @@ class BlockedEvictionAnswer(Struct, rename="camel", kw_only=True):
     at: Annotated[Timestamp, means("when it was last requested")]
     times: Annotated[int, means("how often this user's evictions of the VMI were blocked")]
     reason: Annotated[Reason, means("why it was last blocked")]
-    denied: Annotated[bool, means("false: admission.mode is warn, so the eviction was let through")]
+    denied: Annotated[bool, means("false: admission.mode is warn, so the eviction was allowed")]
 
 
 class VmiAnswer(Struct, rename="camel", kw_only=True):
@@ -204,8 +221,9 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     unreadable_since: Annotated[
         Timestamp | None,
         means(
-            "since when the VMI, its unfinished VMIM or its launcher pod cannot be read any more;"
-            " after kube.deadAfter rules without an expiry do not block; null: all can be read"
+            "since when the exporter cannot read the VMI, its unfinished VMIM or its"
+            " launcher pod any more; after kube.deadAfter the rules that need the object do not"
+            " block; null: it can read all of them"
         ),
     ]
     namespace: str
@@ -229,7 +247,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     ]
     cooldown: Annotated[
         CooldownAnswer | None,
-        means("how the cooldown is computed, even if it is over; null: no migration has ended"),
+        means("how the cooldown is computed, also if it is over; null: no migration has ended"),
     ]
     migrations: Annotated[
         list[MigrationAnswer], means("recorded migrations by their end, the oldest first")
@@ -253,37 +271,43 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     resource: Annotated[Resource, means("its plural name")]
     namespace: Annotated[str | None, means("null: all namespaces")]
     synced: Annotated[bool, means("whether it has been listed completely")]
-    refused: Annotated[str | None, means("why the API server refuses it; null: it does not")]
+    refused: Annotated[str | None, means("why the API server refuses it; null: it is not refused")]
     trouble: Annotated[str | None, means("the present error; null: none")]
     contact_at: Annotated[Timestamp | None, means("the last event, bookmark or list")]
-    refused_objects: Annotated[int, means("unreadable objects since the start")]
+    refused_objects: Annotated[int, means("how many objects could not be read since the start")]
 
 
 class HistoryStatus(Struct, rename="camel", kw_only=True):
     """The state of the stored history."""
 
     writes: Annotated[bool, means("whether this process writes it")]
-    written_at: Annotated[Timestamp | None, means("when this process last saw it fully written")]
+    written_at: Annotated[
+        Timestamp | None,
+        means("when this process, as the writer, last found everything written; null: never"),
+    ]
     unwritten_since: Annotated[
         Timestamp | None, means("when the oldest unwritten change was made; null: none")
     ]
-    vmis: Annotated[int, means("how many VMIs it holds")]
+    vmis: Annotated[int, means("how many VMIs belong in it")]
     bytes: Annotated[int, means("its size")]
     faults: Annotated[
         dict[HistoryFault, int],
-        means("how often each fault occurred since the start; without zeros"),
+        means(
+            "how often each fault has occurred since the start; faults that have not occurred"
+            " are left out"
+        ),
     ]
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
     """How many VMIs there are, how many no rule blocks, and what evicting them would do."""
 
-    known: Annotated[int, means("VMIs, without those in phase Succeeded or Failed")]
+    known: Annotated[int, means("VMIs, except those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
     blocked: Annotated[dict[Reason, int], means("blocked VMIs, by their first reason")]
     drain: Annotated[
         dict[DrainOutcome, int],
-        means("VMIs with a node, blocked or not, by what a drain of it would do to them"),
+        means("VMIs with a node, blocked or not, by the outcome of a drain of that node"),
     ]
 
 
@@ -296,14 +320,15 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     staleness: Annotated[
         Staleness,
         means(
-            "dead: without contact for so long that only cooldowns, which end by themselves, block"
+            "stale: no contact about VMIs for kube.staleAfter; dead: for kube.deadAfter"
+            " more, so the rules that need VMIs do not block"
         ),
     ]
     ready: Annotated[bool, means("whether it answers verdicts")]
-    waiting_for: Annotated[list[str], means("what must be listed before it is ready")]
+    waiting_for: Annotated[list[str], means("what the exporter must read before it is ready")]
     resources: list[ResourceAnswer]
     blind_spots: BlindSpots
-    history: Annotated[HistoryStatus | None, means("null: none is stored")]
+    history: Annotated[HistoryStatus | None, means("null: no history is stored")]
     vmis: Annotated[VmiCounts | None, means("null until it is ready")]
 
 

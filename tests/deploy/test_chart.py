@@ -172,9 +172,9 @@ def test_each_mode_has_values_for_ci() -> None:
     [
         (
             {"mode": "sidecar", "tls": {"enabled": False}},
-            "mode=metrics only, not with mode=sidecar",
+            "needs mode=metrics, not mode=sidecar",
         ),
-        ({"admission": {"enabled": True}}, "mode=standalone only, not"),
+        ({"admission": {"enabled": True}}, "admission.enabled needs mode=standalone"),
         (
             {
                 "mode": "standalone",

@@ -13,8 +13,9 @@ const (
 // breaker is a circuit breaker: it stops requests to an exporter that does not answer.
 //
 // Only requests for verdicts open and close it, because polls of the snapshot can succeed while
-// verdicts fail, and the other way round. But when a poll succeeds after a failed one, the exporter
-// is probably back, and the next request is sent as a trial (see retryNow).
+// requests for verdicts fail, and the reverse. But when a poll succeeds after a failed poll, the
+// exporter probably works again. Then the next request for a verdict is sent as a trial (see
+// retryNow).
 type breaker struct {
 	mu     sync.Mutex
 	pause  time.Duration // 0: closed

@@ -19,7 +19,7 @@ const (
 	mostProblemBytes = 4 << 10
 	mostHeaderBytes  = 64 << 10
 
-	// How much longer than the requested wait an answer to the long poll may take.
+	// An answer to the long poll may take this much longer than the requested wait.
 	pollGrace = 10 * time.Second
 )
 
@@ -43,8 +43,8 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("answered %d: %s", e.status, e.detail)
 }
 
-// isRejection reports whether the exporter works but rejected the request as invalid. Such an answer
-// must not open the breaker, or anybody who can label a pod could keep it open.
+// isRejection reports whether the exporter works but rejected the request as invalid. Such an
+// answer must not open the breaker. Otherwise anybody who can label a pod could keep it open.
 func isRejection(err error) bool {
 	var answered *statusError
 	if !errors.As(err, &answered) {
@@ -70,8 +70,9 @@ func newClient(at endpoint, args *Args) *client {
 	}
 }
 
-// ask requests a verdict. The exporter counts it if it blocks. Before an eviction the request names
-// no checkpoint, so all rules apply: a migration may have begun since the snapshot that Filter used.
+// ask requests a verdict. The exporter counts the verdict if it blocks. Before an eviction the
+// request names no checkpoint, so all rules apply: a migration may have begun since the snapshot
+// that Filter used.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -106,8 +107,9 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 	return readVerdict(answer, asked)
 }
 
-// poll requests the set of blocked VMIs. With a last snapshot it waits until the set changes, for at
-// most wait. If it has not changed, poll returns the last snapshot with a new time.
+// poll requests the set of blocked VMIs. With a last snapshot the exporter answers when the set
+// changes, or after wait. If the set has not changed, poll returns the last snapshot with a new
+// time.
 func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (*snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+pollGrace)
 	defer cancel()

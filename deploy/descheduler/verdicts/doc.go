@@ -1,4 +1,4 @@
-// Package verdicts is the descheduler plugin KubeVirtVerdicts: it asks the eviction exporter
+// Package verdicts is the descheduler plugin KubeVirtVerdicts. It asks the eviction exporter
 // whether a KubeVirt VM may be evicted, and does what the answer says. It has no rules of its own.
 //
 //	profiles:
@@ -17,32 +17,34 @@
 //
 // # Requests
 //
-// The plugin asks only about pods with the label kubevirt.io=virt-launcher and allows all others. It
-// also allows a launcher with the annotation descheduler.alpha.kubernetes.io/eviction-in-progress:
-// the descheduler already counts it as evicted, and if the plugin hid it, the descheduler would
-// evict another VM instead. The pod's annotation kubevirt.io/domain is the name of its VMI, and the
-// label kubevirt.io/created-by is the VMI's UID.
+// The plugin asks only about pods with the label kubevirt.io=virt-launcher and allows all others.
+// It also allows a launcher pod with the annotation
+// descheduler.alpha.kubernetes.io/eviction-in-progress: the descheduler already counts this pod as
+// evicted. If the plugin hid the pod, the descheduler would evict another VM instead. The pod's
+// annotation kubevirt.io/domain is the name of its VMI, and the label kubevirt.io/created-by is the
+// VMI's UID.
 //
 // A background goroutine, which ends with the context of [New], long-polls GET /v1/blocked and
-// stores the answer as a snapshot. Filter looks up the VMI in the snapshot. Only if it is blocked
-// there, Filter asks POST /v1/verdicts, so that the exporter counts the block. PreEvictionFilter
-// always asks, and names no checkpoint, so that all rules apply: a migration that began after the
-// snapshot blocks there. The first Filter waits for the first snapshot, once and at most for
-// httpTimeout.
+// stores the answer as a snapshot. Filter looks up the VMI in the snapshot. If it is blocked there,
+// Filter asks POST /v1/verdicts, so that the exporter counts the block. Otherwise Filter sends no
+// request. PreEvictionFilter always asks, and names no checkpoint, so that all rules apply: a
+// migration that began after the snapshot blocks there. The first Filter waits for the first
+// snapshot, once and at most for httpTimeout.
 //
 // # Errors
 //
-// A verdict is unavailable after any error: no connection, a timeout, a status other than 200, an
+// There is no verdict after an error: no connection, a timeout, a status other than 200, an
 // unreadable body, or a snapshot older than its maxAgeSeconds. After a failed request the plugin
 // sends none for 5 s, then one as a trial. After each further failure it waits twice as long, up to
-// 60 s. So an exporter that is down costs one timeout and not one per pod.
+// 60 s. So if the exporter is down, the plugin waits for one timeout and not for one per pod.
 //
 //   - ignorable: true (the default) allows the eviction, unless a fresh snapshot says that this VMI
 //     is blocked. Before an eviction, a block at either checkpoint counts.
 //   - ignorable: false blocks the eviction. It also blocks if the answer says "stale": the exporter
 //     has lost the API server, so it cannot know about new migrations.
 //
-// A VMI that the exporter does not know ("known": false) is allowed and counted as unknown.
+// A VMI that the exporter does not know ("known": false) is allowed and counted as unknown, unless
+// the answer is stale.
 //
 // # Logs and metrics
 //

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// A snapshot is renewed three times within its maximum age, and at least this often.
+	// The longest time between two renewals of a snapshot. A third of its maximum age is the limit
+	// too.
 	longestWait = 30 * time.Second
 
 	// The shortest time between two polls: it limits the load when changes are frequent, or when the
@@ -110,7 +111,7 @@ func (f *feed) store(latest, last *snapshot, wasFailing bool) {
 }
 
 // handleError handles a failed poll. The last snapshot stays in use until it is too old. But if the
-// new one is too large to read, the set has changed: the last one is wrong and is dropped.
+// new set is too large to read, the last snapshot is out of date, and is dropped at once.
 func (f *feed) handleError(err error, wasFailing bool) {
 	if errors.Is(err, errTooLarge) {
 		f.latest.Store(nil)
@@ -123,8 +124,8 @@ func (f *feed) handleError(err error, wasFailing bool) {
 	}
 }
 
-// waitFor returns how long the exporter may wait before it answers the next poll. After a failure it
-// should answer at once, even without a change.
+// waitFor returns how long the exporter may wait before it answers the next poll. After a failure
+// the exporter should answer at once, even if nothing has changed.
 func waitFor(last *snapshot, wasFailing bool) time.Duration {
 	if last == nil || wasFailing {
 		return 0

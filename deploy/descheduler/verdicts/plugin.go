@@ -163,8 +163,7 @@ func (p *Plugin) conclude(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 	return permitted
 }
 
-// logBlock logs a block. There are as many lines "Eviction blocked" as blocks that the exporter
-// counted.
+// logBlock logs a block. It logs "Eviction blocked" once for each block that the exporter counted.
 func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) {
 	log := p.log.V(2)
 	if !log.Enabled() {
@@ -180,8 +179,8 @@ func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 		"checkpoint", checkpoints[at], "outcome", outcomes[ended], "reason", why.reason, "notBefore", why.notBefore)
 }
 
-// isLeaving reports whether the descheduler already counts the pod as evicted. If it were hidden, the
-// descheduler would evict another one instead.
+// isLeaving reports whether the descheduler already counts the pod as evicted. If the plugin hid
+// such a pod, the descheduler would evict another one instead.
 func isLeaving(pod *v1.Pod) bool {
 	_, found := pod.Annotations[leavingAnnotation]
 	return found

@@ -37,8 +37,8 @@ func TestOtherPods(t *testing.T) {
 	expect(t, "counted", plugin.counters.verdicts[atFilter][unnamed].Load(), 0)
 }
 
-// A launcher that is being evicted is allowed without a request: if it were hidden, the descheduler
-// would evict another one instead.
+// A launcher that is being evicted is allowed without a request. If the plugin hid it, the
+// descheduler would evict another one instead.
 func TestLeavingLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}
 	plugin, _ := pluginOver(t, api, blockedAt(atFilter, "db1"), false)

@@ -193,8 +193,8 @@ func TestUnixSocket(t *testing.T) {
 	eventually(t, "the change", func() bool { return !plugin.Filter(launcher("db2")) && plugin.Filter(launcher("db1")) })
 }
 
-// Before an eviction, a migration blocks that is not in the snapshot yet. So does one that is only in
-// the snapshot when the exporter is down.
+// Before an eviction, a new migration blocks although the snapshot does not have it yet. If the
+// exporter is down, a migration that is in the snapshot still blocks.
 func TestMigrationSinceFilter(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -212,7 +212,7 @@ func TestMigrationSinceFilter(t *testing.T) {
 	expect(t, "another one without an exporter", plugin.PreEvictionFilter(launcher("db2")), true)
 }
 
-// A cycle over 2,000 pods: at most one request per Filter of a blocked pod, one per
+// A cycle over 2,000 pods sends at most one request per Filter of a blocked pod, one per
 // PreEvictionFilter, and the long poll.
 func TestRequestsOfACycle(t *testing.T) {
 	api := newExporter()
@@ -490,7 +490,8 @@ func TestBearerTokenRotation(t *testing.T) {
 	}
 }
 
-// Over TLS with a CA and a client certificate, whose files may change while the plugin runs.
+// The plugin gets verdicts over TLS, with a CA and a client certificate. Their files may change
+// while the plugin runs.
 func TestTLS(t *testing.T) {
 	folder := t.TempDir()
 	files := &TLSConfig{filepath.Join(folder, "ca"), filepath.Join(folder, "cert"), filepath.Join(folder, "key")}

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// vmiKey identifies a VMI by what its launcher pod says.
+// vmiKey is the namespace and name of a VMI, as its launcher pod has them.
 type vmiKey struct {
 	namespace, name string
 }
@@ -30,8 +30,8 @@ func (s *snapshot) isFresh(now time.Time) bool {
 	return s != nil && now.Sub(s.answeredAt) <= s.maxAge
 }
 
-// contains reports whether a VMI of that name is blocked, with any UID: the exporter counts requests
-// with a wrong UID, so they must reach it.
+// contains reports whether a VMI with this name is blocked, whatever its UID is. Requests with a
+// wrong UID must reach the exporter, because it counts them.
 func (s *snapshot) contains(at checkpoint, key vmiKey) bool {
 	_, found := s.blocks[at][key]
 	return found

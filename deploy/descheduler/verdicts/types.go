@@ -7,7 +7,7 @@ import (
 
 // Args is the plugin's configuration in the policy file.
 //
-// The names follow descheduler issue 1726 where possible.
+// The names are those of descheduler issue 1726 where possible.
 type Args struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -15,11 +15,11 @@ type Args struct {
 	// unix:/PATH for a socket. It may have a path after HOST:PORT. Required.
 	URLPrefix string `json:"urlPrefix"`
 
-	// HTTPTimeout is how long one verdict may take, body included. Default 1s.
+	// HTTPTimeout is how long one request for a verdict may take, including the body. Default 1s.
 	HTTPTimeout *metav1.Duration `json:"httpTimeout,omitempty"`
 
-	// Ignorable says what happens without a verdict: true allows the eviction, false blocks it.
-	// Default true.
+	// Ignorable says what happens without a verdict: true allows the eviction unless a fresh snapshot
+	// blocks it, false blocks it. Default true.
 	Ignorable *bool `json:"ignorable,omitempty"`
 
 	// TLSConfig is for an https:// URLPrefix. Default: the system's CAs and no client certificate.
@@ -29,7 +29,7 @@ type Args struct {
 	BearerTokenFile string `json:"bearerTokenFile,omitempty"`
 }
 
-// TLSConfig names PEM files. Each is read again when it changes.
+// TLSConfig names PEM files. The plugin reads them for each new connection.
 type TLSConfig struct {
 	// CACertFile contains the CAs that may have signed the server's certificate.
 	CACertFile string `json:"caCertFile,omitempty"`

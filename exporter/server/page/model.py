@@ -35,16 +35,20 @@ LONGEST_NAMESPACE, LONGEST_NODE, LONGEST_VM = 63, 253, 317
 
 LOSSES = {
     Resource.VMIS: (
-        "new VMs and migrations; after kube.deadAfter, what is known of that namespace no longer"
-        " blocks, except for cooldowns"
+        "new VMs and migrations; after kube.deadAfter, known migrations and evacuations no longer"
+        " block in that namespace"
     ),
     Resource.VMIMS: "pending migrations, failed attempts, and most states of an evacuation",
     Resource.PODS: (
         "the guard evacuations, diverged evacuations, and the states that depend on pods"
     ),
-    Resource.KUBEVIRTS: "the state capacity",
-    Resource.NODES: "whether a node is cordoned, left-over evacuations, and stuck drains of others",
-    Resource.BUDGETS: "VMs whose eviction a PodDisruptionBudget forbids",
+    Resource.KUBEVIRTS: (
+        "the state capacity, the guard platformUpdate, and the cluster's default evictionStrategy"
+    ),
+    Resource.NODES: "whether a node is cordoned, left-over evacuations, and some stuck drains",
+    Resource.BUDGETS: (
+        "which VMs stay in a drain because a PodDisruptionBudget forbids their eviction"
+    ),
     Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
     Resource.LEASES: "the stored history: it is not written",
 }

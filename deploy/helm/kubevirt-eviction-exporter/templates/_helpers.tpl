@@ -1,4 +1,4 @@
-{{/* Names are fixed: there is one installation in a cluster, and runbooks, alerts and dashboards find it by them. */}}
+{{/* Names are fixed, because runbooks, alerts and dashboards use them. Install the chart once per cluster. */}}
 {{- define "name" -}}kubevirt-eviction-exporter{{- end }}
 
 {{- define "labels" -}}
@@ -20,13 +20,13 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* What the modes do not have together is refused before anything is installed. */}}
+{{/* Values that do not fit the mode are refused before anything is installed. */}}
 {{- define "check" -}}
 {{- if and (not .Values.tls.enabled) (ne .Values.mode "metrics") }}
-{{- fail (printf "tls.enabled=false goes with mode=metrics only, not with mode=%s" .Values.mode) }}
+{{- fail (printf "tls.enabled=false needs mode=metrics, not mode=%s" .Values.mode) }}
 {{- end }}
 {{- if and .Values.admission.enabled (ne .Values.mode "standalone") }}
-{{- fail (printf "admission.enabled goes with mode=standalone only, not with mode=%s" .Values.mode) }}
+{{- fail (printf "admission.enabled needs mode=standalone, not mode=%s" .Values.mode) }}
 {{- end }}
 {{- end }}
 
@@ -34,7 +34,7 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- if .Values.admission.enabled }}admission{{ else if .Values.tls.enabled }}{{ .Values.mode }}{{ else }}plain{{ end }}
 {{- end }}
 
-{{/* The configuration of the mode, which is the file that kustomize uses, with `config` over it. */}}
+{{/* The configuration of the mode: the file that kustomize uses, overridden by `config`. */}}
 {{- define "config" -}}
 {{- $config := .Files.Get (printf "files/config/%s.yaml" (include "variant" .)) | fromYaml }}
 {{- if .Values.admission.enabled }}
@@ -50,7 +50,7 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- if .Values.descheduler.policy }}{{ toYaml .Values.descheduler.policy }}{{ else }}{{ .Files.Get "files/policy.yaml" }}{{ end }}
 {{- end }}
 
-{{/* A name with a hash: both programs read their configuration only at start. */}}
+{{/* A name with a hash, because both programs read their configuration only at their start. */}}
 {{- define "configName" -}}
 {{ include "name" . }}-config-{{ include "config" . | sha256sum | trunc 10 }}
 {{- end }}
@@ -59,7 +59,7 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{ include "name" . }}-descheduler-{{ include "policy" . | sha256sum | trunc 10 }}
 {{- end }}
 
-{{/* The rules of the file, without the alerts that are disabled, with the labels and runbooks that were chosen. */}}
+{{/* The rules of the file, without the disabled alerts, and with the chosen labels and runbook URLs. */}}
 {{- define "rules" -}}
 {{- $values := .values }}
 {{- $unknown := $values.disabled }}
