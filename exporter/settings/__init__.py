@@ -53,7 +53,7 @@ __all__ = [
     "Tls",
     "load_settings",
     "parse_address",
-    "parse_duration",
+    "parse_positive_duration",
     "read_settings",
 ]
 

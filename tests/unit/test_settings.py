@@ -22,9 +22,9 @@ from exporter.settings import (
     Tls,
     load_settings,
     parse_address,
-    parse_duration,
     read_settings,
 )
+from exporter.settings.values import parse_duration
 from exporter.text import format_duration
 from tests.support.builders import a_vmi
 
