@@ -12,7 +12,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from io import StringIO
@@ -46,17 +46,18 @@ class CannotReplay(Exception):
 
 @dataclass
 class Input:
-    """Where events come from.
+    """Events to play, and the faults that are found while they are read.
 
-    For the progress bar: `whole` is its size and `done` how much of that has been played at an
-    instant of the virtual clock, both in bytes or in seconds. `remarks` say what it lacks.
+    The progress bar needs `whole`, the size of the source, and `done`, how much of it has been
+    played at an instant of the virtual clock. Both are in bytes, or both in seconds. `remarks` say
+    what the source lacks.
     """
 
-    events: Callable[[Faults], Iterable[Recorded]]
+    events: Iterable[Recorded]
+    faults: Faults = field(default_factory=Faults)
     whole: float | None = None
     done: Callable[[Instant], float] = lambda _now: 0.0
     remarks: Sequence[str] = ()
-    faults: Faults = field(default_factory=Faults)
 
 
 def replay(
@@ -92,10 +93,10 @@ def replay(
                 plot.draw(found, arguments.plot)
             except plot.CannotDraw as trouble:
                 raise CannotReplay(f"--plot {arguments.plot}: {trouble}") from None
+            except OSError as error:
+                return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
     except CannotReplay as trouble:
         return complain(Exit.CANNOT_REPLAY, str(trouble))
-    except OSError as error:
-        return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
     code = print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
     if code is Exit.OK:
         print_cost(found, timer() - began, sys.stderr)
@@ -155,7 +156,8 @@ def open_recording(path: Path) -> Iterator[Input]:
 
 def from_chunks(chunks: Iterable[bytes]) -> Input:
     """A source from the bytes of a recording."""
-    return Input(lambda faults: recording.read(recording.split(chunks, faults), faults))
+    faults = Faults()
+    return Input(recording.read(recording.split(chunks, faults), faults), faults)
 
 
 def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
@@ -179,7 +181,7 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
         except metrics.QueryFailed as trouble:
             raise CannotReplay(str(trouble)) from None
     return Input(
-        lambda _faults: metrics.to_events(spans, began, ended),
+        metrics.to_events(spans, began, ended),
         whole=ended - began,
         done=lambda now: now - began,
         remarks=metrics.REMARKS,
@@ -196,7 +198,7 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     with _progress(errors) as progress:
         task = progress.add_task("playing", total=source.whole, status="")
         try:
-            for event in source.events(source.faults):
+            for event in source.events:
                 replay.take(event)
                 if replay.events % PROGRESS_EVERY == 0:
                     status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
@@ -289,21 +291,19 @@ def _check_source(arguments: argparse.Namespace) -> None:
         raise InvalidSettings(["--step: must be at least 1s"])
 
 
+@contextmanager
 def _open_source(
     arguments: argparse.Namespace,
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
-) -> AbstractContextManager[Input]:
+) -> Iterator[Input]:
     if arguments.file is not None:
-        return open_recording(arguments.file)
-    if arguments.scenario is not None:
+        with open_recording(arguments.file) as source:
+            yield source
+    elif arguments.scenario is not None:
         lines, began, lasts = simulate()
-        source = Input(
-            lambda faults: recording.read(lines, faults),
-            whole=lasts,
-            done=lambda now: now - began,
-        )
-        return nullcontext(source)
-    return nullcontext(from_prometheus(arguments, sys.stderr))
+        yield replace(from_chunks(lines), whole=lasts, done=lambda now: now - began)
+    else:
+        yield from_prometheus(arguments, sys.stderr)
 
 
 def _progress(errors: TextIO) -> Progress:

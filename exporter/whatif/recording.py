@@ -20,7 +20,7 @@ is read as far as it goes.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -30,20 +30,12 @@ from msgspec import Struct
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.instants import parse_instant
-from exporter.kube.kubevirt import (
-    Changed,
-    Deleted,
-    Refused,
-    Traits,
-    parse_event,
-)
-from exporter.kube.writing import write_object
+from exporter.kube.kubevirt import Changed, Deleted, Refused, Traits, parse_event
 from exporter.text import write_instant
 
 
 FORMAT = "kubevirt-eviction-exporter/recording"
 VERSION = 1
-NOTHING: Mapping[str, Mapping[str, object]] = {}
 MAX_MESSAGES = 20
 """How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
@@ -154,59 +146,30 @@ def write_header() -> bytes:
     return _encode({"format": FORMAT, "version": VERSION}) + b"\n"
 
 
-def write_fact(
+def write_event(
     at: Instant,
     kind: Kind,
-    resource: Resource,
-    fact: Fact,
-    matched: Mapping[str, Mapping[str, object]] = NOTHING,
-    *,
+    resource: Resource | None = None,
+    body: object = None,
     reason: EndReason = EndReason.OTHER,
 ) -> bytes:
-    """The line for an object that exists; a VMI's with the fields that overrides match."""
-    made = write_object(fact)
-    for part, fields in matched.items():
-        made.setdefault(part, {}).update(fields)
-    return _write(at, kind, resource, made, reason)
-
-
-def write_deletion(
-    at: Instant, resource: Resource, namespace: str, name: str, uid: str = ""
-) -> bytes:
-    """The line for an object that was deleted."""
-    metadata = {"namespace": namespace, "name": name} | ({"uid": uid} if uid else {})
-    return _write(at, Kind.DELETED, resource, {"metadata": metadata})
-
-
-def write_note(at: Instant, kind: Kind, resource: Resource | None = None) -> bytes:
-    """The line for a whole resource, or (ENDED) for the recording."""
-    return _write(at, kind, resource, None)
-
-
-def _write(
-    at: Instant,
-    kind: Kind,
-    resource: Resource | None,
-    made: object,
-    reason: EndReason = EndReason.OTHER,
-) -> bytes:
+    """The line of an event; `body` is the object, or for DELETED the names in its metadata."""
     line: dict[str, object] = {"at": write_instant(round(at, 3)), "type": kind}
     if resource is not None:
         line["resource"] = resource
     if reason is not EndReason.OTHER:
         line["reason"] = reason
-    if made is not None:
-        line["object"] = made
+    if body is not None:
+        line["object"] = body
     return _encode(line) + b"\n"
 
 
-def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[bytes]:
+def split(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
     """Split a file, plain or gzip, into lines without their line ends.
 
     A last line without a line end is dropped unless it is valid JSON, and the file is then noted
     as truncated in `faults`. A line longer than `LONGEST_LINE` becomes an empty one.
     """
-    faults = Faults() if faults is None else faults
     rest = bytearray()
     lost = False
     for chunk in _unzip(chunks, faults):

@@ -42,7 +42,7 @@ from tests.support.watching import QUICK
 def read(path: Path) -> list[Recorded]:
     """The events of a recording, which must all be valid."""
     faults = Faults()
-    events = list(recording.read(recording.split([path.read_bytes()]), faults))
+    events = list(recording.read(recording.split([path.read_bytes()], faults), faults))
     assert not faults.count, faults.messages
     return events
 

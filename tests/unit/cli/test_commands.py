@@ -611,7 +611,7 @@ async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -
         lists += b'"listed"' in line
     process.terminate()
     await asyncio.wait_for(process.communicate(), 60)
-    events = list(recording.read(recording.split([path.read_bytes()]), Faults()))
+    events = list(recording.read(recording.split([path.read_bytes()], Faults()), Faults()))
 
     assert process.returncode == Exit.OK
     assert sum(event.kind is Kind.SYNCED for event in events) == 4

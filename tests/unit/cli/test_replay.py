@@ -14,6 +14,7 @@ from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
 from exporter.engine.policy import Policy, StuckPolicy
+from exporter.kube.writing import write_object
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
@@ -24,13 +25,11 @@ from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 def lines(events: list[Recorded]) -> bytes:
     """A recording of these events."""
-    told = [recording.write_header()]
+    written = [recording.write_header()]
     for event in events:
-        if event.fact is not None and event.resource is not None:
-            told.append(recording.write_fact(event.at, event.kind, event.resource, event.fact))
-        else:
-            told.append(recording.write_note(event.at, event.kind, event.resource))
-    return b"".join(told)
+        body = None if event.fact is None else write_object(event.fact)
+        written.append(recording.write_event(event.at, event.kind, event.resource, body))
+    return b"".join(written)
 
 
 def a_recording() -> bytes:
@@ -157,7 +156,7 @@ def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
     """A truncated recording is reported, with how far it was read."""
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
-    *_, last = recording.read(recording.split([torn]), Faults())
+    *_, last = recording.read(recording.split([torn], Faults()), Faults())
     for body, said in (
         (gzip.compress(whole) if zipped else whole, ""),
         (torn, f"the recording is truncated: read to {write_instant(last.at)}\n"),
@@ -189,8 +188,8 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
     monkeypatch.setenv("TERM", "xterm")
     body, errors = a_recording(), Terminal()
-    events = list(recording.read(recording.split([body]), Faults()))
-    source = Input(lambda _faults: events, whole=HOUR, done=lambda now: now - events[0].at)
+    events = list(recording.read(recording.split([body], Faults()), Faults()))
+    source = Input(events, whole=HOUR, done=lambda now: now - events[0].at)
     play(source, [BUILTIN["ours"]], errors)
 
     assert "playing" in errors.getvalue()

@@ -20,6 +20,7 @@ from exporter.engine.model import (
     Vmi,
 )
 from exporter.kube.kubevirt import parse_object
+from exporter.kube.writing import write_object
 from exporter.whatif import recording
 from exporter.whatif.recording import Faults, Kind, Recorded, UnknownFormat
 from tests.support.builders import (
@@ -63,12 +64,13 @@ def line(kind: str, made: Json, **others: object) -> bytes:
 
 def a_file() -> bytes:
     """A recording of four lines."""
+    names = {"namespace": NAMESPACE, "name": NAME, "uid": UID}
     return b"".join(
         [
             recording.write_header(),
-            recording.write_fact(NOW, Kind.ADDED, Resource.VMIS, a_vmi()),
-            recording.write_note(NOW, Kind.SYNCED, Resource.VMIS),
-            recording.write_deletion(NOW + 0.25, Resource.VMIS, NAMESPACE, NAME, UID),
+            recording.write_event(NOW, Kind.ADDED, Resource.VMIS, write_object(a_vmi())),
+            recording.write_event(NOW, Kind.SYNCED, Resource.VMIS),
+            recording.write_event(NOW + 0.25, Kind.DELETED, Resource.VMIS, {"metadata": names}),
         ]
     )
 
@@ -85,16 +87,16 @@ def a_file() -> bytes:
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:
     """A fact is read as it was written, with time and type."""
-    written = recording.write_fact(NOW + 0.125, Kind.MODIFIED, resource, fact)
+    written = recording.write_event(NOW + 0.125, Kind.MODIFIED, resource, write_object(fact))
 
     assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
 
 
 def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
     """The reason of a failure is read as written; a line without one has OTHER."""
-    failed = an_ended_vmim(phase="Failed", outcome=Outcome.FAILED)
+    failed = write_object(an_ended_vmim(phase="Failed", outcome=Outcome.FAILED))
     for reason in (EndReason.LIBVIRT, EndReason.OTHER):
-        written = recording.write_fact(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason=reason)
+        written = recording.write_event(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason)
         (event,), _ = read(written)
         assert event.reason is reason
 
@@ -134,7 +136,7 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
     for resource, made in zip(CLUSTER_RESOURCES, (vmi, vmim, pod), strict=False):
         raw = msgspec.json.encode(made)
         fact = parse_object(resource, raw).fact
-        written = recording.write_fact(NOW, Kind.ADDED, resource, fact)
+        written = recording.write_event(NOW, Kind.ADDED, resource, write_object(fact))
         assert PASSWORD.encode() in raw
         assert PASSWORD.encode() not in written
 
@@ -188,7 +190,7 @@ def test_a_deletion_is_before_its_grace_period() -> None:
 )
 def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
     """A bad line is reported with its number, and the others are read."""
-    good = recording.write_note(NOW, Kind.SYNCED, Resource.VMIS)
+    good = recording.write_event(NOW, Kind.SYNCED, Resource.VMIS)
     events, faults = read(good, bad, good)
 
     assert len(events) == 2
