@@ -31,7 +31,7 @@ def show_status(
 ) -> str:
     """Whether the exporter works, what is stuck, and which VMs are blocked until when.
 
-    Before the exporter is ready, the other answers are None. `everything` shows every row.
+    `evacuations` and `blocked` are None if the exporter is not ready. `everything` shows every row.
     """
     sheet = Sheet(screen)
     sheet.say(*_judge(status))
@@ -125,9 +125,9 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
 def _list_evacuations(
     sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], *, everything: bool
 ) -> None:
-    """List evacuations, and below them each action with its cause and the VMs that it is for.
+    """List evacuations, and below them each action with its cause and its VMs.
 
-    The command is the one for the first of them.
+    The command is that for the first of these VMs.
     """
     sheet.head(head)
     rows = [
@@ -167,7 +167,6 @@ def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
         if release is None or len(entries) > 1:
             others.append([*row, UNTIL[entries[0].reason]])
         else:
-            until = f"{write_release(release)} ({write_distance(release, blocked.as_of)})"
-            dated.append((release, [*row, until]))
+            dated.append((release, [*row, write_release(release, blocked.as_of)]))
     dated.sort(key=lambda one: one[0])
     return [row for _, row in dated] + others

@@ -83,16 +83,13 @@ class Section:
     def __init__(self, path: str, value: object, faults: list[str]) -> None:
         self._path = path
         self._faults = faults
-        self._values: Mapping[Any, Any] = {}
-        self._left: set[Any] = set()
+        self._values: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
+        self._left = set(self._values)
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         self.is_broken = value is not None and not isinstance(value, Mapping)
         """It is not a mapping, which is reported already."""
-        if isinstance(value, Mapping):
-            self._values = value
-            self._left = set(value)
-        elif value is not None:
+        if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
     def section(self, key: str) -> "Section":

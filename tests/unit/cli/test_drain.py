@@ -117,7 +117,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     [
         pytest.param(
             [a_movable(1)],
-            "How long it takes is unknown: no VM that has yet to migrate has done so before.",
+            "How long it takes is unknown: no VM that must migrate has migrated before.",
             id="nothing-known",
         ),
         pytest.param(
