@@ -298,15 +298,8 @@ Ctrl-C ends it.
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
     """Query the exporter named by the arguments, and print the answer."""
-    from exporter.cli.client import (
-        CannotAsk,
-        Endpoint,
-        InvalidEndpoint,
-        NoSuchNode,
-        NoSuchVmi,
-        connect,
-        find_url,
-    )
+    from exporter.cli.client import Endpoint, NoSuchNode, NoSuchVmi, connect, find_url
+    from exporter.credentials import CannotAsk, InvalidEndpoint
 
     async def answer() -> str:
         async with connect(endpoint) as exporter:

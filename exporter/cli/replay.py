@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
 from exporter.cli.layout import Screen, detect_terminal
+from exporter.credentials import CannotAsk
 from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_instant
@@ -178,7 +179,7 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
             spans = asyncio.run(
                 metrics.fetch(server, began, ended, step=arguments.step, progress=show_progress)
             )
-        except metrics.QueryFailed as trouble:
+        except CannotAsk as trouble:
             raise CannotReplay(str(trouble)) from None
     return Input(
         metrics.to_events(spans, began, ended),

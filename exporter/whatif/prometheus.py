@@ -25,13 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.credentials import (
-    UnsafeUrl,
-    UnusableFile,
-    check_url,
-    make_ssl_context,
-    read_token,
-)
+from exporter.credentials import CannotAsk, check_url, make_ssl_context, read_token
 from exporter.engine.changes import Key
 from exporter.engine.model import (
     Instant,
@@ -75,10 +69,6 @@ Played from Prometheus, which knows less than a recording:
 - VMs are known by name only: a recreated VM counts as the old one, a VM that never migrated is
   missing, and so may be a migration shorter than the step.""",
 )
-
-
-class QueryFailed(Exception):
-    """Prometheus did not answer, or not with data; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -169,19 +159,16 @@ async def fetch(
 ) -> Spans:
     """Read every migration of that time.
 
-    `progress` is called with the instant read so far. Raises `QueryFailed`, also if there are
+    `progress` is called with the instant read so far. Raises `CannotAsk`, also if there are
     several clusters and none is chosen: their VMs may have the same names.
     """
     spans: Spans = {}
     clusters: set[str] = set()
     chosen = "" if prometheus.cluster is None else f"{{cluster={_quote(prometheus.cluster)}}}"
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    try:
-        check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
-        context = make_ssl_context(prometheus.ca_file)
-        headers = read_token(prometheus.token_file)
-    except (UnsafeUrl, UnusableFile) as trouble:
-        raise QueryFailed(str(trouble)) from None
+    check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+    context = make_ssl_context(prometheus.ca_file)
+    headers = read_token(prometheus.token_file)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=context), headers=headers, timeout=timeout
     ) as session:
@@ -198,12 +185,12 @@ async def fetch(
                     note_series(spans, metric, series.metric, series.values)
             if len(clusters) > 1:
                 names = ", ".join(map(_quote, sorted(clusters)))
-                raise QueryFailed(
+                raise CannotAsk(
                     f"{prometheus.url} has several clusters ({names}): choose one with --cluster"
                 )
             progress(until)
     if not spans:
-        raise QueryFailed(
+        raise CannotAsk(
             f"{prometheus.url} has no kubevirt_vmi_migration_* between {write_instant(began)} and"
             f" {write_instant(ended)}: does it scrape KubeVirt?"
         )
@@ -416,11 +403,11 @@ async def _ask(
         async with session.post(where, data=fields) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise QueryFailed(f"{where}: {str(error) or type(error).__name__}") from error
+        raise CannotAsk(f"{where}: {str(error) or type(error).__name__}") from error
     try:
         answer = msgspec.json.decode(body, type=_QueryAnswer)
     except msgspec.MsgspecError:
-        raise QueryFailed(f"{where}: {response.status}, no answer of Prometheus's API") from None
+        raise CannotAsk(f"{where}: {response.status}, no answer of Prometheus's API") from None
     if answer.status != "success":
-        raise QueryFailed(f"{where}: {response.status} {answer.error}")
+        raise CannotAsk(f"{where}: {response.status} {answer.error}")
     return answer.data.result

@@ -13,15 +13,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import (
-    CannotAsk,
-    Endpoint,
-    InvalidEndpoint,
-    NoSuchVmi,
-    connect,
-    decode,
-    find_url,
-)
+from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode, find_url
+from exporter.credentials import CannotAsk, InvalidEndpoint
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates
