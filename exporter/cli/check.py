@@ -11,8 +11,8 @@ from exporter.text import escape, format_duration
 def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | None = None) -> Exit:
     """`check`: print every fault of a configuration file, or that it is valid.
 
-    With the namespace and name of a VMI also its policy, and the entry of `policy.overrides` that
-    it is from. The cluster is asked only if labels or a priority class decide.
+    `vmi` is the namespace and name of a VMI. If it is given, print its policy too, and its entry of
+    `policy.overrides`. The cluster is asked only if labels or a priority class decide.
     """
     try:
         settings = load_settings(path)
@@ -59,7 +59,8 @@ async def _ask_cluster(
 ) -> str | None:
     """The name of the VMI's entry, "" if it has none; None if there is no such VMI.
 
-    It lists, as the exporter's role may not `get`. Raises `ApiError`, `NoCredentials` or `Refused`.
+    It uses `list`, because the exporter's role does not allow `get`. Raises `ApiError`,
+    `NoCredentials` or `Refused`.
     """
     from exporter.engine.model import Resource
     from exporter.kube.client import ApiServer, Login

@@ -1,6 +1,6 @@
 """The commands and their exit codes.
 
-Each command imports what it needs when it runs, so none waits for another's libraries.
+Each command imports what it needs when it runs. So no command waits for the libraries of another.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from exporter.cli.lean_start import lean_imports
 from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.text import escape
 
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Exit(IntEnum):
     """Exit codes, each with its `meaning`."""
 
     def __new__(cls, code: int, meaning: str) -> Self:
-        """A member: an integer that knows what it means."""
+        """A member: an integer with a meaning."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.meaning = meaning
@@ -56,7 +57,10 @@ class Exit(IntEnum):
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
     CANNOT_BE_EMPTIED = 12, "`node NAME`: a VM stays or fails to leave; the answer is printed"
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
-    DEPENDS_ON_OTHERS = 14, "`node NAME`: else, if somebody must move or stop an External VM"
+    DEPENDS_ON_OTHERS = (
+        14,
+        "`node NAME`: it can be emptied, if others move or stop its External VMs",
+    )
     INTERRUPTED = 130, "given up at Ctrl-C, before there was an answer or a whole file"
     TERMINATED = 143, "given up at SIGTERM, before there was an answer or a whole file"
 
@@ -113,7 +117,7 @@ def status(arguments: argparse.Namespace) -> Exit:
 def node(arguments: argparse.Namespace) -> Exit:
     """`node`: print what a drain of a node, or of each, would do to the VMs on it.
 
-    OK if that node can be emptied without others, or none was named.
+    OK if the node can be emptied without the help of others, or if no node is named.
     """
     from exporter.cli.client import decode
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
@@ -208,8 +212,8 @@ def watch(arguments: argparse.Namespace) -> Exit:
     # While a thread draws the page, the event loop waits this long for the interpreter lock after
     # each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
-    # What exists when the watches begin stays. The garbage collector would visit it again and
-    # again: modules, and every key of the store's dictionaries, 20 ms at 100,000 VMIs.
+    # Objects that exist when the watches begin stay: modules, and the keys of the store's
+    # dictionaries. The garbage collector would visit them again and again: 20 ms at 100,000 VMIs.
     return serve(
         settings,
         lambda settings, stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze()),
@@ -262,7 +266,7 @@ def refuse(invalid: InvalidSettings) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print at once; a reader that has gone, such as `head`, changes nothing."""
+    """Print at once. If the reader has gone, such as `head`, nothing is printed."""
     with suppress(OSError):
         _print(text, end="\n")
 
@@ -297,7 +301,7 @@ Ctrl-C ends it.
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
-    """Query the exporter named by the arguments, and print the answer."""
+    """Query the exporter that the arguments name, and print the answer."""
     from exporter.cli.client import Endpoint, NoSuchNode, NoSuchVmi, connect, find_url
     from exporter.credentials import CannotAsk, InvalidEndpoint
 
@@ -334,20 +338,18 @@ def print_answer(text: str, failure: Exit) -> Exit:
     try:
         _print(text, end="")
     except OSError as error:
-        if error.errno != errno.EPIPE:  # the reader, such as `head`, has read enough
+        if error.errno != errno.EPIPE:  # this is a reader, such as `head`, that has read enough
             return complain(failure, f"standard output: {error.strerror}")
     return Exit.OK
 
 
 def name_python() -> str:
-    """The path of this Python, as short as it can be typed here."""
+    """The shortest path of this Python from the current directory."""
     return min(sys.executable, os.path.relpath(sys.executable), key=len)
 
 
 def complain(code: Exit, text: str) -> Exit:
     """Print to standard error why there is no answer, with control characters escaped."""
-    from exporter.text import escape
-
     print(escape(text), file=sys.stderr)
     return code
 

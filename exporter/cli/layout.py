@@ -1,7 +1,7 @@
 """Aligned text: as wide as the terminal, or one line per row if the output is piped.
 
-Nothing from a cluster or an exporter is treated as markup, and control characters become escapes:
-no name can move the cursor or change colours.
+Text from a cluster or an exporter is never markup, and its control characters become escapes. So no
+name can move the cursor or change colours.
 """
 
 import os
@@ -90,8 +90,8 @@ class Sheet:
     def rows(self, rows: Sequence[Sequence[Cell]], head: Sequence[str] = ()) -> None:
         """Add aligned columns; a cell that is too long wraps within its column.
 
-        Words stay whole: where they do not fit beside each other, the first cell of each row gets
-        a line of its own.
+        No word is broken: if the columns do not fit beside each other, the first cell of each row
+        gets a line of its own.
         """
         if not rows:
             return
@@ -134,7 +134,7 @@ class Sheet:
 
 
 def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
-    """The width of each column so that no word is broken; none if there is not enough room."""
+    """The width of each column so that no word is broken; empty if the room is too small."""
     columns = list(zip(*rows, strict=True))
     widths = [
         max((Text(word).cell_len for text in column for word in text.plain.split()), default=0)

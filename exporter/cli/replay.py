@@ -42,7 +42,7 @@ PROGRESS_EVERY = 2_000
 
 
 class CannotReplay(Exception):
-    """There is nothing to play, or no way to show it; the message says what helps."""
+    """There is nothing to play, or the answer cannot be shown; the message says what helps."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ def from_chunks(chunks: Iterable[bytes]) -> Input:
 
 
 def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
-    """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
+    """A source from the metrics in a Prometheus, which are all read now. Raises `CannotReplay`."""
     from exporter.whatif import prometheus as metrics
 
     server = metrics.Prometheus(
@@ -192,8 +192,8 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
 def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
     """Play a source, with a progress bar if `errors` is a terminal.
 
-    If the recording is truncated, a line there says how far it was read. Raises `CannotReplay` if
-    it is no recording, has no events or cannot be read.
+    If the recording is truncated, a line on `errors` says how far it was read. Raises
+    `CannotReplay` if the source is no recording, has no events or cannot be read.
     """
     replay = Replay(contenders)
     with _progress(errors) as progress:

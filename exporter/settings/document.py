@@ -78,7 +78,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 class Section:
-    """One mapping of the document: it collects faults, and remembers which keys were read."""
+    """One mapping of the document; it collects faults, and notes which keys were read."""
 
     def __init__(self, path: str, value: object, faults: list[str]) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class Section:
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         self.is_broken = value is not None and not isinstance(value, Mapping)
-        """It is not a mapping, which is reported already."""
+        """The value is not a mapping. This is reported already."""
         if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
@@ -132,7 +132,7 @@ class Section:
             return default
 
     def read(self, default: T, *, skip: tuple[str, ...] = ()) -> T:
-        """The default with what the keys of this mapping say, except for the fields in `skip`."""
+        """The default with the values of this mapping; the fields in `skip` are not read."""
         hints = get_type_hints(type(default), include_extras=True)
         values = {name: getattr(default, name) for name in hints}
         for name, hint in hints.items():
@@ -143,7 +143,7 @@ class Section:
         return type(default)(**values)
 
     def renamed(self, key: str, new: str) -> None:
-        """Report a key by its old name."""
+        """Report the old name of a key, if it is used."""
         if key in self._left:
             self._left.discard(key)
             self.report(key, f"it is called {new} now")

@@ -8,15 +8,15 @@ The first line is a header, each further one an event:
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. It has those labels and the priority class of a
-VMI that the recorder's `policy.overrides` match. `reason` is why a migration failed after its
+uses: no cloud-init password, no image, no volume. It has the labels and the priority class of a VMI
+only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
 hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
 first bytes.
 
-The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. Its resource
-is the object's kind, its instant the latest one in the object's metadata or status, annotations
-excluded (exact with `--show-managed-fields`). Bad lines are counted and skipped. A truncated file
-is read as far as it goes.
+The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. The resource is
+the kind of the object. The instant is the latest one in its metadata and status, except in
+annotations; with `--show-managed-fields` it is exact. Bad lines are counted and skipped. A
+truncated file is read up to its last complete line.
 """
 
 import zlib
@@ -64,8 +64,8 @@ class Kind(StrEnum):
 class Recorded(Struct, frozen=True, gc=False):
     """One event: with `fact` if the object exists, with its names if it was deleted.
 
-    `traits` choose the policy of a VMI; None if it has none. `reason` is why a VMIM failed; OTHER
-    if the line does not say.
+    `traits` choose the policy of a VMI; None if the line has none. `reason` is why a VMIM failed;
+    OTHER if the line does not say it.
     """
 
     at: Instant
@@ -105,7 +105,7 @@ class _KindOf(Struct, gc=False):
 
 
 class _Line(Struct, gc=False):
-    """What a recording adds to a watch event, which `kubevirt` parses."""
+    """The fields of a line that are read here; `kubevirt` parses the watch event."""
 
     at: Any = None
     type: Any = None
@@ -117,7 +117,7 @@ class _Line(Struct, gc=False):
 
 
 class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
-    """The metadata with dates from the API server; an annotation may hold any date."""
+    """The metadata with instants from the API server; an annotation may have any instant."""
 
     creation_timestamp: Any = None
     deletion_timestamp: Any = None
@@ -257,7 +257,7 @@ def _latest_instant(line: bytes) -> Instant | None:
     metadata = made.metadata
     found = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
     gone_at = parse_instant(metadata.deletion_timestamp)
-    if gone_at is not None:  # this is the end of the grace period, not the request
+    if gone_at is not None:  # this is the end of the grace period, not the request to delete
         found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
     return max(found, default=None)
 

@@ -25,7 +25,7 @@ LONGEST_KEPT = 100
 
 
 class _Evacuation(Struct):
-    """A running evacuation; `timer` is when the clock alone may change its diagnosis."""
+    """A running evacuation; at `timer` the clock alone may change its diagnosis."""
 
     vmi: Vmi
     node: str
@@ -53,7 +53,7 @@ class StuckTimers:
             for _, one in sorted(self._running.items()):
                 if one.timer <= at:
                     evidence = self._store.evidence(one.vmi.namespace, one.vmi.name)
-                    # A limit is exceeded only after its instant.
+                    # A limit is exceeded just after its instant.
                     self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
             self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
 
@@ -73,8 +73,8 @@ class StuckTimers:
         load = self._store.load()
         found = None if evidence is None else diagnose(evidence, self._policy, load, now)
         one = self._running.get(uid)
-        # A request is never dated later while it lasts (`engine.evidence.Marker`), so a later one
-        # is another evacuation. A queue that moves again is not stuck.
+        # The instant of a request never gets later (`engine.evidence.Marker`), so a later one is that
+        # of another evacuation. A queue that moves again is not stuck.
         if one is not None and (
             found is None
             or found.node != one.node

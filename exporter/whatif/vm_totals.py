@@ -1,7 +1,7 @@
 """Per VM under one policy: its migrations, and how long it was under cooldown.
 
-A VM's totals go into the account once the VM is deleted, so memory is that of the VMs which exist
-at the same time.
+A VM's totals go into the account when the VM is deleted. So only VMs that exist at the same time
+need memory.
 """
 
 from msgspec import Struct
@@ -16,8 +16,8 @@ from exporter.whatif.account import Account
 class _Totals(Struct):
     """One VM: its cooldown lasts from `since` to `until`.
 
-    `measured` is the migration, the history's revision and the entry of `policy.overrides` from
-    which that was worked out.
+    The cooldown was computed from `measured`: the migration, the history's revision and the VM's
+    entry of `policy.overrides`.
     """
 
     migrations: int = 0
@@ -48,9 +48,9 @@ class VmTotals:
         self._account.migrations.failed += state.outcome is Outcome.FAILED
 
     def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
-        """Work out the VM's cooldown again if it can have changed.
+        """Compute the VM's cooldown again if it can have changed.
 
-        Most events change nothing in it, and measuring it takes most of a replay's time.
+        Most events do not change it, and computing it takes most of a replay's time.
         """
         totals = self._of(evidence.vmi)
         state = evidence.vmi.migration
@@ -72,7 +72,7 @@ class VmTotals:
         totals.at_cap = totals.at_cap or (cap > 0 and cooldown.effective >= cap)
 
     def complete(self, uid: str, now: Instant) -> None:
-        """The VM was deleted, or the recording is over."""
+        """Add the totals of a VM that was deleted, or at the end of the recording."""
         totals = self._totals.pop(uid, None)
         if totals is None:
             return
@@ -82,7 +82,7 @@ class VmTotals:
             self._account.migrations.per_vm[totals.migrations] += 1
 
     def close(self, now: Instant) -> None:
-        """The recording is over."""
+        """Add the totals of all VMs at the end of the recording."""
         for uid in list(self._totals):
             self.complete(uid, now)
 

@@ -494,7 +494,7 @@ NAMED = {"name": "a", "match": {"namespaces": ["x"]}}
             [NAMED, {"name": "a", "match": {"namespaces": ["x"], "priorityClasses": ["p"]}}],
             [
                 "[1].name: 'a' is the name of an earlier entry",
-                "[1].match: never reached: 'a' before it matches all of these VMs",
+                "[1].match: never reached: the earlier entry 'a' matches all these VMs",
             ],
         ),
         (
