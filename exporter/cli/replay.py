@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from io import StringIO
+from io import BufferedReader, StringIO
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,7 +34,6 @@ from exporter.whatif.recording import Faults, Recorded
 from exporter.whatif.replay import Replay
 
 
-CHUNK = 2**16
 PLOT_SUFFIXES = (".png", ".svg")
 _NAME = re.compile(r"[\w.-]{1,40}")
 PROGRESS_EVERY = 2_000
@@ -141,24 +140,23 @@ def open_recording(path: Path) -> Iterator[Input]:
     if str(path) == "-":
         if sys.stdin is None:
             raise CannotReplay("-: there is no standard input")
-        yield from_chunks(iter(lambda: sys.stdin.buffer.read(CHUNK), b""))
+        yield from_file(cast("BufferedReader", sys.stdin.buffer))
         return
     try:
         file = path.open("rb")
     except OSError as error:
         raise CannotReplay(f"{path}: {error.strerror}") from error
     with file:
-        source = from_chunks(iter(lambda: file.read(CHUNK), b""))
+        source = from_file(file)
         if file.seekable():  # a pipe has neither a size nor a position
-            whole = path.stat().st_size
-            source = replace(source, whole=whole, done=lambda _now: file.tell())
+            source = replace(source, whole=path.stat().st_size, done=lambda _now: file.tell())
         yield source
 
 
-def from_chunks(chunks: Iterable[bytes]) -> Input:
-    """A source from the bytes of a recording."""
+def from_file(file: BufferedReader) -> Input:
+    """A source from the file of a recording."""
     faults = Faults()
-    return Input(recording.read(recording.split(chunks, faults), faults), faults)
+    return Input(recording.read(recording.split(file, faults), faults), faults)
 
 
 def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
@@ -302,7 +300,9 @@ def _open_source(
             yield source
     elif arguments.scenario is not None:
         lines, began, lasts = simulate()
-        yield replace(from_chunks(lines), whole=lasts, done=lambda now: now - began)
+        faults = Faults()
+        events = recording.read(lines, faults)
+        yield Input(events, faults, whole=lasts, done=lambda now: now - began)
     else:
         yield from_prometheus(arguments, sys.stderr)
 

@@ -22,6 +22,8 @@ truncated file is read up to its last complete line.
 import zlib
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from gzip import BadGzipFile, GzipFile
+from io import BufferedReader
 from typing import Any
 
 import msgspec
@@ -164,30 +166,31 @@ def write_event(
     return _encode(line) + b"\n"
 
 
-def split(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
+def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
     """Split a file, plain or gzip, into lines without their line ends.
 
     A last line without a line end is dropped unless it is valid JSON, and the file is then noted
     as truncated in `faults`. A line longer than `LONGEST_LINE` becomes an empty one.
     """
-    rest = bytearray()
-    lost = False
-    for chunk in _unzip(chunks, faults):
-        *lines, tail = chunk.split(b"\n")
-        for line in lines:
-            yield b"" if lost else bytes(rest) + line
-            rest.clear()
-            lost = False
-        rest += tail
-        if len(rest) > LONGEST_LINE:
-            rest.clear()
-            lost = True
+    is_gzip = file.peek(2).startswith(_GZIP_MAGIC)
+    stream = GzipFile(fileobj=file) if is_gzip else file
+    is_too_long = False
     try:
-        msgspec.json.decode(rest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        faults.truncated = faults.truncated or lost or bool(rest.strip())
-    else:
-        yield bytes(rest)
+        while piece := stream.readline(LONGEST_LINE):
+            if piece.endswith(b"\n"):
+                yield b"" if is_too_long else piece[:-1]
+                is_too_long = False
+            elif len(piece) == LONGEST_LINE:
+                is_too_long = True
+            elif is_too_long or not _is_json(piece):
+                faults.truncated = bool(piece.strip())
+            else:
+                yield piece
+    except EOFError:
+        faults.truncated = True
+    except (BadGzipFile, zlib.error) as error:
+        raise UnknownFormat(f"damaged gzip: {error}") from None
+    faults.truncated = faults.truncated or is_too_long
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
@@ -277,27 +280,9 @@ def _instants(*values: object) -> Iterator[Instant]:
                 yield instant
 
 
-def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
-    """Decompress the chunks if the first one begins like gzip."""
-    inflate = None
-    for number, chunk in enumerate(chunks):
-        if number == 0 and chunk.startswith(_GZIP_MAGIC):
-            inflate = _inflater()
-        if inflate is None:
-            yield chunk
-            continue
-        left = chunk
-        while left:
-            if inflate.eof:
-                inflate = _inflater()
-            try:
-                yield inflate.decompress(left)
-            except zlib.error as error:
-                raise UnknownFormat(f"damaged gzip: {error}") from None
-            left = inflate.unused_data
-    if inflate is not None and not inflate.eof:
-        faults.truncated = True
-
-
-def _inflater() -> "zlib._Decompress":
-    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

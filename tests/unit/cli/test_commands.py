@@ -27,9 +27,10 @@ from exporter.engine.model import WaitReason
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
-from exporter.whatif.recording import Faults, Kind
+from exporter.whatif.recording import Kind
 from tests.support.api_servers import RealStage
 from tests.support.builders import a_vmi, a_vmim
+from tests.support.replaying import read_file
 from tests.support.serving import serving
 from tests.unit.cli.test_client import refusing
 from tests.unit.cli.test_replay import a_recording
@@ -611,7 +612,7 @@ async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -
         lists += b'"listed"' in line
     process.terminate()
     await asyncio.wait_for(process.communicate(), 60)
-    events = list(recording.read(recording.split([path.read_bytes()], Faults()), Faults()))
+    events, _ = read_file(path.read_bytes())
 
     assert process.returncode == Exit.OK
     assert sum(event.kind is Kind.SYNCED for event in events) == 4
