@@ -121,24 +121,24 @@ class MigrationCounts(Struct):
     per_vm: Distribution = field(default_factory=Distribution)
 
 
-class StuckEvacuation(Struct, frozen=True, kw_only=True):
-    """One stuck evacuation.
+class StuckEvacuation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One stuck evacuation, named as in JSON.
 
-    `state` and `causes` are those at the alert; if it did not fire, those when the evacuation
+    `state` and `stuck_by` are those at the alert; if it did not fire, those when the evacuation
     became stuck. `alerted_at` is None if the evacuation ended before the alert fired, and
     `ended_at` is None if the recording ended before the evacuation.
     """
 
     namespace: str
     name: str
-    node: str
+    evacuation_node_name: str
     source: Source
     requested_at: Instant
     stuck_at: Instant
     alerted_at: Instant | None
     ended_at: Instant | None
     state: State
-    causes: tuple[Cause, ...]
+    stuck_by: tuple[Cause, ...]
 
 
 class Stuck(Struct):
@@ -157,22 +157,23 @@ class Stuck(Struct):
     longest: list[StuckEvacuation] = []
 
 
-class Touched(Struct):
-    """The VMs that had an entry of `policy.overrides`: their number and the first names.
+class Touched(Struct, rename="camel"):
+    """The VMs that had the entry `name` of `policy.overrides`, named as in JSON.
 
     `allowed` and `refused` count the evictions of these VMs.
     """
 
+    name: str
     vms: int = 0
-    names: list[str] = []
+    first_vms: list[str] = []
     allowed: int = 0
     refused: int = 0
 
-    def add(self, name: str) -> None:
+    def add(self, vm: str) -> None:
         """Add a VM."""
         self.vms += 1
-        if len(self.names) < MAX_NAMES and name not in self.names:
-            self.names.append(name)
+        if len(self.first_vms) < MAX_NAMES and vm not in self.first_vms:
+            self.first_vms.append(vm)
 
 
 class Account(Struct, kw_only=True):

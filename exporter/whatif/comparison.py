@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import Any, TextIO, TypeAlias
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.engine.policy import Policy
-from exporter.text import escape, format_duration, split_span, write_instant, write_optional_instant
+from exporter.text import escape, format_duration, split_span, write_instant
 from exporter.whatif.account import (
     Account,
     Comparison,
@@ -176,7 +177,7 @@ def _draw_stuck(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -
         lasted = None if one.ended_at is None else one.ended_at - one.requested_at
         table.add_row(
             Text(escape(f"{one.namespace}/{one.name}")),
-            Text(escape(one.node)),
+            Text(escape(one.evacuation_node_name)),
             write_instant(one.requested_at),
             "none" if after is None else _span(after),
             "not over" if lasted is None else _span(lasted),
@@ -190,11 +191,11 @@ def _draw_touched(comparison: Comparison) -> Table:
     counts = ("VMs", "evictions allowed", "refused")
     table = _make_table("policy", "exception", *counts, "first VMs", right=counts)
     for account in comparison.accounts:
-        for name, touched in account.touched.items():
-            first = ", ".join(touched.names[:VMS_SHOWN])
+        for touched in account.touched.values():
+            first = ", ".join(touched.first_vms[:VMS_SHOWN])
             table.add_row(
                 Text(escape(account.contender.name)),
-                Text(escape(name)),
+                Text(escape(touched.name)),
                 *(f"{count:,}" for count in (touched.vms, touched.allowed, touched.refused)),
                 Text(escape(first + (", …" if touched.vms > VMS_SHOWN else ""))),
             )
@@ -217,16 +218,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
                 "platformUpdate": policy.guard_platform_update,
             },
         },
-        "overrides": [
-            {
-                "name": name,
-                "vms": touched.vms,
-                "firstVms": touched.names,
-                "allowed": touched.allowed,
-                "refused": touched.refused,
-            }
-            for name, touched in account.touched.items()
-        ],
+        "overrides": to_builtins(list(account.touched.values())),
         "stuckPolicy": {
             "after": stuck.after,
             "failedAttempts": stuck.failed_attempts,
@@ -257,27 +249,21 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "byState": dict(sorted(found.by_state.items())),
             "minutesToAlert": _distribution_json(found.minutes_to_alert),
             "minutesAlerting": _distribution_json(found.minutes_alerting),
-            "longest": [
-                {
-                    "namespace": one.namespace,
-                    "name": one.name,
-                    "evacuationNodeName": one.node,
-                    "source": one.source,
-                    "requestedAt": write_instant(one.requested_at),
-                    "stuckAt": write_instant(one.stuck_at),
-                    "alertedAt": write_optional_instant(one.alerted_at),
-                    "endedAt": write_optional_instant(one.ended_at),
-                    "state": one.state,
-                    "stuckBy": list(one.causes),
-                }
-                for one in found.longest
-            ],
+            "longest": [_stuck_json(one) for one in found.longest],
         },
         "overTime": {
             "allowed": _series_json(account.allowed_over_time),
             "refused": _series_json(account.refused_over_time),
             "cooldownSeconds": _series_json(account.cooling_over_time),
         },
+    }
+
+
+def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
+    """A stuck evacuation; its only numbers are instants."""
+    return {
+        key: write_instant(value) if isinstance(value, float) else value
+        for key, value in to_builtins(one).items()
     }
 
 

@@ -232,7 +232,7 @@ class _World:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
-            touched={one.name: Touched() for one in contender.policy.overrides},
+            touched={one.name: Touched(one.name) for one in contender.policy.overrides},
         )
         self._counterfactual = Counterfactual(
             contender.policy, self._store, self._account, recorded_vmims

@@ -128,14 +128,14 @@ class StuckTimers:
         entry = StuckEvacuation(
             namespace=one.vmi.namespace,
             name=one.vmi.name,
-            node=one.node,
+            evacuation_node_name=one.node,
             source=found.source,
             requested_at=one.requested_at,
             stuck_at=one.stuck_at,
             alerted_at=alerted_at,
             ended_at=now if is_over else None,
             state=found.state,
-            causes=found.stuck_by,
+            stuck_by=found.stuck_by,
         )
         ranked = (now - one.stuck_at, -stuck.found, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)

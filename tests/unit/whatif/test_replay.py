@@ -220,9 +220,9 @@ class TestEvictions:
 
         assert (account.allowed, account.cooldown_seconds) == (2, 3 * MINUTE)
         short, unused = account.touched["short"], account.touched["unused"]
-        assert (short.vms, short.names) == (1, [f"{NAMESPACE}/{NAME}"])
+        assert (short.vms, short.first_vms) == (1, [f"{NAMESPACE}/{NAME}"])
         assert (short.allowed, short.refused) == (2, 0)
-        assert unused == Touched()
+        assert unused == Touched("unused")
 
     def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
         """An exception that blocks refuses evictions, except drains."""
@@ -470,7 +470,7 @@ class TestStuck:
         assert one.stuck_at == NOW + 10 + 1800
         assert one.alerted_at == NOW + 10 + 1800 + ALERT_FOR
         assert one.ended_at is None
-        assert one.causes == (Cause.AGE,)
+        assert one.stuck_by == (Cause.AGE,)
 
     def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
         self, tale: Tale
@@ -499,7 +499,7 @@ class TestStuck:
         (one,) = tale.account(HOUR).stuck.longest
 
         assert one.stuck_at == NOW + 8 * MINUTE + 1
-        assert one.causes == (Cause.FAILURES,)
+        assert one.stuck_by == (Cause.FAILURES,)
 
     def test_ends_with_the_evacuation(self, tale: Tale) -> None:
         """The time from the alert to the end is counted in minutes."""
