@@ -36,7 +36,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    _add_shared(parser, top=True)
+    _add_kubeconfig(_add_shared(parser))
+    parser.set_defaults(config=None, kubeconfig=None, log_format=None, log_level=None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_asking(
         commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
@@ -77,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     demo = _add_command(
         commands, "demo", "The same program on a simulated cluster.", "demo --speed 10 --vms 100"
     )
-    _add_shared(demo, top=False)
+    _add_shared(demo)
     made = demo.add_argument_group("the simulated cluster")
     _add_seed(made)
     made.add_argument(
@@ -147,12 +148,7 @@ def _add_record(commands: "_Commands") -> None:
         help="stop after this time, such as 2h30m (default: at Ctrl-C or SIGTERM)",
     )
     _add_scenario(parser)
-    _add_shared(parser, top=False)
-    _add_kubeconfig(parser)
-
-
-def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
-    _add_file(parser, "--kubeconfig", "credentials", default=argparse.SUPPRESS)
+    _add_kubeconfig(_add_shared(parser))
 
 
 def _add_replay(commands: "_Commands") -> None:
@@ -245,31 +241,34 @@ def _add_file(group: "_Group", name: str, help_: str, **how: Any) -> None:
     group.add_argument(name, type=Path, metavar="FILE", help=help_, **how)
 
 
-def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
+def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
     """Add the options of the main job that some commands have too.
 
-    `top` is the main job. An option after the command overrides the one before it.
+    They have no default, so an option before the command stays if it is not given again.
     """
-    absent = None if top else argparse.SUPPRESS
     group = parser.add_argument_group("configuration")
-    _add_file(group, "--config", "YAML; without: defaults", default=absent)
-    if top:
-        _add_file(
-            group,
-            "--kubeconfig",
-            "credentials; without: the pod's service account, else the default kubeconfig",
-        )
+    _add_file(group, "--config", "YAML; without: defaults", default=argparse.SUPPRESS)
     group.add_argument(
         "--log-format",
         choices=("json", "console"),
-        default=absent,
+        default=argparse.SUPPRESS,
         help="instead of log.format (default: console on a terminal, else json)",
     )
     group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        default=absent,
+        default=argparse.SUPPRESS,
         help="instead of log.level (default: info)",
+    )
+    return group
+
+
+def _add_kubeconfig(group: "_Group") -> None:
+    _add_file(
+        group,
+        "--kubeconfig",
+        "credentials; without: the pod's service account, else the default kubeconfig",
+        default=argparse.SUPPRESS,
     )
 
 
