@@ -110,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; wrong arguments exit with 2."""
+    """Parse the command line. Wrong arguments end the program with exit code 2."""
     return make_parser().parse_args(arguments)
 
 
@@ -218,7 +218,8 @@ def _add_asking(
     asked.add_argument(
         "--url",
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else http://127.0.0.1:9810)",
+        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else the socket in the exporter's pod, else"
+        " http://127.0.0.1:9810)",
     )
     _add_credentials(asked, "https, a unix socket")
     _add_file(asked, "--cert-file", "the client certificate, if the exporter requires one")

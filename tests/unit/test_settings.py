@@ -408,7 +408,7 @@ def test_addresses(text: str, address: Address, told: str) -> None:
 def test_an_unprotected_query_api_on_the_network_is_an_error(
     query: object, exposed: list[str]
 ) -> None:
-    """It needs TLS and authentication or allowInsecureQuery; the metrics listener does not."""
+    """On the network the query API needs TLS and authentication, or allowInsecureQuery."""
     document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
     if exposed:
         assert faults_of(document) == [

@@ -32,7 +32,7 @@ def answering(
     media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> web.Application:
-    """A server with one answer for all requests, which are in its `asked`."""
+    """A server with one answer for all requests, which it keeps in `ASKED`."""
     app = web.Application()
 
     async def answer(request: web.Request) -> web.Response:
@@ -60,7 +60,7 @@ async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
 
 
 async def trouble(endpoint: Endpoint) -> str:
-    """The error without an answer."""
+    """The error of a request that gets no answer."""
     with pytest.raises(CannotAsk) as told:
         await read(endpoint)
     return str(told.value)
@@ -272,7 +272,7 @@ async def test_an_exporter_that_is_not_ready_is_told() -> None:
 
 
 async def test_the_metrics_listener_is_told_apart() -> None:
-    """The error for the metrics listener names the right one."""
+    """The error for the metrics listener names the query listener."""
     async with serving(make_metrics_app(ServedApi().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
 
@@ -317,7 +317,7 @@ async def test_what_speaks_no_http_is_told() -> None:
 
 
 async def test_who_says_nothing_is_told() -> None:
-    """A server without an answer costs one timeout."""
+    """A server that does not answer is an error after the timeout."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

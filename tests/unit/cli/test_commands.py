@@ -38,7 +38,7 @@ from tests.unit.server.test_api import ServedApi
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`python -m exporter` with these arguments, to its end."""
+    """Run `python -m exporter` with these arguments to its end."""
     return subprocess.run(
         [sys.executable, "-m", "exporter", *arguments],
         capture_output=True,
@@ -206,7 +206,7 @@ async def exporter() -> AsyncIterator[str]:
 
 
 async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """`python -m exporter` with these arguments, while this process goes on answering."""
+    """Run `python -m exporter` with these arguments, while this process serves requests."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "default", "-m", "exporter", *arguments),
         stdout=asyncio.subprocess.PIPE,

@@ -65,7 +65,7 @@ def a_mixed_store() -> ClockedStore:
 
 
 def test_the_first_sentence_is_the_answer() -> None:
-    """Whether the node can be emptied, and if not, which VMs do not leave and why."""
+    """The first sentence says whether the node can be emptied, or which VMs stay and why."""
     store = a_store(a_moved(1, 90.0), now=NOW - 2000.0)
     assert shown(store).startswith("n1 can be emptied.\nIt takes at least 1m30s: ")
 
@@ -150,9 +150,9 @@ def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
 
 
 def test_the_bound_says_nothing_that_it_does_not_know() -> None:
-    """With full limits the answer does not say which VM migrates: the number at once is left out.
+    """If the limits are reached, the number of parallel migrations may be unknown: it is left out.
 
-    Here the one that migrates took 50 s before, and does not count.
+    The VM that migrates now took 50 s before. The bound does not include it, but the sum does.
     """
     store = a_store(*(a_moved(n, 90.0) for n in (1, 2, 3)), a_moved(4, 50.0))
     store.put(a_vmim(name="mig-4", uid="m9", vmi_name="db4", phase="Running"))
@@ -188,7 +188,7 @@ def test_silence_is_a_warning() -> None:
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
-    """How many have left, and the pace or how long nothing has left."""
+    """The line has the number of VMs that left, and their pace or how long none has left."""
     moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     assert "Drain: [############........] 3 of 5 VMs have left, one each 2m, about 3m to go." in (
         shown(moving)
@@ -198,7 +198,7 @@ def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:
-    """Each change is a line; the last one says how it ended."""
+    """Each change of a drain is a line; the last line says how the drain ended."""
     store = a_drain(NOW - 60, remaining=1)
     steps = [drain_of(store), drain_of(store)]
 

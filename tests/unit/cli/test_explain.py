@@ -148,7 +148,7 @@ def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
 
 
 def test_a_stuck_evacuation_is_explained() -> None:
-    """A stuck VM has first the action, and the cancel beside the evacuation."""
+    """Of a stuck VM the next step comes first; the command to cancel is below the evacuation."""
     text = show_vmi(explained(stuck()), PIPED)
 
     assert text.startswith(

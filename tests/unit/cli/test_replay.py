@@ -45,7 +45,7 @@ class TestContenders:
     """The choice of the policies."""
 
     def test_a_file_is_an_exporter_configuration(self, tmp_path: Path) -> None:
-        """Of an exporter configuration `policy:` and `stuck:` are used."""
+        """A policy is read from `policy:` and `stuck:` of an exporter's configuration."""
         file = tmp_path / "exporter.yaml"
         file.write_text(
             "policy: {migrationCooldown: 1h}\nstuck: {after: 10m}\nlog: {level: debug}\n"
@@ -156,7 +156,7 @@ def test_bad_lines_are_listed_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
 def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
-    """A truncated recording is reported, with how far it was read."""
+    """A truncated recording is reported, with the instant up to which it was read."""
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
     last = read_file(torn)[0][-1]

@@ -59,7 +59,7 @@ def test_the_first_sentence_says_whether_to_believe_it(
 
 
 def test_a_status_is_shown() -> None:
-    """`status` shows its health, VMs by reason, evacuations and releases in order."""
+    """`status` shows the exporter's health, VMs by reason, evacuations, and releases in order."""
     health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
     health.history = HistoryHealth(may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234)
     health.history.faults[HistoryFault.DAMAGED] = 1
@@ -143,7 +143,7 @@ def test_a_vm_blocked_twice_is_one_row() -> None:
 
 
 def test_nothing_more_is_shown_before_it_is_ready() -> None:
-    """Before it is ready only its health is shown."""
+    """Before the exporter is ready, only its health is shown."""
     text = status_of(health=some_health(synced=False))
 
     assert "\n  virtualmachineinstancemigrations  not listed yet\n" in text

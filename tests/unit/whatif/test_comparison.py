@@ -113,7 +113,7 @@ def test_a_narrow_terminal_cuts_no_name() -> None:
 
 
 def test_json_is_complete() -> None:
-    """It has every number of the table, the settings, and the timelines."""
+    """The JSON has every number of the table, the settings, and the timelines."""
     told = json.loads(json.dumps(to_json(a_comparison(), ["a remark"])))
     reference, ours, none, own = told["policies"]
 

@@ -1,4 +1,4 @@
-"""The replay: the evictions that each policy refuses, their effects, and the counts."""
+"""The replay: the evictions that each policy refuses, the effects of that, and the counts."""
 
 import subprocess
 import sys
@@ -291,7 +291,7 @@ class TestEvictions:
     def test_one_by_hand_during_a_refused_evacuation_happens_too(
         self, tale: Tale, *, late: bool
     ) -> None:
-        """Its VMIM, once it arrives, shows that it is not part of the evacuation."""
+        """A migration by hand is not hidden, whether its VMIM arrives before or after its state."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, by_hand=True)
@@ -351,7 +351,7 @@ class TestEvictions:
         assert tale.account(HOUR).others == 1
 
     def test_a_vmim_before_a_refused_marker_is_hidden_again(self, tale: Tale) -> None:
-        """It is as if it had never existed; and before an allowed one it is no reason to refuse."""
+        """A VMIM before a refused marker is hidden; before an allowed one it blocks nothing."""
         tale.evict(10)
         for minutes in (5, 40):
             tale.evict(minutes * MINUTE)
@@ -398,7 +398,7 @@ class TestTime:
     """What is counted over time, with the recording's clock."""
 
     def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self, tale: Tale) -> None:
-        """A cooldown is counted from its migration's end to its own."""
+        """A cooldown is counted from the end of its migration to the end of the cooldown."""
         tale.evict(10)
         found = tale.played(HOUR)
 
@@ -462,7 +462,7 @@ class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
     def test_is_found_by_the_clock_between_events(self, tale: Tale) -> None:
-        """Between events it gets stuck 30 minutes after the request; the alert follows."""
+        """Without an event an evacuation is stuck after 30 minutes, and the alert follows."""
         tale.mark(10)
         (one,) = tale.account(2 * HOUR).stuck.longest
 
@@ -541,7 +541,7 @@ class TestStuck:
         assert one.state is State.MIGRATION_STALLED
 
     def test_external_is_stuck_only_with_a_limit(self, tale: Tale) -> None:
-        """Without `stuck.external` it never is."""
+        """Without `stuck.external` an External evacuation is never stuck."""
         impatient = Contender(name="impatient", stuck=StuckPolicy(external=HOUR))
         tale.change(5, eviction_strategy="External")
         tale.mark(10)
