@@ -85,12 +85,9 @@ def find_url(environment: Mapping[str, str], socket: Path = SOCKET) -> str:
 class Exporter:
     """A connection to an exporter."""
 
-    def __init__(
-        self, endpoint: Endpoint, session: aiohttp.ClientSession, max_wait: Seconds
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
         self._endpoint = endpoint
         self._session = session
-        self._max_wait = max_wait
 
     async def read_vmi(self, namespace: str, name: str) -> bytes:
         """GET /v1/vmis/{namespace}/{name}. Raises NoSuchVmi."""
@@ -126,8 +123,9 @@ class Exporter:
                 return body
         except TimeoutError:
             raise CannotAsk(
-                f"{endpoint.url} did not answer within {self._max_wait:g} s: check that it"
-                " is the exporter's address, and that no firewall or NetworkPolicy is in the way"
+                f"{endpoint.url} did not answer within {self._session.timeout.total:g} s: check"
+                " that it is the exporter's address, and that no firewall or NetworkPolicy is in"
+                " the way"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise CannotAsk(_explain_connection(endpoint, error)) from None
@@ -147,7 +145,7 @@ async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIt
     )
     timeout = aiohttp.ClientTimeout(total=max_wait)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield Exporter(endpoint, session, max_wait)
+        yield Exporter(endpoint, session)
 
 
 def decode(body: bytes, kind: type[T]) -> T:

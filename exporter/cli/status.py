@@ -157,16 +157,14 @@ def _list_evacuations(
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
     """One row per VM: those with a release time in that order, then the others."""
-    dated: list[tuple[datetime, list[Cell]]] = []
-    others: list[list[Cell]] = []
+    rows: list[tuple[datetime | None, list[Cell]]] = []
     for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
         entries: list[BlockedVmi] = list(group)
         because = ", ".join(dict.fromkeys(entry.reason for entry in entries))
-        row: list[Cell] = [f"{namespace}/{name}", entries[0].node, because]
-        release = entries[-1].not_before
-        if release is None or len(entries) > 1:
-            others.append([*row, UNTIL[entries[0].reason]])
-        else:
-            dated.append((release, [*row, write_release(release, blocked.as_of)]))
-    dated.sort(key=lambda one: one[0])
-    return [row for _, row in dated] + others
+        release, until = None, UNTIL[entries[0].reason]
+        if len(entries) == 1 and entries[0].not_before is not None:
+            release = entries[0].not_before
+            until = write_release(release, blocked.as_of)
+        rows.append((release, [f"{namespace}/{name}", entries[0].node, because, until]))
+    rows.sort(key=lambda row: (row[0] is None, row[0] or blocked.as_of))
+    return [row for _, row in rows]

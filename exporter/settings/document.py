@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises; invalid dates and numbers raise Python's own errors."""
-_MERGE = "tag:yaml.org,2002:merge"
+_STRING = "tag:yaml.org,2002:str"
 _PARSERS: dict[Any, Callable[[object], Any]] = {
     bool: parse_boolean,
     int: parse_count,
@@ -63,17 +63,15 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML in which duplicate keys are an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _STRING:
                 continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"duplicate key {key!r}", key_node.start_mark
+                    None, None, f"duplicate key {key.value!r}", key.start_mark
                 )
-            if isinstance(key, str):
-                seen.add(key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
