@@ -22,8 +22,7 @@ The memory depends on the number of policies and of VMs that exist at the same t
 VMs did is only counted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -256,7 +255,8 @@ class _World:
             self._count(evidence.vmi)
 
     def advance(self, now: Instant) -> None:
-        """Move the clock."""
+        """Move the clock to the next event."""
+        self._notices.clear()
         self._timers.advance(now)
         self._now = self._counterfactual.now = now
 
@@ -267,15 +267,14 @@ class _World:
     def put_vmi(self, vmi: Vmi, before: Vmi | None, traits: Traits | None) -> None:
         """A recorded VMI changed."""
         self._choose_override(vmi, traits)
-        vmi = self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.put_vmi(vmi, before)
+        self._counterfactual.put_vmi(self._override(vmi), before)
+        self._count_changes(vmi)
 
     def put_vmim(self, vmim: Vmim, vmi: Vmi | None, *, is_new: bool) -> None:
         """A recorded VMIM of `vmi` was added or changed."""
         vmi = None if vmi is None else self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
+        self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
+        self._count_changes(vmi)
 
     def count_failure(self, vmim: Vmim, reason: EndReason) -> None:
         """A recorded VMIM has failed. If this policy did not hide it, its last reason counts."""
@@ -296,8 +295,8 @@ class _World:
         if vmim is not None:
             self._reasons.pop(migration_id(vmim), None)
         vmi = None if vmi is None else self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.remove_vmim(event.namespace, event.name, event.uid, vmi)
+        self._counterfactual.remove_vmim(event.namespace, event.name, event.uid, vmi)
+        self._count_changes(vmi)
 
     def remove_vmi(self, vmi: Vmi) -> None:
         """A recorded VMI was deleted."""
@@ -328,20 +327,16 @@ class _World:
         chosen = self._overrides.get(vmi.uid, "")
         return replace(vmi, override=chosen) if chosen else vmi
 
-    @contextmanager
-    def _counting(self, vmi: Vmi | None) -> Iterator[None]:
-        """Count what the block changes in the store's evidence about this VMI."""
-        self._notices.clear()
-        before = None if vmi is None else self._store.evidence(vmi.namespace, vmi.name)
-        yield
+    def _count_changes(self, vmi: Vmi | None) -> None:
+        """Count what an event has changed in the store's evidence about this VMI."""
         if vmi is not None and self._notices:
-            self._count(vmi, None if before is None else before.vmi)
+            self._count(vmi)
 
-    def _count(self, vmi: Vmi, before: Vmi | None = None) -> None:
+    def _count(self, vmi: Vmi) -> None:
         evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
-        self._totals.count_migration(before, evidence.vmi)
+        self._totals.count_migration(evidence.vmi)
         if self._has_begun:
             self._totals.measure_cooldown(evidence, self._now)
             self._timers.check(evidence, self._now)
