@@ -3,21 +3,18 @@
 import asyncio
 from pathlib import Path
 
-from exporter.cli.commands import Exit, complain, refuse
-from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.cli.commands import Exit, complain
+from exporter.settings import Settings, load_settings
 from exporter.text import escape, format_duration
 
 
 def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | None = None) -> Exit:
-    """`check`: print every fault of a configuration file, or that it is valid.
+    """`check`: print that a configuration file is valid. Raises `InvalidSettings` if it is not.
 
     `vmi` is the namespace and name of a VMI. If it is given, print its policy too, and its entry of
     `policy.overrides`. The cluster is asked only if labels or a priority class decide.
     """
-    try:
-        settings = load_settings(path)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = load_settings(path)
     for remark in settings.remarks:
         print(f"{path}: {remark}")
     print(f"{path}: valid")

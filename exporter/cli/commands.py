@@ -163,12 +163,9 @@ QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:
     """`record`: write the cluster's watch events to a file, until stopped."""
-    try:
-        settings = read_settings_for(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = read_settings_for(arguments)
 
-    async def job(settings: Settings, stop: asyncio.Event) -> None:
+    async def job(stop: asyncio.Event) -> None:
         from exporter.kube.client import Login
         from exporter.whatif.recorder import record
 
@@ -200,10 +197,7 @@ def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
 
 def watch(arguments: argparse.Namespace) -> Exit:
     """Without a command: watch the cluster and serve, until stopped."""
-    try:
-        settings = read_settings_for(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = read_settings_for(arguments)
     with lean_imports():
         from exporter import app
         from exporter.kube.client import Login
@@ -215,8 +209,7 @@ def watch(arguments: argparse.Namespace) -> Exit:
     # Objects that exist when the watches begin stay: modules, and the keys of the store's
     # dictionaries. The garbage collector would visit them again and again: 20 ms at 100,000 VMIs.
     return serve(
-        settings,
-        lambda settings, stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze()),
+        settings, lambda stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze())
     )
 
 
@@ -233,10 +226,7 @@ def read_settings_for(arguments: argparse.Namespace) -> Settings:
     )
 
 
-def serve(
-    settings: Settings,
-    job: Callable[[Settings, asyncio.Event], Awaitable[None]],
-) -> Exit:
+def serve(settings: Settings, job: Callable[[asyncio.Event], Awaitable[None]]) -> Exit:
     """Run a job until SIGTERM or SIGINT, and turn its exception into an exit code."""
     from exporter.logs import configure_logging, log
 
@@ -244,7 +234,7 @@ def serve(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await job(settings, stop)
+        await job(stop)
 
     configure_logging(form=settings.log.format, level=settings.log.level)
     try:

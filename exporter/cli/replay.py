@@ -22,7 +22,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
+from exporter.cli.commands import Exit, complain, name_python, print_answer
 from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
 from exporter.engine.model import Instant, Seconds
@@ -66,19 +66,14 @@ def replay(
     timer: Callable[[], Seconds],
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
 ) -> Exit:
-    """`replay`: print what these policies would have done.
+    """`replay`: print what these policies would have done. Raises `InvalidSettings`.
 
     `simulate` gives the scenario's lines, its beginning and its length.
     """
     began = timer()
-    try:
-        contenders = choose_contenders(arguments.policy)
-        check_plot(arguments.plot)
-        _check_source(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
-    except CannotReplay as trouble:
-        return complain(Exit.USAGE, str(trouble))
+    contenders = choose_contenders(arguments.policy)
+    check_plot(arguments.plot)
+    _check_source(arguments)
     text = StringIO()
     try:
         with _open_source(arguments, simulate) as source:
@@ -235,13 +230,14 @@ def show(
 
 
 def check_plot(path: Path | None) -> None:
-    """Check before playing that a plot can be drawn. Raises `CannotReplay`."""
+    """Check before playing that a plot can be drawn. Raises `InvalidSettings`."""
     if path is None:
         return
     if path.suffix not in PLOT_SUFFIXES:
-        raise CannotReplay(f"--plot {path}: expected a name that ends in .png or .svg")
+        raise InvalidSettings([f"--plot {path}: expected a name that ends in .png or .svg"])
     if find_spec("matplotlib") is None:
-        raise CannotReplay(f"--plot needs Matplotlib: {name_python()} -m pip install matplotlib")
+        install = f"{name_python()} -m pip install matplotlib"
+        raise InvalidSettings([f"--plot needs Matplotlib: {install}"])
 
 
 def print_faults(faults: Faults, errors: TextIO) -> None:

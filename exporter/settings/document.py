@@ -39,7 +39,7 @@ _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt
 
 
 class InvalidSettings(Exception):
-    """An invalid configuration, with one line per fault."""
+    """An invalid configuration or command line, with one line per fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))

@@ -214,8 +214,8 @@ def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyP
     """A plot that cannot be drawn is refused before anything is played."""
     whatif.check_plot(None)
     whatif.check_plot(Path("week.svg"))
-    with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):
+    with pytest.raises(InvalidSettings, match=r"ends in \.png or \.svg"):
         whatif.check_plot(Path("week.jpg"))
     monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
-    with pytest.raises(CannotReplay, match=r"python -m pip install matplotlib$"):
+    with pytest.raises(InvalidSettings, match=r"python -m pip install matplotlib$"):
         whatif.check_plot(Path("week.png"))
