@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from io import BufferedReader, StringIO
+from io import BufferedReader
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -74,12 +74,11 @@ def replay(
     contenders = choose_contenders(arguments.policy)
     check_plot(arguments.plot)
     _check_source(arguments)
-    text = StringIO()
     try:
         with _open_source(arguments, simulate) as source:
             found = play(source, contenders, sys.stderr)
             screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
-            show(found, source, as_json=arguments.json, screen=screen, out=text)
+            text = show(found, source, as_json=arguments.json, screen=screen)
             print_faults(source.faults, sys.stderr)
         if arguments.plot is not None:
             from exporter.whatif import plot
@@ -92,7 +91,7 @@ def replay(
                 return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
     except CannotReplay as trouble:
         return complain(Exit.CANNOT_REPLAY, str(trouble))
-    code = print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
+    code = print_answer(text, Exit.CANNOT_REPLAY)
     if code is Exit.OK:
         print_cost(found, timer() - began, sys.stderr)
     return code
@@ -212,21 +211,12 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     return replay.finish()
 
 
-def show(
-    found: Comparison,
-    source: Input,
-    *,
-    as_json: bool,
-    screen: Screen,
-    out: TextIO,
-) -> None:
-    """Print the answer as a table or as JSON."""
+def show(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
+    """The answer as tables or as JSON."""
     if as_json:
-        print(json.dumps(comparison.to_json(found, source.remarks), indent=2), file=out)
-        return
-    comparison.show(found, out, width=screen.width, colored=screen.colored)
-    for remark in source.remarks:
-        print(f"\n{remark}", file=out)
+        return json.dumps(comparison.to_json(found, source.remarks), indent=2) + "\n"
+    tables = comparison.show(found, width=screen.width, colored=screen.colored)
+    return tables + "".join(f"\n{remark}\n" for remark in source.remarks)
 
 
 def check_plot(path: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from typing import Any, TextIO, TypeAlias
+from typing import Any
 
 from msgspec import to_builtins
 from rich.console import Console
@@ -31,8 +31,6 @@ PLAIN_WIDTH = 200
 """The columns if there is no terminal: enough for every line."""
 UNLIMITED = 1_000
 
-_Row: TypeAlias = tuple[str, list[str]]
-
 _REASONS = {
     Reason.COOLDOWN: "  cooling down",
     Reason.MIGRATION_IN_PROGRESS: "  a migration in progress",
@@ -42,8 +40,8 @@ _REASONS = {
 }
 
 
-def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: bool) -> None:
-    """Print the table; `width` is None if there is no terminal."""
+def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
+    """The tables as text; `width` is None if there is no terminal."""
     text = StringIO()
     console = Console(
         file=text,
@@ -78,8 +76,7 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
         unlimited = console.options.update(width=UNLIMITED)
         console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
         console.print(table)
-    for line in text.getvalue().splitlines():
-        print(line.rstrip(), file=stream)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, Any]:
@@ -108,7 +105,7 @@ def _make_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def _rows(comparison: Comparison) -> Iterator[_Row]:
+def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     accounts = comparison.accounts
     policies = [account.contender.policy for account in accounts]
 

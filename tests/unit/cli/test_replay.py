@@ -204,10 +204,9 @@ def test_remarks_of_a_source_follow_the_answer() -> None:
     source = whatif.from_file(a_file(a_recording()))
     source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
-    out = StringIO()
-    whatif.show(found, source, as_json=False, screen=Screen(), out=out)
+    shown = whatif.show(found, source, as_json=False, screen=Screen())
 
-    assert out.getvalue().endswith("\nThe source of evictions is unknown.\n")
+    assert shown.endswith("\nThe source of evictions is unknown.\n")
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:

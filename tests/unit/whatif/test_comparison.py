@@ -2,7 +2,6 @@
 
 import json
 import re
-from io import StringIO
 
 import pytest
 
@@ -35,11 +34,9 @@ def a_tale(stuck: str) -> Tale:
     return tale
 
 
-def shown(found: Comparison, *, width: int | None = None, colored: bool = False) -> str:
-    """The table."""
-    out = StringIO()
-    comparison.show(found, out, width=width, colored=colored)
-    return out.getvalue()
+def shown(found: Comparison, *, width: int | None = None) -> str:
+    """The tables, without colours."""
+    return comparison.show(found, width=width, colored=False)
 
 
 def cells(table: str, name: str) -> list[str]:
