@@ -43,7 +43,7 @@ from exporter.whatif.recording import Kind
 
 
 FLUSHED_EVERY: Seconds = 5.0
-"""A crash loses at most the last events, of this time."""
+"""A crash loses at most the events of this time."""
 Json: TypeAlias = dict[str, dict[str, Any]]
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
@@ -130,7 +130,7 @@ class Recorder(Store):
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Note of the next object what overrides match of a VMI, or why a VMIM failed."""
+        """Note for the next `apply` what overrides match of a VMI, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:

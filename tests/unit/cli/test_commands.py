@@ -12,6 +12,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from aiohttp import web
@@ -538,6 +539,17 @@ def demo(
     )
 
 
+def stop_after(text: str, stream: IO[str] | None, process: "subprocess.Popen[str]") -> str:
+    """Stop a process by SIGTERM after it wrote this text; returns the rest of standard error."""
+    assert stream is not None
+    while text not in (line := stream.readline()):
+        assert line, "it ended"
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.OK
+    return err
+
+
 @pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
 def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
     """Ctrl-C during the start leaves no traceback."""
@@ -563,27 +575,15 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
         tmp_path, *("--vms", "12", "--log-format", "json", "--log-level", "info"), out=writer
     )
     os.close(writer)
-    assert process.stderr is not None
-    while '"listed"' not in (line := process.stderr.readline()):
-        assert line, "it ended"
-    process.terminate()
-    _, err = process.communicate(timeout=60)
 
-    assert process.returncode == Exit.OK
-    assert "Traceback" not in err
+    assert "Traceback" not in stop_after('"listed"', process.stderr, process)
 
 
 def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
     """A configuration without a log level keeps the demo quiet; `--log-level info` does not."""
     process = demo(tmp_path, "--vms", "4", "--log-format", "json", out=subprocess.PIPE)
-    assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("Ctrl-C ends it."):
-        assert line, "it ended"
-    process.terminate()
-    _, err = process.communicate(timeout=60)
 
-    assert process.returncode == Exit.OK
-    assert '"level": "info"' not in err
+    assert '"level": "info"' not in stop_after("Ctrl-C ends it.", process.stdout, process)
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
