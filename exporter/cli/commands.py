@@ -29,6 +29,7 @@ from exporter.text import escape
 if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.cli.client import Exporter
+    from exporter.cli.layout import Screen
 
 
 class Exit(IntEnum):
@@ -90,7 +91,6 @@ def explain(arguments: argparse.Namespace) -> Exit:
 def status(arguments: argparse.Namespace) -> Exit:
     """`status`: print whether the exporter works, what is stuck and which VMs are blocked."""
     from exporter.cli.client import decode
-    from exporter.cli.layout import detect_terminal
     from exporter.cli.status import show_status
     from exporter.server.evacuation_schemas import EvacuationsAnswer
     from exporter.server.schemas import BlockedAnswer, StatusAnswer
@@ -107,8 +107,7 @@ def status(arguments: argparse.Namespace) -> Exit:
             decode(body, StatusAnswer),
             None if evacuations is None else decode(evacuations, EvacuationsAnswer),
             None if blocked is None else decode(blocked, BlockedAnswer),
-            detect_terminal(sys.stdout, os.environ),
-            everything=arguments.all,
+            _find_screen(arguments),
         )
 
     return _ask(arguments, ask)
@@ -121,7 +120,6 @@ def node(arguments: argparse.Namespace) -> Exit:
     """
     from exporter.cli.client import decode
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
-    from exporter.cli.layout import detect_terminal
     from exporter.server.evacuation_schemas import DrainAnswer, NodesAnswer
 
     if arguments.watch and arguments.node is None:
@@ -130,11 +128,11 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     async def ask(exporter: "Exporter") -> str:
         nonlocal found
-        screen = detect_terminal(sys.stdout, os.environ)
+        screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
             nodes = decode(body, NodesAnswer)
-            text = show_nodes(nodes, screen, everything=arguments.all)
+            text = show_nodes(nodes, screen)
         elif arguments.watch:
             return await follow_drain(
                 exporter, arguments.node, partial(print, flush=True), every=WATCHED_EVERY
@@ -146,11 +144,19 @@ def node(arguments: argparse.Namespace) -> Exit:
                 found = Exit.CANNOT_BE_EMPTIED
             elif drain.depends_on_others:
                 found = Exit.DEPENDS_ON_OTHERS
-            text = show_drain(drain, screen, everything=arguments.all)
+            text = show_drain(drain, screen)
         return _indent(decode(body, dict)) if arguments.json else text
 
     code = _ask(arguments, ask)
     return found if code is Exit.OK else code
+
+
+def _find_screen(arguments: argparse.Namespace) -> "Screen":
+    """The terminal; with --all it shows every row of each table."""
+    from exporter.cli.layout import detect_terminal
+
+    screen = detect_terminal(sys.stdout, os.environ)
+    return replace(screen, rows=None) if arguments.all else screen
 
 
 QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {

@@ -38,8 +38,8 @@ _MEANINGS = {
 """What each outcome means."""
 
 
-def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
-    """One row per node; `everything` shows every row."""
+def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
+    """What a drain would do to the VMs of each node, in one row per node."""
     sheet = Sheet(screen)
     emptied = sum(one.can_be_emptied for one in answer.nodes)
     others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
@@ -47,12 +47,12 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
     sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
     _warn(sheet, stale=answer.stale)
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
-    sheet.table(head, [_node_row(one) for one in answer.nodes], everything=everything)
+    sheet.table(head, [_node_row(one) for one in answer.nodes])
     return sheet.text()
 
 
-def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
-    """Whether and how fast a node can be emptied, and each VM; `everything` shows every row."""
+def show_drain(answer: DrainAnswer, screen: Screen) -> str:
+    """Whether a node can be emptied, in what time, and what happens to each VM."""
     sheet = Sheet(screen)
     kept = _name([one for one in answer.candidates if one.outcome in KEPT])
     others = _name([one for one in answer.candidates if one.outcome is DrainOutcome.EXTERNAL])
@@ -87,7 +87,7 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
         )
         for one in found
     ]
-    sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows, everything=everything)
+    sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
     return sheet.text()
 
 

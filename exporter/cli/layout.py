@@ -27,7 +27,7 @@ NARROWEST = 40
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
 ROWS = 20
-"""How many rows of a table are shown without --all."""
+"""The rows of a table that are shown without --all."""
 GOOD, BAD, FAINT = "green", "bold red", "dim"
 
 _UNLIMITED = 1_000_000
@@ -35,10 +35,14 @@ _UNLIMITED = 1_000_000
 
 @dataclass(frozen=True)
 class Screen:
-    """Where text is shown: `width` columns, or None if lines may have any length."""
+    """Where text is shown: `width` columns, or None if lines may have any length.
+
+    A table shows its first `rows` rows, or all if that is None.
+    """
 
     width: int | None = None
     colored: bool = False
+    rows: int | None = ROWS
 
 
 def detect_terminal(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
@@ -56,6 +60,7 @@ class Sheet:
     """Text put together line by line for one screen."""
 
     def __init__(self, screen: Screen) -> None:
+        self.screen = screen
         self._file = StringIO()
         self._console = Console(
             file=self._file,
@@ -119,11 +124,9 @@ class Sheet:
             table.add_row(*row)
         self._console.print(Padding.indent(table, indent))
 
-    def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, everything: bool
-    ) -> None:
-        """Add a table; without `everything` its first `ROWS` rows, and how many more there are."""
-        shown = rows if everything else rows[:ROWS]
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Add a table, and how many rows it has beyond those that are shown."""
+        shown = rows[: self.screen.rows]
         self.rows(shown, head)
         if len(rows) > len(shown):
             self.rows([((f"and {len(rows) - len(shown)} more: --all shows them", FAINT),)])

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
-from exporter.cli.layout import BAD, FAINT, GOOD, ROWS, Cell, Screen, Sheet
+from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain_outcomes import GRAVEST
 from exporter.engine.rules import UNTIL
 from exporter.health import Staleness
@@ -26,12 +26,10 @@ def show_status(
     evacuations: EvacuationsAnswer | None,
     blocked: BlockedAnswer | None,
     screen: Screen,
-    *,
-    everything: bool,
 ) -> str:
     """Whether the exporter works, what is stuck, and which VMs are blocked until when.
 
-    `evacuations` and `blocked` are None if the exporter is not ready. `everything` shows every row.
+    `evacuations` and `blocked` are None if the exporter is not ready.
     """
     sheet = Sheet(screen)
     sheet.say(*_judge(status))
@@ -57,12 +55,12 @@ def show_status(
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
-        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck, everything=everything)
-        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, everything=everything)
+        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck)
+        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others)
     if blocked is not None:
         rows = _held_vms(blocked)
         sheet.head(f"Blocked VMs: {len(rows)}")
-        sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows, everything=everything)
+        sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows)
     return sheet.text()
 
 
@@ -122,9 +120,7 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
     return f"{history.vmis} VMs, {history.bytes:,} bytes, {state}"
 
 
-def _list_evacuations(
-    sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], *, everything: bool
-) -> None:
+def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:
     """List evacuations, and below them each action with its cause and its VMs.
 
     The command is that for the first of these VMs.
@@ -140,9 +136,9 @@ def _list_evacuations(
         )
         for one in found
     ]
-    sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows, everything=everything)
+    sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows)
     alike = dict[tuple[str, str], list[EvacuationAnswer]]()
-    for one in found if everything else found[:ROWS]:
+    for one in found[: sheet.screen.rows]:
         said = "" if one.cause is None else write_reason(one.cause)
         alike.setdefault((one.next_step, said), []).append(one)
     for (step, said), ones in alike.items():

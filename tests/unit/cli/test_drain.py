@@ -7,7 +7,6 @@ import pytest
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
-from exporter.cli.layout import Screen
 from exporter.engine.drain import find_duration, forecast_node, forecast_nodes, read_conditions
 from exporter.engine.model import (
     ALL_ALIVE,
@@ -34,12 +33,12 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
     return describe_drain(forecast, candidates, NOW, some_health())
 
 
-def shown(store: ClockedStore, screen: Screen = PIPED, *, everything: bool = False) -> str:
+def shown(store: ClockedStore) -> str:
     """The output of `node n1`."""
-    return show_drain(drain_of(store), screen, everything=everything)
+    return show_drain(drain_of(store), PIPED)
 
 
-def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -> str:
+def listed(store: ClockedStore, now: float) -> str:
     """The output of `node`."""
     durations: dict[str, list[float]] = {}
     for evidence in store.all_evidence():
@@ -49,7 +48,7 @@ def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -
     answer = list_nodes(
         forecast_nodes(store, now_in(store), durations), ["shop"], now, some_health()
     )
-    return show_nodes(answer, PIPED, everything=everything)
+    return show_nodes(answer, PIPED)
 
 
 def a_mixed_store() -> ClockedStore:
@@ -179,12 +178,12 @@ def test_a_cordoned_node_is_named_so() -> None:
     ):
         store.put(node)
         answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())
-        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED, everything=False)
+        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED)
 
 
 def test_silence_is_a_warning() -> None:
     """Without contact with the API server the answer has a warning."""
-    assert "Warning: no contact with the API server" in listed(a_mixed_store(), now=NOW + 500.0)
+    assert "Warning: no contact with the API server" in listed(a_mixed_store(), NOW + 500.0)
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:

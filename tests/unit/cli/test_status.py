@@ -10,6 +10,8 @@ from tests.support.builders import (
     a_running_state,
 )
 from tests.unit.cli.answers import (
+    PIPED,
+    WHOLE,
     held,
     status_of,
     stuck,
@@ -127,7 +129,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
         for name, marker in (("web1", {}), ("web2", {}), ("web3", failing))
     )
-    text = status_of(first, second, third, everything=True)
+    text = status_of(first, second, third, screen=WHOLE)
 
     assert text.count("  shop/web1 and 1 more:  Wait: KubeVirt is moving the VM.\n") == 1
     assert text.count("  shop/web3:  Read the VM's events: ") == 1
@@ -154,7 +156,7 @@ def test_nothing_more_is_shown_before_it_is_ready() -> None:
 def test_lists_are_bounded_unless_all_is_asked_for() -> None:
     """Lists have twenty rows and the number of the others; `--all` shows all."""
     blocked = tuple(held(f"vm-{n:03}", until=NOW + 60.0 * n) for n in range(1, 51))
-    cut, whole = (status_of(blocked=blocked, everything=everything) for everything in (False, True))
+    cut, whole = (status_of(blocked=blocked, screen=screen) for screen in (PIPED, WHOLE))
 
     assert (cut.count("shop/vm-"), whole.count("shop/vm-")) == (ROWS, 50)
     assert "\n  and 30 more: --all shows them\n" in cut
