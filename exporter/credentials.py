@@ -22,11 +22,16 @@ class InvalidEndpoint(CannotAsk):
 
 def check_url(url: str, expected: str, *, with_token: bool) -> None:
     """Raises `InvalidEndpoint` if a URL is not as `expected`, or would expose a token."""
-    fault = _find_fault(url, expected)
-    if fault:  # an invalid URL may have a password anywhere before an @
-        raise InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
-    parts = urlsplit(url)
-    if with_token and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+        host.encode("idna")
+    except ValueError as error:
+        raise _invalid(url, f"{error}; {expected}") from None
+    is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
+    if parts.scheme not in {"http", "https"} or not host or not is_plain:
+        raise _invalid(url, expected)
+    if with_token and parts.scheme == "http" and not _is_loopback(host):
         raise InvalidEndpoint(f"{url}: a token is only sent over https, a unix socket or loopback")
 
 
@@ -71,16 +76,9 @@ def describe(error: BaseException) -> str:
     return message or str(error) or type(error).__name__
 
 
-def _find_fault(url: str, expected: str) -> str:
-    """What is wrong with a URL; "" if it is valid."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
-        host.encode("idna")
-    except ValueError as error:
-        return f"{error}; {expected}"
-    is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
-    return "" if parts.scheme in {"http", "https"} and host and is_plain else expected
+def _invalid(url: str, fault: str) -> InvalidEndpoint:
+    """The error of a URL; if it is invalid, a password may be anywhere before an @."""
+    return InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
 
 
 def _is_loopback(host: str) -> bool:
