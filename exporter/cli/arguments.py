@@ -274,7 +274,7 @@ def _add_kubeconfig(group: "_Group") -> None:
 
 
 def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser whose errors argparse prints; of a ValueError it prints only the type."""
+    """A parser whose message argparse prints: it prints none of a ValueError."""
 
     def parse_argument(text: str) -> T:
         try:

@@ -7,7 +7,7 @@ from exporter.text import write_instant, write_span
 
 
 def write_release(moment: datetime, as_of: datetime) -> str:
-    """An instant rounded up to whole seconds, when a VM may be moved again, and how far it is."""
+    """The instant of a VM's release, rounded up to whole seconds, and its distance."""
     return f"{write_instant(math.ceil(moment.timestamp()))} ({write_distance(moment, as_of)})"
 
 

@@ -18,7 +18,7 @@ def lean_imports() -> Iterator[None]:
     - aiohttp would read the machine's CA certificates twice, for default TLS contexts. Every
       connection here has its own context.
     - structlog would load rich, if it is installed, for tracebacks. We print them plainly.
-    - The garbage collector would visit a hundred times objects that stay.
+    - The garbage collector would run a hundred times, over objects that stay.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()

@@ -20,7 +20,7 @@ FIRST_WIDTH: Seconds = 60.0
 """The width of a series' bins before the first doubling."""
 MAX_BINS = 2048
 MAX_NAMES = 100
-"""For each entry of `policy.overrides` so many VMs are named; all are counted."""
+"""So many VMs of each entry of `policy.overrides` are named; all are counted."""
 
 
 class Contender(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ The first line is a header, each further one an event:
     {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","object":{...}}
 
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
-(objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
+(objects that it lacks were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
 uses: no cloud-init password, no image, no volume. It has the labels and the priority class of a VMI
 only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
@@ -169,8 +169,8 @@ def write_event(
 def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
     """Split a file, plain or gzip, into lines without their line ends.
 
-    A last line without a line end is dropped unless it is valid JSON, and the file is then noted
-    as truncated in `faults`. A line longer than `LONGEST_LINE` becomes an empty one.
+    A last line without a line end is kept if it is valid JSON. Else it is dropped, and `faults`
+    notes that the file is truncated. A line longer than `LONGEST_LINE` becomes an empty one.
     """
     is_gzip = file.peek(2).startswith(_GZIP_MAGIC)
     stream = GzipFile(fileobj=file) if is_gzip else file
