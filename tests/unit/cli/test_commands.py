@@ -334,7 +334,7 @@ async def test_what_a_server_says_is_only_text() -> None:
     assert err.count("\n") == 1
 
 
-async def test_who_reads_no_further_ends_it(exporter: str) -> None:
+async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
     """A closed pipe is not an error."""
     reader, writer = os.pipe()
     os.close(reader)

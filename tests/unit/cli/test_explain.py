@@ -84,7 +84,7 @@ def test_the_policy_of_a_vm_is_named() -> None:
     )
 
 
-def test_who_asked_for_its_eviction() -> None:
+def test_blocked_evictions_are_listed_by_user() -> None:
     """Each user whose eviction was blocked is named, how often and when."""
     vmi = explained(
         cooling(),

@@ -288,7 +288,7 @@ class TestEvictions:
         assert (none.stuck.found, none.migrations.ended) == (1, 5)
 
     @pytest.mark.parametrize("late", [False, True], ids=["before", "after-its-vmi"])
-    def test_one_by_hand_during_a_refused_evacuation_happens_too(
+    def test_a_migration_by_hand_during_a_refused_evacuation_happens(
         self, tale: Tale, *, late: bool
     ) -> None:
         """A migration by hand is not hidden, whether its VMIM arrives before or after its state."""
@@ -397,7 +397,7 @@ class TestEvictions:
 class TestTime:
     """What is counted over time, with the recording's clock."""
 
-    def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self, tale: Tale) -> None:
+    def test_a_cooldown_is_counted_from_its_beginning_to_its_end(self, tale: Tale) -> None:
         """A cooldown is counted from the end of its migration to the end of the cooldown."""
         tale.evict(10)
         found = tale.played(HOUR)
@@ -461,7 +461,7 @@ class TestTime:
 class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
-    def test_is_found_by_the_clock_between_events(self, tale: Tale) -> None:
+    def test_the_clock_alone_makes_it_stuck(self, tale: Tale) -> None:
         """Without an event an evacuation is stuck after 30 minutes, and the alert follows."""
         tale.mark(10)
         (one,) = tale.account(2 * HOUR).stuck.longest
