@@ -39,18 +39,18 @@ _UNMOVED = {
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     """Why a VM may or may not be moved now, and what that is based on."""
-    sheet = Sheet(screen)
-    if vmi.evacuation is not None and vmi.evacuation.stuck:
-        age = write_span(int(vmi.evacuation.age_seconds), units=2)
-        failed = vmi.evacuation.failed_attempts
+    sheet, evacuation = Sheet(screen), vmi.evacuation
+    if evacuation is not None and evacuation.stuck:
+        age = write_span(int(evacuation.age_seconds), units=2)
+        attempts = evacuation.failed_attempts
+        failed = f"; failed attempts: at least {attempts}" if attempts else ""
         sheet.say(
             f"{vmi.namespace}/{vmi.name}",
             (" is stuck", BAD),
-            f": its evacuation from {vmi.evacuation.evacuation_node_name} was requested"
-            f"{_by(vmi.evacuation)} {age} ago"
-            f"{f'; failed attempts: at least {failed}' if failed else ''}.",
+            f": its evacuation from {evacuation.evacuation_node_name} was requested"
+            f"{_by(evacuation)} {age} ago{failed}.",
         )
-        _list_action(sheet, vmi.evacuation, vmi.as_of)
+        _list_action(sheet, evacuation, vmi.as_of)
         sheet.say()
     sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
@@ -63,16 +63,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     sheet.rows([_migration(one, vmi.as_of) for one in vmi.migrations], _MIGRATION_HEAD)
     for pending in vmi.pending_migrations:
         sheet.rows([("not ended", _attempt(pending, vmi.as_of))])
-    if vmi.evacuation is not None:
-        sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
-        sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
-        if not vmi.evacuation.stuck:
-            _list_action(sheet, vmi.evacuation, vmi.as_of)
-        cancel = vmi.evacuation.cancel
-        if cancel is not None and cancel.command != vmi.evacuation.command:
+    if evacuation is not None:
+        sheet.head(f"Evacuation from {evacuation.evacuation_node_name}")
+        sheet.rows(_evacuation(evacuation, vmi.as_of))
+        if not evacuation.stuck:
+            _list_action(sheet, evacuation, vmi.as_of)
+        if evacuation.cancel is not None and evacuation.cancel.command != evacuation.command:
             sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
-            sheet.command(cancel.command)
-        others = [one for one in vmi.evacuation.why if one != vmi.evacuation.cause]
+            sheet.command(evacuation.cancel.command)
+        others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")
             sheet.rows([_why(one, vmi.as_of) for one in others])

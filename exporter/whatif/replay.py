@@ -24,7 +24,6 @@ VMs did is only counted.
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.changes import (
@@ -62,13 +61,6 @@ from exporter.whatif.vm_totals import VmTotals
 _UNSCHEDULABLE = Why(WhySource.POD_SCHEDULED, "Unschedulable")
 
 
-class _Life(Struct):
-    """A recorded VMI, and the instant from which its lifetime counts."""
-
-    vmi: Vmi
-    since: Instant
-
-
 class Replay:
     """Plays events for all contenders at once: `take` each event, then `finish`.
 
@@ -76,7 +68,8 @@ class Replay:
     """
 
     def __init__(self, contenders: Iterable[Contender]) -> None:
-        self._lives: dict[Key, _Life] = {}
+        self._vmis: dict[Key, Vmi] = {}
+        self._lives_since: dict[Key, Instant] = {}
         self._vmims: dict[Key, Vmim] = {}
         self._unschedulable: set[str] = set()
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
@@ -127,8 +120,8 @@ class Replay:
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
         began = self._begin() if self._began is None else self._began
-        for life in self._lives.values():
-            self._vm_seconds += self.now - life.since
+        for since in self._lives_since.values():
+            self._vm_seconds += self.now - since
         return Comparison(
             began=began,
             ended=self.now,
@@ -141,26 +134,23 @@ class Replay:
     def _begin(self) -> Instant:
         """The first lists are complete: time counts from here on."""
         self._began = self.now
-        for life in self._lives.values():
-            life.since = self.now
+        self._lives_since = dict.fromkeys(self._vmis, self.now)
         for world in self._worlds:
             world.begin()
         return self.now
 
     def _put_vmi(self, vmi: Vmi, traits: Traits | None) -> None:
         key = (vmi.namespace, vmi.name)
-        life = self._lives.get(key)
-        if life is not None and life.vmi.uid != vmi.uid:
-            self._remove_vmi(key, life)
-            life = None
-        before = None if life is None or self._began is None else life.vmi
-        if life is None:
+        before = self._vmis.get(key)
+        if before is not None and before.uid != vmi.uid:
+            self._remove_vmi(key, before)
+            before = None
+        if before is None:
             self._vms += 1
-            self._lives[key] = _Life(vmi, self.now)
-        else:
-            life.vmi = vmi
+            self._lives_since[key] = self.now
+        self._vmis[key] = vmi
         for world in self._worlds:
-            world.put_vmi(vmi, before, traits)
+            world.put_vmi(vmi, None if self._began is None else before, traits)
 
     def _put_vmim(self, vmim: Vmim, recorded: EndReason) -> None:
         key = (vmim.namespace, vmim.name)
@@ -171,7 +161,7 @@ class Replay:
         self._vmims[key] = vmim
         owner = (vmim.namespace, vmim.vmi_name)
         self._vmims_by_vmi.setdefault(owner, {})[migration_id(vmim)] = vmim
-        vmi = self._find_vmi(owner)
+        vmi = self._vmis.get(owner)
         failure = None
         if vmim.finished and vmim.outcome is Outcome.FAILED:
             why = [_UNSCHEDULABLE] if vmim.uid in self._unschedulable else []
@@ -188,27 +178,28 @@ class Replay:
             return
         key = (event.namespace, event.name)
         if event.resource is Resource.VMIS:
-            life = self._lives.get(key)
-            if life is not None and event.uid in ("", life.vmi.uid):
-                self._remove_vmi(key, life)
+            gone = self._vmis.get(key)
+            if gone is not None and event.uid in ("", gone.uid):
+                self._remove_vmi(key, gone)
         elif event.resource is Resource.VMIMS:
             vmim, vmi = self._vmims.pop(key, None), None
             if vmim is not None:
                 self._forget_vmim(vmim)
                 self._unschedulable.discard(vmim.uid)
-                vmi = self._find_vmi((vmim.namespace, vmim.vmi_name))
+                vmi = self._vmis.get((vmim.namespace, vmim.vmi_name))
             for world in self._worlds:
                 world.remove_vmim(event, vmim, vmi)
         else:
             for world in self._worlds:
                 world.apply(Removed(event.resource, *key, event.uid))
 
-    def _remove_vmi(self, key: Key, life: _Life) -> None:
-        del self._lives[key]
+    def _remove_vmi(self, key: Key, vmi: Vmi) -> None:
+        del self._vmis[key]
+        since = self._lives_since.pop(key)
         if self._began is not None:
-            self._vm_seconds += self.now - life.since
+            self._vm_seconds += self.now - since
         for world in self._worlds:
-            world.remove_vmi(life.vmi)
+            world.remove_vmi(vmi)
 
     def _forget_vmim(self, vmim: Vmim) -> None:
         owner = (vmim.namespace, vmim.vmi_name)
@@ -216,10 +207,6 @@ class Replay:
         vmims.pop(migration_id(vmim), None)
         if not vmims:
             self._vmims_by_vmi.pop(owner, None)
-
-    def _find_vmi(self, key: Key) -> Vmi | None:
-        life = self._lives.get(key)
-        return None if life is None else life.vmi
 
 
 class _World:
