@@ -264,7 +264,7 @@ def refuse(invalid: InvalidSettings) -> Exit:
 def say(text: str) -> None:
     """Print at once. If the reader has gone, such as `head`, nothing is printed."""
     with suppress(OSError):
-        _print(text, end="\n")
+        _print(f"{text}\n")
 
 
 def greet(listening: "Listening", namespace: str, name: str, kubeconfig: str) -> str:
@@ -332,7 +332,7 @@ def print_answer(text: str, failure: Exit) -> Exit:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _print(text, end="")
+        _print(text)
     except OSError as error:
         if error.errno != errno.EPIPE:  # this is a reader, such as `head`, that has read enough
             return complain(failure, f"standard output: {error.strerror}")
@@ -350,10 +350,10 @@ def complain(code: Exit, text: str) -> Exit:
     return code
 
 
-def _print(text: str, *, end: str) -> None:
+def _print(text: str) -> None:
     """Print and flush. Raises OSError, after which standard output is discarded."""
     try:
-        print(text, end=end, flush=True)
+        print(text, end="", flush=True)
     except OSError:
         # Otherwise Python's own flush at exit fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
