@@ -38,21 +38,25 @@ def run() -> int:
     """Choose the command."""
     from exporter.cli import arguments as commandline
     from exporter.cli import commands
+    from exporter.settings import InvalidSettings
 
     arguments = commandline.parse(sys.argv[1:])
-    match arguments.command:
-        case "check":
-            from exporter.cli.check import check
+    try:
+        match arguments.command:
+            case "check":
+                from exporter.cli.check import check
 
-            return check(arguments.config, arguments.explained, arguments.kubeconfig)
-        case "explain" | "status" | "node" as name:
-            return commands.QUERIES[name](arguments)
-        case "record" | "replay":
-            return play_back(arguments)
-        case "demo":
-            return demo(arguments)
-        case _:
-            return commands.watch(arguments)
+                return check(arguments.config, arguments.explained, arguments.kubeconfig)
+            case "explain" | "status" | "node" as name:
+                return commands.QUERIES[name](arguments)
+            case "record" | "replay":
+                return play_back(arguments)
+            case "demo":
+                return demo(arguments)
+            case _:
+                return commands.watch(arguments)
+    except InvalidSettings as invalid:
+        return commands.refuse(invalid)
 
 
 def play_back(arguments: "argparse.Namespace") -> int:
@@ -88,13 +92,8 @@ def demo(arguments: "argparse.Namespace") -> int:
     from exporter.cli import commands
     from exporter.demo import Demo
     from exporter.kube.client import Login
-    from exporter.settings import InvalidSettings
 
-    try:
-        settings = commands.read_settings_for(arguments)
-    except InvalidSettings as invalid:
-        return commands.refuse(invalid)
-    settings = suit_demo(settings, arguments)
+    settings = suit_demo(commands.read_settings_for(arguments), arguments)
     cluster = Demo(
         lambda: datetime.now(UTC),
         seed=arguments.seed,
@@ -104,7 +103,7 @@ def demo(arguments: "argparse.Namespace") -> int:
         progress=lambda built: show_progress(built, arguments.vms),
     )
 
-    async def play(settings: "Settings", stop: "asyncio.Event") -> None:
+    async def play(stop: "asyncio.Event") -> None:
         listening: asyncio.Future[app.Listening] = asyncio.get_running_loop().create_future()
 
         async def play_cluster() -> None:

@@ -1,4 +1,4 @@
-"""The credentials of our HTTP clients: a bearer token, a CA, a client certificate.
+"""What our HTTP clients share: the check of a URL, a token, a CA, a client certificate, and errors.
 
 Messages name the option that helps, and never repeat a password.
 """
@@ -12,34 +12,39 @@ from urllib.parse import urlsplit
 _URL_IS_VISIBLE = "a URL is visible in the process list: give a token with --token-file"
 
 
-class UnsafeUrl(ValueError):
-    """The URL is invalid, or not safe for a token; the message says why."""
+class CannotAsk(Exception):
+    """A server cannot be asked, or gave no usable answer; the message says why and what helps."""
 
 
-class UnusableFile(Exception):
-    """A file with no token, CA or key pair in it; the text names its option."""
+class InvalidEndpoint(CannotAsk):
+    """The URL or the options of a connection are invalid, or not safe for a token."""
 
 
 def check_url(url: str, expected: str, *, with_token: bool) -> None:
-    """Raises `UnsafeUrl` if a URL is not as `expected`, or would expose a token."""
-    fault = _find_fault(url, expected)
-    if fault:  # an invalid URL may have a password anywhere before an @
-        raise UnsafeUrl(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
-    parts = urlsplit(url)
-    if with_token and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
-        raise UnsafeUrl(f"{url}: a token is only sent over https, a unix socket or loopback")
+    """Raises `InvalidEndpoint` if a URL is not as `expected`, or would expose a token."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+        host.encode("idna")
+    except ValueError as error:
+        raise _invalid(url, f"{error}; {expected}") from None
+    is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
+    if parts.scheme not in {"http", "https"} or not host or not is_plain:
+        raise _invalid(url, expected)
+    if with_token and parts.scheme == "http" and not _is_loopback(host):
+        raise InvalidEndpoint(f"{url}: a token is only sent over https, a unix socket or loopback")
 
 
 def read_token(file: Path | None) -> dict[str, str]:
-    """The Authorization header, if there is a token file. Raises `UnusableFile`."""
+    """The Authorization header, if there is a token file. Raises `CannotAsk`."""
     if file is None:
         return {}
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableFile(f"--token-file {file} cannot be read: {describe(error)}") from None
+        raise CannotAsk(f"--token-file {file} cannot be read: {describe(error)}") from None
     if not token or not token.isprintable() or " " in token:
-        raise UnusableFile(f"--token-file {file} holds no token")
+        raise CannotAsk(f"--token-file {file} holds no token")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -48,7 +53,7 @@ def make_ssl_context(
 ) -> ssl.SSLContext | bool:
     """An SSL context with this CA and client certificate; True means the system's default.
 
-    Raises `UnusableFile`.
+    Raises `CannotAsk`.
     """
     if ca_file is None and cert_file is None:
         return True
@@ -59,28 +64,21 @@ def make_ssl_context(
             option = f"--cert-file {cert_file}, --key-file {key_file}"
             context.load_cert_chain(cert_file, key_file, password=no_password)
     except (ssl.SSLError, ValueError):
-        raise UnusableFile(f"{option}: not PEM, no matching pair, or encrypted") from None
+        raise CannotAsk(f"{option}: not PEM, no matching pair, or encrypted") from None
     except OSError as error:
-        raise UnusableFile(f"{option}: cannot be read: {describe(error)}") from None
+        raise CannotAsk(f"{option}: cannot be read: {describe(error)}") from None
     return context
 
 
 def describe(error: BaseException) -> str:
-    """An error's message without its number, or its type if it has no message."""
+    """The message of an error without its number, or its type if it has no message."""
     message = error.strerror if isinstance(error, OSError) else None
     return message or str(error) or type(error).__name__
 
 
-def _find_fault(url: str, expected: str) -> str:
-    """What is wrong with a URL, "" if nothing is."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
-        host.encode("idna")
-    except ValueError as error:
-        return f"{error}; {expected}"
-    is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
-    return "" if parts.scheme in {"http", "https"} and host and is_plain else expected
+def _invalid(url: str, fault: str) -> InvalidEndpoint:
+    """The error of a URL; if it is invalid, a password may be anywhere before an @."""
+    return InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
     """Split seconds into at most `most` units (d, h, m, s), largest first.
 
-    Units of which there are none are left out, and smaller ones are cut off: 86,461 in two is 1 d.
+    Smaller units are cut off, and units with a count of 0 are left out: 86,461 in two is 1 d.
     """
     left, parts = seconds, list[tuple[int, str]]()
     for unit, size in _UNITS:
@@ -58,7 +58,7 @@ def to_optional_datetime(instant: Instant | None) -> datetime | None:
 
 @lru_cache(maxsize=2**14)
 def to_release(instant: Instant) -> datetime:
-    """`to_datetime`, rounded up, so that a caller that returns at this time is not too early.
+    """`to_datetime`, rounded up: a caller that comes back at this time is not too early.
 
     Cached: every verdict during a cooldown has this instant, and this takes 0.6 of its 6.8 us.
     """
@@ -88,7 +88,7 @@ def write_optional_release(instant: Instant | None) -> str | None:
 
 
 def clean(text: str, most: int) -> str:
-    """Foreign text for people: escaped as in `escape`, cut to at most `most` characters."""
+    """Text of another program, for people: escaped, and cut to at most `most` characters."""
     safe = escape(text[: most + 1].strip())
     return safe if len(safe) <= most else f"{safe[: most - 1]}…"
 

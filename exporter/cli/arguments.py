@@ -5,41 +5,45 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from exporter import __version__
-from exporter.engine.model import Instant, Seconds
+from exporter.engine.model import Instant
 from exporter.kube.instants import parse_instant
-from exporter.settings import Address, parse_address, parse_duration
+from exporter.settings import Address, parse_address, parse_positive_duration
 
 
 if TYPE_CHECKING:
     _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
+    _Group: TypeAlias = argparse.ArgumentParser | argparse._ArgumentGroup  # noqa: SLF001
 
 
 T = TypeVar("T")
 
 MAX_DAYS = 3650
-"""How long the scenario may last: the calendar ends with the year 9999."""
+"""The longest scenario, in days: the calendar ends with the year 9999."""
 MAX_VMS = 20_000
-"""VMs of the demo: more take minutes to create."""
+"""The most VMs of the demo: more take minutes to create."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of `python -m exporter`."""
     parser = argparse.ArgumentParser(
         prog="python -m exporter",
-        description="Tells a KubeVirt cluster which VMs must not be moved now.\n"
+        description="Says which VMs of a KubeVirt cluster must not be moved now.\n"
         "Without a command it watches the cluster and serves the query API and metrics.",
         epilog="Example:\n  python -m exporter --kubeconfig ~/.kube/config --config exporter.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    _add_shared(parser, top=True)
+    _add_kubeconfig(_add_shared(parser))
+    parser.set_defaults(config=None, kubeconfig=None, log_format=None, log_level=None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_asking(
         commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
-    ).add_argument("vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the VMI's, not its pod's")
+    ).add_argument(
+        "vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the name of the VMI, not of its pod"
+    )
     _add_asking(
         commands,
         "status",
@@ -59,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
     )
-    check.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
+    _add_file(check, "--config", "YAML", required=True)
     check.add_argument(
         "--explain",
         dest="explained",
@@ -74,9 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
     demo = _add_command(
         commands, "demo", "The same program on a simulated cluster.", "demo --speed 10 --vms 100"
     )
-    _add_shared(demo, top=False)
+    _add_shared(demo)
     made = demo.add_argument_group("the simulated cluster")
-    made.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
+    _add_seed(made)
     made.add_argument(
         "--speed", type=_speed, default=1.0, metavar="X", help="times faster (default: 1)"
     )
@@ -99,14 +103,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--evictor",
         choices=("plugin", "webhook", "none"),
         default="plugin",
-        help="its descheduler asks for verdicts, is denied by the admission webhook, or by nobody"
-        " (default: plugin)",
+        help="the descheduler asks for verdicts (plugin), the admission webhook denies its"
+        " evictions (webhook), or nothing stops it (none) (default: plugin)",
     )
     return parser
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; wrong arguments exit with 2."""
+    """Parse the command line. Wrong arguments end the program with exit code 2."""
     return make_parser().parse_args(arguments)
 
 
@@ -130,12 +134,11 @@ def _add_record(commands: "_Commands") -> None:
         "Record the cluster to a file that `replay` plays.",
         "record --output cluster.ndjson.gz --for 168h",
     )
-    parser.add_argument(
+    _add_file(
+        parser,
         "--output",
-        type=Path,
+        "the recording, compressed if the name ends in .gz; no file is overwritten",
         required=True,
-        metavar="FILE",
-        help="the recording, compressed if the name ends in .gz; no file is overwritten",
     )
     parser.add_argument(
         "--for",
@@ -145,14 +148,7 @@ def _add_record(commands: "_Commands") -> None:
         help="stop after this time, such as 2h30m (default: at Ctrl-C or SIGTERM)",
     )
     _add_scenario(parser)
-    _add_shared(parser, top=False)
-    _add_kubeconfig(parser)
-
-
-def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--kubeconfig", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="credentials"
-    )
+    _add_kubeconfig(_add_shared(parser))
 
 
 def _add_replay(commands: "_Commands") -> None:
@@ -162,13 +158,12 @@ def _add_replay(commands: "_Commands") -> None:
         "What would these policies have done?",
         "replay --policy ours --policy mine=mine.yaml week.ndjson.gz",
     )
-    parser.add_argument(
+    _add_file(
+        parser,
         "file",
-        type=Path,
-        nargs="?",
-        metavar="FILE",
-        help="a recording, or the output of `kubectl get vmi -A -w -o json --output-watch-events`;"
+        "a recording, or the output of `kubectl get vmi -A -w -o json --output-watch-events`;"
         " plain or gzip, - is standard input",
+        nargs="?",
     )
     parser.add_argument(
         "--policy",
@@ -179,19 +174,14 @@ def _add_replay(commands: "_Commands") -> None:
         " configuration file; can be repeated (default: the first four)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="also plot it: .png or .svg (needs Matplotlib)",
-    )
+    _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")
     _add_scenario(parser)
     prometheus = parser.add_argument_group(
         "instead of a recording: KubeVirt's metrics in a Prometheus"
     )
-    prometheus.add_argument("--prometheus", metavar="URL", help="its address")
+    prometheus.add_argument("--prometheus", metavar="URL", help="the address of the Prometheus")
     prometheus.add_argument(
-        "--cluster", metavar="NAME", help="the label `cluster`, if it has several clusters"
+        "--cluster", metavar="NAME", help="which cluster (label `cluster`), if there are several"
     )
     for flag, name, meaning in (("--from", "began", "first"), ("--to", "ended", "last")):
         prometheus.add_argument(
@@ -212,9 +202,7 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
     scenario.add_argument(
         "--scenario", choices=("week-pilot",), help="ten nodes, 148 VMs, a week from Monday on"
     )
-    scenario.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="random seed (default: 1)"
-    )
+    _add_seed(scenario)
     scenario.add_argument(
         "--days", type=_days, default=7.0, metavar="X", help="how long (default: 7)"
     )
@@ -230,99 +218,103 @@ def _add_asking(
     asked.add_argument(
         "--url",
         help="its query listener: http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else http://127.0.0.1:9810)",
+        " (default: $KUBEVIRT_EVICTION_EXPORTER_URL, else the socket in the exporter's pod, else"
+        " http://127.0.0.1:9810)",
     )
     _add_credentials(asked, "https, a unix socket")
-    asked.add_argument(
-        "--cert-file", type=Path, metavar="FILE", help="the client certificate, if it requires one"
-    )
-    asked.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="that certificate's key (default: its file)"
-    )
+    _add_file(asked, "--cert-file", "the client certificate, if the exporter requires one")
+    _add_file(asked, "--key-file", "the key of that certificate (default: in the same file)")
     return parser
 
 
-def _add_credentials(group: "argparse._ArgumentGroup", safe: str) -> None:
-    group.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"the bearer token to send; over {safe} or to this machine only",
+def _add_credentials(group: "_Group", safe: str) -> None:
+    _add_file(
+        group, "--token-file", f"the bearer token to send; over {safe} or to this machine only"
     )
-    group.add_argument(
-        "--ca-file", type=Path, metavar="FILE", help="its CA (default: the system's)"
-    )
+    _add_file(group, "--ca-file", "the CA of the server (default: those of the system)")
 
 
-def _add_shared(parser: argparse.ArgumentParser, *, top: bool) -> None:
-    """Options of the main job and the demo; if a command omits one, the value before it stays."""
-    absent = None if top else argparse.SUPPRESS
+def _add_seed(group: "_Group") -> None:
+    group.add_argument("--seed", type=int, default=1, metavar="N", help="random seed (default: 1)")
+
+
+def _add_file(group: "_Group", name: str, help_: str, **how: Any) -> None:
+    group.add_argument(name, type=Path, metavar="FILE", help=help_, **how)
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
+    """Add the options of the main job that some commands have too.
+
+    They have no default, so an option before the command stays if it is not given again.
+    """
     group = parser.add_argument_group("configuration")
-    group.add_argument(
-        "--config", type=Path, metavar="FILE", default=absent, help="YAML; without: defaults"
-    )
-    if top:
-        group.add_argument(
-            "--kubeconfig",
-            type=Path,
-            metavar="FILE",
-            help="credentials; without: the pod's service account, else the default kubeconfig",
-        )
+    _add_file(group, "--config", "YAML; without: defaults", default=argparse.SUPPRESS)
     group.add_argument(
         "--log-format",
         choices=("json", "console"),
-        default=absent,
+        default=argparse.SUPPRESS,
         help="instead of log.format (default: console on a terminal, else json)",
     )
     group.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        default=absent,
+        default=argparse.SUPPRESS,
         help="instead of log.level (default: info)",
+    )
+    return group
+
+
+def _add_kubeconfig(group: "_Group") -> None:
+    _add_file(
+        group,
+        "--kubeconfig",
+        "credentials; without: the pod's service account, else the default kubeconfig",
+        default=argparse.SUPPRESS,
     )
 
 
+def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose message argparse prints: it prints none of a ValueError."""
+
+    def parse_argument(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_argument
+
+
+@_with_message
 def _vmi(text: str) -> tuple[str, str]:
     namespace, _, name = text.partition("/")
-    dots = {".", ".."}  # a URL would go elsewhere
+    dots = {".", ".."}  # in a URL they would lead to another path
     valid = namespace and name and "/" not in name and not {namespace, name} & dots
     if not valid or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME")
+        raise ValueError(f"{text!r}: expected NAMESPACE/NAME")
     return namespace, name
 
 
+@_with_message
 def _address(text: str) -> Address:
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    address = parse_address(text)
     if address.path or address.port > 65534:
-        raise argparse.ArgumentTypeError("expected HOST:PORT, with a port below 65535")
+        raise ValueError("expected HOST:PORT, with a port below 65535")
     return address
 
 
+@_with_message
 def _node(text: str) -> str:
     if not text or "/" in text or text in (".", "..") or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a node's name")
+        raise ValueError(f"{text!r}: expected a node's name")
     return text
 
 
-def _duration(text: str) -> Seconds:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not seconds:
-        raise argparse.ArgumentTypeError("must be longer than 0")
-    return seconds
-
-
+@_with_message
 def _instant(text: str) -> Instant:
     instant = parse_instant(text)
     if instant is None:
-        raise argparse.ArgumentTypeError(
-            f"expected an instant such as 2026-01-05T10:00:00Z, got {text!r}"
-        )
+        raise ValueError(f"expected an instant such as 2026-01-05T10:00:00Z, got {text!r}")
     return instant
 
 
@@ -341,6 +333,7 @@ def _number(
     return parse_number
 
 
+_duration = _with_message(parse_positive_duration)
 _count = _number(int, lambda value: value >= 1, "a whole number, at least 1")
 _vms = _number(int, lambda value: 1 <= value <= MAX_VMS, f"a whole number, 1 to {MAX_VMS:,}")
 _speed = _number(float, lambda value: 0 < value < math.inf, "a number, more than 0")

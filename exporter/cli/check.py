@@ -3,21 +3,18 @@
 import asyncio
 from pathlib import Path
 
-from exporter.cli.commands import Exit, complain, refuse
-from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.cli.commands import Exit, complain
+from exporter.settings import Settings, load_settings
 from exporter.text import escape, format_duration
 
 
 def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | None = None) -> Exit:
-    """`check`: print every fault of a configuration file, or that it is valid.
+    """`check`: print that a configuration file is valid. Raises `InvalidSettings` if it is not.
 
-    With the namespace and name of a VMI also its policy, and the entry of `policy.overrides` that
-    it is from. The cluster is asked only if labels or a priority class decide.
+    `vmi` is the namespace and name of a VMI. If it is given, print its policy too, and its entry of
+    `policy.overrides`. The cluster is asked only if labels or a priority class decide.
     """
-    try:
-        settings = load_settings(path)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = load_settings(path)
     for remark in settings.remarks:
         print(f"{path}: {remark}")
     print(f"{path}: valid")
@@ -59,7 +56,8 @@ async def _ask_cluster(
 ) -> str | None:
     """The name of the VMI's entry, "" if it has none; None if there is no such VMI.
 
-    It lists, as the exporter's role may not `get`. Raises `ApiError`, `NoCredentials` or `Refused`.
+    It uses `list`, because the exporter's role does not allow `get`. Raises `ApiError`,
+    `NoCredentials` or `Refused`.
     """
     from exporter.engine.model import Resource
     from exporter.kube.client import ApiServer, Login

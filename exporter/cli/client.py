@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 
 from exporter.credentials import (
-    UnsafeUrl,
-    UnusableFile,
+    CannotAsk,
+    InvalidEndpoint,
     check_url,
     describe,
     make_ssl_context,
@@ -35,14 +35,6 @@ SOCKET = Path("/run/kubevirt-eviction-exporter/local.sock")
 TIMEOUT: Seconds = 15.0
 
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
-
-
-class InvalidEndpoint(ValueError):
-    """The options of the connection are invalid; the message says what is wrong."""
-
-
-class CannotAsk(Exception):
-    """No usable answer from the exporter; the message says why, and what helps."""
 
 
 class NoSuchVmi(Exception):
@@ -69,12 +61,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         if self.key_file is not None and self.cert_file is None:
             raise InvalidEndpoint("--key-file: needs --cert-file")
-        if self.socket:
-            return
-        try:
+        if not self.socket:
             check_url(self.url, _EXPECTED, with_token=self.token_file is not None)
-        except UnsafeUrl as unsafe:
-            raise InvalidEndpoint(str(unsafe)) from None
 
     @property
     def socket(self) -> str:
@@ -89,7 +77,7 @@ class Endpoint:
 
 
 def find_url(environment: Mapping[str, str], socket: Path = SOCKET) -> str:
-    """Where the exporter is, unless --url says so: in its pod, the socket that needs no token."""
+    """The default of --url: the environment's, else the socket in the exporter's pod, if any."""
     url = environment.get("KUBEVIRT_EVICTION_EXPORTER_URL")
     return url or (f"unix:{socket}" if socket.is_socket() else DEFAULT_URL)
 
@@ -97,12 +85,9 @@ def find_url(environment: Mapping[str, str], socket: Path = SOCKET) -> str:
 class Exporter:
     """A connection to an exporter."""
 
-    def __init__(
-        self, endpoint: Endpoint, session: aiohttp.ClientSession, max_wait: Seconds
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
         self._endpoint = endpoint
         self._session = session
-        self._max_wait = max_wait
 
     async def read_vmi(self, namespace: str, name: str) -> bytes:
         """GET /v1/vmis/{namespace}/{name}. Raises NoSuchVmi."""
@@ -136,12 +121,11 @@ class Exporter:
                         f"{endpoint.url} is no exporter: it answered {response.content_type}"
                     )
                 return body
-        except UnusableFile as unusable:
-            raise CannotAsk(str(unusable)) from None
         except TimeoutError:
             raise CannotAsk(
-                f"{endpoint.url} did not answer within {self._max_wait:g} s: check that it"
-                " is the exporter's address, and that no firewall or NetworkPolicy is in the way"
+                f"{endpoint.url} did not answer within {self._session.timeout.total:g} s: check"
+                " that it is the exporter's address, and that no firewall or NetworkPolicy is in"
+                " the way"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise CannotAsk(_explain_connection(endpoint, error)) from None
@@ -151,12 +135,9 @@ class Exporter:
 async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIterator[Exporter]:
     """A connection for the length of the block. Raises `CannotAsk`.
 
-    `max_wait` is for one answer, connecting included.
+    Each request, including its connection, may take `max_wait`.
     """
-    try:
-        context = make_ssl_context(endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
-    except UnusableFile as unusable:
-        raise CannotAsk(str(unusable)) from None
+    context = make_ssl_context(endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
     connector = (
         aiohttp.UnixConnector(endpoint.socket)
         if endpoint.socket
@@ -164,7 +145,7 @@ async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIt
     )
     timeout = aiohttp.ClientTimeout(total=max_wait)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield Exporter(endpoint, session, max_wait)
+        yield Exporter(endpoint, session)
 
 
 def decode(body: bytes, kind: type[T]) -> T:

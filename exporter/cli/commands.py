@@ -1,6 +1,6 @@
 """The commands and their exit codes.
 
-Each command imports what it needs when it runs, so none waits for another's libraries.
+Each command imports what it needs when it runs. So no command waits for the libraries of another.
 """
 
 import argparse
@@ -23,18 +23,20 @@ from typing import TYPE_CHECKING, Self
 from exporter.cli.lean_start import lean_imports
 from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.text import escape
 
 
 if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.cli.client import Exporter
+    from exporter.cli.layout import Screen
 
 
 class Exit(IntEnum):
     """Exit codes, each with its `meaning`."""
 
     def __new__(cls, code: int, meaning: str) -> Self:
-        """A member: an integer that knows what it means."""
+        """A member: an integer with a meaning."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.meaning = meaning
@@ -58,7 +60,7 @@ class Exit(IntEnum):
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
     DEPENDS_ON_OTHERS = (
         14,
-        "`node NAME`: somebody must move or stop an External VM; no VM stays or fails",
+        "`node NAME`: it can be emptied, if others move or stop its External VMs",
     )
     INTERRUPTED = 130, "ended by Ctrl-C before there was an answer or a complete file"
     TERMINATED = 143, "ended by SIGTERM before there was an answer or a complete file"
@@ -89,7 +91,6 @@ def explain(arguments: argparse.Namespace) -> Exit:
 def status(arguments: argparse.Namespace) -> Exit:
     """`status`: print whether the exporter works, what is stuck and which VMs are blocked."""
     from exporter.cli.client import decode
-    from exporter.cli.layout import detect_terminal
     from exporter.cli.status import show_status
     from exporter.server.evacuation_schemas import EvacuationsAnswer
     from exporter.server.schemas import BlockedAnswer, StatusAnswer
@@ -106,8 +107,7 @@ def status(arguments: argparse.Namespace) -> Exit:
             decode(body, StatusAnswer),
             None if evacuations is None else decode(evacuations, EvacuationsAnswer),
             None if blocked is None else decode(blocked, BlockedAnswer),
-            detect_terminal(sys.stdout, os.environ),
-            everything=arguments.all,
+            _find_screen(arguments),
         )
 
     return _ask(arguments, ask)
@@ -116,11 +116,10 @@ def status(arguments: argparse.Namespace) -> Exit:
 def node(arguments: argparse.Namespace) -> Exit:
     """`node`: print what a drain of a node, or of each, would do to the VMs on it.
 
-    OK if that node can be emptied without others, or none was named.
+    OK if the node can be emptied without the help of others, or if no node is named.
     """
     from exporter.cli.client import decode
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
-    from exporter.cli.layout import detect_terminal
     from exporter.server.evacuation_schemas import DrainAnswer, NodesAnswer
 
     if arguments.watch and arguments.node is None:
@@ -129,11 +128,11 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     async def ask(exporter: "Exporter") -> str:
         nonlocal found
-        screen = detect_terminal(sys.stdout, os.environ)
+        screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
             nodes = decode(body, NodesAnswer)
-            text = show_nodes(nodes, screen, everything=arguments.all)
+            text = show_nodes(nodes, screen)
         elif arguments.watch:
             return await follow_drain(
                 exporter, arguments.node, partial(print, flush=True), every=WATCHED_EVERY
@@ -145,11 +144,19 @@ def node(arguments: argparse.Namespace) -> Exit:
                 found = Exit.CANNOT_BE_EMPTIED
             elif drain.depends_on_others:
                 found = Exit.DEPENDS_ON_OTHERS
-            text = show_drain(drain, screen, everything=arguments.all)
+            text = show_drain(drain, screen)
         return _indent(decode(body, dict)) if arguments.json else text
 
     code = _ask(arguments, ask)
     return found if code is Exit.OK else code
+
+
+def _find_screen(arguments: argparse.Namespace) -> "Screen":
+    """The terminal; with --all it shows every row of each table."""
+    from exporter.cli.layout import detect_terminal
+
+    screen = detect_terminal(sys.stdout, os.environ)
+    return replace(screen, rows=None) if arguments.all else screen
 
 
 QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
@@ -162,12 +169,9 @@ QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:
     """`record`: write the cluster's watch events to a file, until stopped."""
-    try:
-        settings = read_settings_for(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = read_settings_for(arguments)
 
-    async def job(settings: Settings, stop: asyncio.Event) -> None:
+    async def job(stop: asyncio.Event) -> None:
         from exporter.kube.client import Login
         from exporter.whatif.recorder import record
 
@@ -199,10 +203,7 @@ def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
 
 def watch(arguments: argparse.Namespace) -> Exit:
     """Without a command: watch the cluster and serve, until stopped."""
-    try:
-        settings = read_settings_for(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
+    settings = read_settings_for(arguments)
     with lean_imports():
         from exporter import app
         from exporter.kube.client import Login
@@ -211,11 +212,10 @@ def watch(arguments: argparse.Namespace) -> Exit:
     # While a thread draws the page, the event loop waits this long for the interpreter lock after
     # each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
-    # What exists when the watches begin stays. The garbage collector would visit it again and
-    # again: modules, and every key of the store's dictionaries, 20 ms at 100,000 VMIs.
+    # Objects that exist when the watches begin stay: modules, and the keys of the store's
+    # dictionaries. The garbage collector would visit them again and again: 20 ms at 100,000 VMIs.
     return serve(
-        settings,
-        lambda settings, stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze()),
+        settings, lambda stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze())
     )
 
 
@@ -232,10 +232,7 @@ def read_settings_for(arguments: argparse.Namespace) -> Settings:
     )
 
 
-def serve(
-    settings: Settings,
-    job: Callable[[Settings, asyncio.Event], Awaitable[None]],
-) -> Exit:
+def serve(settings: Settings, job: Callable[[asyncio.Event], Awaitable[None]]) -> Exit:
     """Run a job until SIGTERM or SIGINT, and turn its exception into an exit code."""
     from exporter.logs import configure_logging, log
 
@@ -243,7 +240,7 @@ def serve(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await job(settings, stop)
+        await job(stop)
 
     configure_logging(form=settings.log.format, level=settings.log.level)
     try:
@@ -265,9 +262,9 @@ def refuse(invalid: InvalidSettings) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print at once; a reader that has gone, such as `head`, changes nothing."""
+    """Print at once. If the reader has gone, such as `head`, nothing is printed."""
     with suppress(OSError):
-        _print(text, end="\n")
+        _print(f"{text}\n")
 
 
 def greet(listening: "Listening", namespace: str, name: str, kubeconfig: str) -> str:
@@ -300,16 +297,9 @@ Ctrl-C ends it.
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
-    """Query the exporter named by the arguments, and print the answer."""
-    from exporter.cli.client import (
-        CannotAsk,
-        Endpoint,
-        InvalidEndpoint,
-        NoSuchNode,
-        NoSuchVmi,
-        connect,
-        find_url,
-    )
+    """Query the exporter that the arguments name, and print the answer."""
+    from exporter.cli.client import Endpoint, NoSuchNode, NoSuchVmi, connect, find_url
+    from exporter.credentials import CannotAsk, InvalidEndpoint
 
     async def answer() -> str:
         async with connect(endpoint) as exporter:
@@ -342,30 +332,28 @@ def print_answer(text: str, failure: Exit) -> Exit:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _print(text, end="")
+        _print(text)
     except OSError as error:
-        if error.errno != errno.EPIPE:  # the reader, such as `head`, has read enough
+        if error.errno != errno.EPIPE:  # this is a reader, such as `head`, that has read enough
             return complain(failure, f"standard output: {error.strerror}")
     return Exit.OK
 
 
 def name_python() -> str:
-    """The path of this Python, as short as it can be typed here."""
+    """The shortest path of this Python from the current directory."""
     return min(sys.executable, os.path.relpath(sys.executable), key=len)
 
 
 def complain(code: Exit, text: str) -> Exit:
     """Print to standard error why there is no answer, with control characters escaped."""
-    from exporter.text import escape
-
     print(escape(text), file=sys.stderr)
     return code
 
 
-def _print(text: str, *, end: str) -> None:
+def _print(text: str) -> None:
     """Print and flush. Raises OSError, after which standard output is discarded."""
     try:
-        print(text, end=end, flush=True)
+        print(text, end="", flush=True)
     except OSError:
         # Otherwise Python's own flush at exit fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

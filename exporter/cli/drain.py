@@ -23,9 +23,9 @@ from exporter.text import write_span
 NAMED = 3
 """How many VMs a sentence names."""
 BAR = 20
-"""How many characters the bar of a drain has."""
+"""The length of the progress bar, in characters."""
 QUOTED = 100
-"""The longest reason in a sentence; the table has the whole text."""
+"""The longest reason in a sentence, in characters; the table has the whole text."""
 
 _MEANINGS = {
     DrainOutcome.STAYS: "never leaves: LiveMigrate, and not migratable",
@@ -38,8 +38,8 @@ _MEANINGS = {
 """What each outcome means."""
 
 
-def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
-    """One row per node; `everything` shows every row."""
+def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
+    """What a drain would do to the VMs of each node, in one row per node."""
     sheet = Sheet(screen)
     emptied = sum(one.can_be_emptied for one in answer.nodes)
     others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
@@ -47,12 +47,12 @@ def show_nodes(answer: NodesAnswer, screen: Screen, *, everything: bool) -> str:
     sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
     _warn(sheet, stale=answer.stale)
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
-    sheet.table(head, [_node_row(one) for one in answer.nodes], everything=everything)
+    sheet.table(head, [_node_row(one) for one in answer.nodes])
     return sheet.text()
 
 
-def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
-    """Whether a node can be emptied, in what time, and each VM; `everything` shows every row."""
+def show_drain(answer: DrainAnswer, screen: Screen) -> str:
+    """Whether a node can be emptied, in what time, and what happens to each VM."""
     sheet = Sheet(screen)
     kept = _name([one for one in answer.candidates if one.outcome in KEPT])
     others = _name([one for one in answer.candidates if one.outcome is DrainOutcome.EXTERNAL])
@@ -87,7 +87,7 @@ def show_drain(answer: DrainAnswer, screen: Screen, *, everything: bool) -> str:
         )
         for one in found
     ]
-    sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows, everything=everything)
+    sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
     return sheet.text()
 
 
@@ -96,7 +96,7 @@ async def follow_drain(
 ) -> str:
     """Show the progress of a drain whenever it changes, and return how it ended.
 
-    Raises what `Exporter.read_node` raises, but not if the last VM has left.
+    Raises what `Exporter.read_node` raises. NoSuchNode is the end of the drain, but not at first.
     """
     shown = ""
     while True:
@@ -135,15 +135,15 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
 def write_bound(answer: DrainAnswer) -> str:
     """The lower bound with its arithmetic, from the last durations of the VMs that migrate.
 
-    If limits are reached, running and waiting migrations look the same here; the parallel limit is
-    then named only if it fits.
+    If KubeVirt's limits are reached, the answer does not say which VMs migrate and which wait. Then
+    the parallel limit may not fit the numbers, and is not named.
     """
     bound = answer.at_least_seconds
     moved = [one for one in answer.candidates if one.outcome in MOVED]
     starting = [one for one in moved if one.outcome is DrainOutcome.LEAVES] or moved
     known = [one.last_duration_seconds for one in starting if one.last_duration_seconds is not None]
     if bound is None or not known:
-        return "How long it takes is unknown: no VM that has yet to migrate has done so before."
+        return "How long it takes is unknown: no VM that must migrate has migrated before."
     text = f"It takes at least {write_span(bound)}: "
     if bound <= max(known):
         text += "the longest of the last migrations took that long"
@@ -157,7 +157,7 @@ def write_bound(answer: DrainAnswer) -> str:
 
 
 def _name(found: list[NodeCandidate]) -> str:
-    """The first VMs by name, each that does not leave with its outcome and the reason."""
+    """The names of the first VMs; for a VM that does not leave, also the outcome and reason."""
     names = []
     for one in found[:NAMED]:
         name = f"{one.namespace}/{one.name}"
@@ -172,7 +172,7 @@ def _name(found: list[NodeCandidate]) -> str:
 
 
 def write_why(one: NodeCandidate) -> str:
-    """Why a VM does not move: the cause that `explain` names."""
+    """Why a VM does not move: the cause, as in `explain`."""
     return "" if one.cause is None else f"{one.cause.source}: {write_reason(one.cause)}"
 
 

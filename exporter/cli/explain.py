@@ -34,25 +34,23 @@ _UNMOVED = {
     DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
     DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
 }
-"""Why a VM that no rule blocks does not move all the same."""
+"""Why a VM does not move although no rule blocks it."""
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     """Why a VM may or may not be moved now, and what that is based on."""
-    sheet = Sheet(screen)
-    if vmi.evacuation is not None and vmi.evacuation.stuck:
-        by = (
-            "" if vmi.evacuation.requested_by is None else f" by {vmi.evacuation.requested_by.user}"
-        )
-        age = write_span(int(vmi.evacuation.age_seconds), units=2)
-        failed = vmi.evacuation.failed_attempts
+    sheet, evacuation = Sheet(screen), vmi.evacuation
+    if evacuation is not None and evacuation.stuck:
+        age = write_span(int(evacuation.age_seconds), units=2)
+        attempts = evacuation.failed_attempts
+        failed = f"; failed attempts: at least {attempts}" if attempts else ""
         sheet.say(
             f"{vmi.namespace}/{vmi.name}",
             (" is stuck", BAD),
-            f": its evacuation from {vmi.evacuation.evacuation_node_name} was requested{by} {age}"
-            f" ago{f'; failed attempts: at least {failed}' if failed else ''}.",
+            f": its evacuation from {evacuation.evacuation_node_name} was requested"
+            f"{_by(evacuation)} {age} ago{failed}.",
         )
-        _list_action(sheet, vmi.evacuation, vmi.as_of)
+        _list_action(sheet, evacuation, vmi.as_of)
         sheet.say()
     sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
@@ -65,16 +63,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     sheet.rows([_migration(one, vmi.as_of) for one in vmi.migrations], _MIGRATION_HEAD)
     for pending in vmi.pending_migrations:
         sheet.rows([("not ended", _attempt(pending, vmi.as_of))])
-    if vmi.evacuation is not None:
-        sheet.head(f"Evacuation from {vmi.evacuation.evacuation_node_name}")
-        sheet.rows(_evacuation(vmi.evacuation, vmi.as_of))
-        if not vmi.evacuation.stuck:
-            _list_action(sheet, vmi.evacuation, vmi.as_of)
-        cancel = vmi.evacuation.cancel
-        if cancel is not None and cancel.command != vmi.evacuation.command:
+    if evacuation is not None:
+        sheet.head(f"Evacuation from {evacuation.evacuation_node_name}")
+        sheet.rows(_evacuation(evacuation, vmi.as_of))
+        if not evacuation.stuck:
+            _list_action(sheet, evacuation, vmi.as_of)
+        if evacuation.cancel is not None and evacuation.cancel.command != evacuation.command:
             sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
-            sheet.command(cancel.command)
-        others = [one for one in vmi.evacuation.why if one != vmi.evacuation.cause]
+            sheet.command(evacuation.cancel.command)
+        others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")
             sheet.rows([_why(one, vmi.as_of) for one in others])
@@ -100,7 +97,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
 
 
 def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: datetime) -> None:
-    """The cause, what to do, where to read more, and the command to begin with."""
+    """Add the cause, the next step, the runbook, and the first command."""
     rows: list[list[Cell]] = []
     if one.cause is not None:
         source, when, text = _why(one.cause, as_of)
@@ -111,33 +108,30 @@ def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: datetime) -> None:
 
 
 def write_reason(one: WhyAnswer) -> str:
-    """The word and the message of a reason."""
+    """The reason in one word, and its message."""
     return ": ".join(part for part in (one.reason, one.message) if part)
 
 
 def _judge(vmi: VmiAnswer) -> list[Cell]:
     """Whether the VM may be moved now."""
     name = f"{vmi.namespace}/{vmi.name}"
-    verdicts = (vmi.verdicts.filter, vmi.verdicts.pre_eviction)
-    verdict = next((one for one in verdicts if one.reason is not None), None)
-    if verdict is None or verdict.reason is None:
-        if vmi.phase in ("Succeeded", "Failed"):
-            return [name, f" has ended ({vmi.phase}): there is nothing to move."]
-        if vmi.evacuation is not None:
-            node = vmi.evacuation.evacuation_node_name
-            return [name, f" is already being evacuated from {node}, and no rule blocks it."]
-        if vmi.drain in _UNMOVED:
-            return [name, (" is blocked by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
-        why = "it has no known migration to cool down from"
-        if vmi.cooldown is not None:
-            why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"
-        return [name, (" may be moved now", GOOD), f": no rule blocks it, and {why}."]
-    why = _HELD[verdict.reason]
-    until = ""
-    if verdict.not_before is not None:
-        release = write_release(verdict.not_before)
-        until = f", until {release} ({write_distance(verdict.not_before, vmi.as_of)})"
-    return [name, (" may not be moved now", BAD), f": {why}{until}."]
+    for verdict in (vmi.verdicts.filter, vmi.verdicts.pre_eviction):
+        if verdict.reason is not None:
+            until = ""
+            if verdict.not_before is not None:
+                until = f", until {write_release(verdict.not_before, vmi.as_of)}"
+            return [name, (" may not be moved now", BAD), f": {_HELD[verdict.reason]}{until}."]
+    if vmi.phase in ("Succeeded", "Failed"):
+        return [name, f" has ended ({vmi.phase}): there is nothing to move."]
+    if vmi.evacuation is not None:
+        node = vmi.evacuation.evacuation_node_name
+        return [name, f" is already being evacuated from {node}, and no rule blocks it."]
+    if vmi.drain in _UNMOVED:
+        return [name, (" is blocked by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
+    why = "it has no known migration to cool down from"
+    if vmi.cooldown is not None:
+        why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"
+    return [name, (" may be moved now", GOOD), f": no rule blocks it, and {why}."]
 
 
 def _doubts(vmi: VmiAnswer) -> list[str]:
@@ -172,15 +166,12 @@ def _cooldown(
     return [
         ["arithmetic", write_arithmetic(cooldown, policy)],
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
-        [
-            "over since" if over else "until",
-            f"{write_release(cooldown.not_before)} ({write_distance(cooldown.not_before, as_of)})",
-        ],
+        ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]
 
 
 def _policy(policy: PolicyAnswer) -> str:
-    """The name of the VM's policy, and what it says."""
+    """The name of the VM's policy, and its values."""
     values = {
         "minimum": policy.migration_cooldown_seconds,
         "maximum": policy.max_migration_cooldown_seconds,
@@ -227,11 +218,10 @@ def _attempt(one: PendingAnswer, as_of: datetime) -> str:
 
 
 def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
-    asked_by = "" if one.requested_by is None else f" by {one.requested_by.user}"
-    by = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
+    stuck = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
     rows: list[list[Cell]] = [
-        ["state", (f"{one.state}{by}", BAD if one.stuck else "")],
-        ["requested", f"{write_past(one.requested_at, as_of)}{asked_by}, source {one.source}"],
+        ["state", (f"{one.state}{stuck}", BAD if one.stuck else "")],
+        ["requested", f"{write_past(one.requested_at, as_of)}{_by(one)}, source {one.source}"],
         [
             "failed attempts",
             f"at least {one.failed_attempts}" if one.failed_attempts else "none known",
@@ -249,6 +239,11 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
     if one.diverged:
         rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
     return rows
+
+
+def _by(one: EvacuationAnswer) -> str:
+    """The user who requested an evacuation, if it is known."""
+    return "" if one.requested_by is None else f" by {one.requested_by.user}"
 
 
 def _why(one: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Formats instants for people, with their distance from the time of the answer."""
+"""Formats instants for people, with their distance from `as_of`, the time of the answer."""
 
 import math
 from datetime import datetime
@@ -6,9 +6,9 @@ from datetime import datetime
 from exporter.text import write_instant, write_span
 
 
-def write_release(moment: datetime) -> str:
-    """An instant rounded up to whole seconds: the VM is free at the printed time."""
-    return write_instant(math.ceil(moment.timestamp()))
+def write_release(moment: datetime, as_of: datetime) -> str:
+    """The instant of a VM's release, rounded up to whole seconds, and its distance."""
+    return f"{write_instant(math.ceil(moment.timestamp()))} ({write_distance(moment, as_of)})"
 
 
 def write_past(moment: datetime, as_of: datetime) -> str:

@@ -1,7 +1,7 @@
 """Aligned text: as wide as the terminal, or one line per row if the output is piped.
 
-Nothing from a cluster or an exporter is treated as markup, and control characters become escapes:
-no name can move the cursor or change colours.
+Text from a cluster or an exporter is never markup, and its control characters become escapes. So no
+name can move the cursor or change colours.
 """
 
 import os
@@ -27,7 +27,7 @@ NARROWEST = 40
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
 ROWS = 20
-"""How many rows of a table are shown without --all."""
+"""The rows of a table that are shown without --all."""
 GOOD, BAD, FAINT = "green", "bold red", "dim"
 
 _UNLIMITED = 1_000_000
@@ -35,10 +35,14 @@ _UNLIMITED = 1_000_000
 
 @dataclass(frozen=True)
 class Screen:
-    """Where text is shown: `width` columns, or None if lines may have any length."""
+    """Where text is shown: `width` columns, or None if lines may have any length.
+
+    A table shows its first `rows` rows, or all if that is None.
+    """
 
     width: int | None = None
     colored: bool = False
+    rows: int | None = ROWS
 
 
 def detect_terminal(stream: TextIO | None, environment: Mapping[str, str]) -> Screen:
@@ -56,6 +60,7 @@ class Sheet:
     """Text put together line by line for one screen."""
 
     def __init__(self, screen: Screen) -> None:
+        self.screen = screen
         self._file = StringIO()
         self._console = Console(
             file=self._file,
@@ -90,8 +95,8 @@ class Sheet:
     def rows(self, rows: Sequence[Sequence[Cell]], head: Sequence[str] = ()) -> None:
         """Add aligned columns; a cell that is too long wraps within its column.
 
-        Words stay whole: where they do not fit beside each other, the first cell of each row gets
-        a line of its own.
+        No word is broken: if the columns do not fit beside each other, the first cell of each row
+        gets a line of its own.
         """
         if not rows:
             return
@@ -119,11 +124,9 @@ class Sheet:
             table.add_row(*row)
         self._console.print(Padding.indent(table, indent))
 
-    def table(
-        self, head: Sequence[str], rows: Sequence[Sequence[Cell]], *, everything: bool
-    ) -> None:
-        """Add a table; without `everything` its first `ROWS` rows, and how many more there are."""
-        shown = rows if everything else rows[:ROWS]
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Add a table, and how many rows it has beyond those that are shown."""
+        shown = rows[: self.screen.rows]
         self.rows(shown, head)
         if len(rows) > len(shown):
             self.rows([((f"and {len(rows) - len(shown)} more: --all shows them", FAINT),)])
@@ -134,7 +137,7 @@ class Sheet:
 
 
 def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
-    """The width of each column so that no word is broken; none if there is not enough room."""
+    """The width of each column so that no word is broken; empty if the room is too small."""
     columns = list(zip(*rows, strict=True))
     widths = [
         max((Text(word).cell_len for text in column for word in text.plain.split()), default=0)

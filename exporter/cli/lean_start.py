@@ -1,7 +1,7 @@
 """Imports the main job in three quarters of the time.
 
-Its libraries do things when they are imported that are never used here. The tests say which of
-these measures can be dropped.
+When its libraries are imported, they do work that is never used here. A test fails if one of these
+measures is not needed any more.
 """
 
 import gc
@@ -15,10 +15,10 @@ from contextlib import contextmanager
 def lean_imports() -> Iterator[None]:
     """Import within the block, once, before the program works.
 
-    - aiohttp reads the machine's CA certificates twice, for default TLS contexts. Every connection
-      here has a context of its own.
-    - structlog loads rich, if it is installed, for tracebacks that we print plainly.
-    - The garbage collector would run a hundred times over objects that stay.
+    - aiohttp would read the machine's CA certificates twice, for default TLS contexts. Every
+      connection here has its own context.
+    - structlog would load rich, if it is installed, for tracebacks. We print them plainly.
+    - The garbage collector would run a hundred times, over objects that stay.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()

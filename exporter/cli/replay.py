@@ -12,18 +12,19 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from io import StringIO
+from io import BufferedReader
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from exporter.cli.commands import Exit, complain, name_python, print_answer, refuse
+from exporter.cli.commands import Exit, complain, name_python, print_answer
 from exporter.cli.layout import Screen, detect_terminal
+from exporter.credentials import CannotAsk
 from exporter.engine.model import Instant, Seconds
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_instant
@@ -33,7 +34,6 @@ from exporter.whatif.recording import Faults, Recorded
 from exporter.whatif.replay import Replay
 
 
-CHUNK = 2**16
 PLOT_SUFFIXES = (".png", ".svg")
 _NAME = re.compile(r"[\w.-]{1,40}")
 PROGRESS_EVERY = 2_000
@@ -41,22 +41,23 @@ PROGRESS_EVERY = 2_000
 
 
 class CannotReplay(Exception):
-    """There is nothing to play, or no way to show it; the message says what helps."""
+    """There is nothing to play, or the answer cannot be shown; the message says what helps."""
 
 
 @dataclass
 class Input:
-    """Where events come from.
+    """Events to play, and the faults that are found while they are read.
 
-    For the progress bar: `whole` is its size and `done` how much of that has been played at an
-    instant of the virtual clock, both in bytes or in seconds. `remarks` say what it lacks.
+    The progress bar needs `whole`, the size of the source, and `done`, how much of it has been
+    played at an instant of the virtual clock. Both are in bytes, or both in seconds. `remarks` say
+    what the source lacks.
     """
 
-    events: Callable[[Faults], Iterable[Recorded]]
+    events: Iterable[Recorded]
+    faults: Faults = field(default_factory=Faults)
     whole: float | None = None
     done: Callable[[Instant], float] = lambda _now: 0.0
     remarks: Sequence[str] = ()
-    faults: Faults = field(default_factory=Faults)
 
 
 def replay(
@@ -65,25 +66,19 @@ def replay(
     timer: Callable[[], Seconds],
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
 ) -> Exit:
-    """`replay`: print what these policies would have done.
+    """`replay`: print what these policies would have done. Raises `InvalidSettings`.
 
     `simulate` gives the scenario's lines, its beginning and its length.
     """
     began = timer()
-    try:
-        contenders = choose_contenders(arguments.policy)
-        check_plot(arguments.plot)
-        _check_source(arguments)
-    except InvalidSettings as invalid:
-        return refuse(invalid)
-    except CannotReplay as trouble:
-        return complain(Exit.USAGE, str(trouble))
-    text = StringIO()
+    contenders = choose_contenders(arguments.policy)
+    check_plot(arguments.plot)
+    _check_source(arguments)
     try:
         with _open_source(arguments, simulate) as source:
             found = play(source, contenders, sys.stderr)
             screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
-            show(found, source, as_json=arguments.json, screen=screen, out=text)
+            text = show(found, source, as_json=arguments.json, screen=screen)
             print_faults(source.faults, sys.stderr)
         if arguments.plot is not None:
             from exporter.whatif import plot
@@ -92,11 +87,11 @@ def replay(
                 plot.draw(found, arguments.plot)
             except plot.CannotDraw as trouble:
                 raise CannotReplay(f"--plot {arguments.plot}: {trouble}") from None
+            except OSError as error:
+                return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
     except CannotReplay as trouble:
         return complain(Exit.CANNOT_REPLAY, str(trouble))
-    except OSError as error:
-        return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
-    code = print_answer(text.getvalue(), Exit.CANNOT_REPLAY)
+    code = print_answer(text, Exit.CANNOT_REPLAY)
     if code is Exit.OK:
         print_cost(found, timer() - began, sys.stderr)
     return code
@@ -139,27 +134,27 @@ def open_recording(path: Path) -> Iterator[Input]:
     if str(path) == "-":
         if sys.stdin is None:
             raise CannotReplay("-: there is no standard input")
-        yield from_chunks(iter(lambda: sys.stdin.buffer.read(CHUNK), b""))
+        yield from_file(cast("BufferedReader", sys.stdin.buffer))
         return
     try:
         file = path.open("rb")
     except OSError as error:
         raise CannotReplay(f"{path}: {error.strerror}") from error
     with file:
-        source = from_chunks(iter(lambda: file.read(CHUNK), b""))
+        source = from_file(file)
         if file.seekable():  # a pipe has neither a size nor a position
-            whole = path.stat().st_size
-            source = replace(source, whole=whole, done=lambda _now: file.tell())
+            source = replace(source, whole=path.stat().st_size, done=lambda _now: file.tell())
         yield source
 
 
-def from_chunks(chunks: Iterable[bytes]) -> Input:
-    """A source from the bytes of a recording."""
-    return Input(lambda faults: recording.read(recording.split(chunks, faults), faults))
+def from_file(file: BufferedReader) -> Input:
+    """A source from the file of a recording."""
+    faults = Faults()
+    return Input(recording.read(recording.split(file, faults), faults), faults)
 
 
 def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
-    """A source from the metrics in a Prometheus, all read first. Raises `CannotReplay`."""
+    """A source from the metrics in a Prometheus, which are all read now. Raises `CannotReplay`."""
     from exporter.whatif import prometheus as metrics
 
     server = metrics.Prometheus(
@@ -176,10 +171,10 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
             spans = asyncio.run(
                 metrics.fetch(server, began, ended, step=arguments.step, progress=show_progress)
             )
-        except metrics.QueryFailed as trouble:
+        except CannotAsk as trouble:
             raise CannotReplay(str(trouble)) from None
     return Input(
-        lambda _faults: metrics.to_events(spans, began, ended),
+        metrics.to_events(spans, began, ended),
         whole=ended - began,
         done=lambda now: now - began,
         remarks=metrics.REMARKS,
@@ -189,14 +184,14 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
 def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
     """Play a source, with a progress bar if `errors` is a terminal.
 
-    If the recording is truncated, a line there says how far it was read. Raises `CannotReplay` if
-    it is no recording, has no events or cannot be read.
+    If the recording is truncated, a line on `errors` says how far it was read. Raises
+    `CannotReplay` if the source is no recording, has no events or cannot be read.
     """
     replay = Replay(contenders)
     with _progress(errors) as progress:
         task = progress.add_task("playing", total=source.whole, status="")
         try:
-            for event in source.events(source.faults):
+            for event in source.events:
                 replay.take(event)
                 if replay.events % PROGRESS_EVERY == 0:
                     status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
@@ -216,31 +211,23 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     return replay.finish()
 
 
-def show(
-    found: Comparison,
-    source: Input,
-    *,
-    as_json: bool,
-    screen: Screen,
-    out: TextIO,
-) -> None:
-    """Print the answer as a table or as JSON."""
+def show(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
+    """The answer as tables or as JSON."""
     if as_json:
-        print(json.dumps(comparison.to_json(found, source.remarks), indent=2), file=out)
-        return
-    comparison.show(found, out, width=screen.width, colored=screen.colored)
-    for remark in source.remarks:
-        print(f"\n{remark}", file=out)
+        return json.dumps(comparison.to_json(found, source.remarks), indent=2) + "\n"
+    tables = comparison.show(found, width=screen.width, colored=screen.colored)
+    return tables + "".join(f"\n{remark}\n" for remark in source.remarks)
 
 
 def check_plot(path: Path | None) -> None:
-    """Check before playing that a plot can be drawn. Raises `CannotReplay`."""
+    """Check before playing that a plot can be drawn. Raises `InvalidSettings`."""
     if path is None:
         return
     if path.suffix not in PLOT_SUFFIXES:
-        raise CannotReplay(f"--plot {path}: expected a name that ends in .png or .svg")
+        raise InvalidSettings([f"--plot {path}: expected a name that ends in .png or .svg"])
     if find_spec("matplotlib") is None:
-        raise CannotReplay(f"--plot needs Matplotlib: {name_python()} -m pip install matplotlib")
+        install = f"{name_python()} -m pip install matplotlib"
+        raise InvalidSettings([f"--plot needs Matplotlib: {install}"])
 
 
 def print_faults(faults: Faults, errors: TextIO) -> None:
@@ -289,21 +276,21 @@ def _check_source(arguments: argparse.Namespace) -> None:
         raise InvalidSettings(["--step: must be at least 1s"])
 
 
+@contextmanager
 def _open_source(
     arguments: argparse.Namespace,
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
-) -> AbstractContextManager[Input]:
+) -> Iterator[Input]:
     if arguments.file is not None:
-        return open_recording(arguments.file)
-    if arguments.scenario is not None:
+        with open_recording(arguments.file) as source:
+            yield source
+    elif arguments.scenario is not None:
         lines, began, lasts = simulate()
-        source = Input(
-            lambda faults: recording.read(lines, faults),
-            whole=lasts,
-            done=lambda now: now - began,
-        )
-        return nullcontext(source)
-    return nullcontext(from_prometheus(arguments, sys.stderr))
+        faults = Faults()
+        events = recording.read(lines, faults)
+        yield Input(events, faults, whole=lasts, done=lambda now: now - began)
+    else:
+        yield from_prometheus(arguments, sys.stderr)
 
 
 def _progress(errors: TextIO) -> Progress:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
-from exporter.cli.layout import BAD, FAINT, GOOD, ROWS, Cell, Screen, Sheet
+from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.drain_outcomes import GRAVEST
 from exporter.engine.rules import UNTIL
 from exporter.health import Staleness
@@ -26,12 +26,10 @@ def show_status(
     evacuations: EvacuationsAnswer | None,
     blocked: BlockedAnswer | None,
     screen: Screen,
-    *,
-    everything: bool,
 ) -> str:
     """Whether the exporter works, what is stuck, and which VMs are blocked until when.
 
-    Before the exporter is ready, the other answers are None. `everything` shows every row.
+    `evacuations` and `blocked` are None if the exporter is not ready.
     """
     sheet = Sheet(screen)
     sheet.say(*_judge(status))
@@ -57,12 +55,12 @@ def show_status(
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
-        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck, everything=everything)
-        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others, everything=everything)
+        _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck)
+        _list_evacuations(sheet, f"Other evacuations: {len(others)}", others)
     if blocked is not None:
         rows = _held_vms(blocked)
         sheet.head(f"Blocked VMs: {len(rows)}")
-        sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows, everything=everything)
+        sheet.table(("VM", "ON", "BECAUSE", "UNTIL"), rows)
     return sheet.text()
 
 
@@ -122,12 +120,10 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
     return f"{history.vmis} VMs, {history.bytes:,} bytes, {state}"
 
 
-def _list_evacuations(
-    sheet: Sheet, head: str, found: Sequence[EvacuationAnswer], *, everything: bool
-) -> None:
-    """List evacuations, and below them each action with its cause and the VMs that it is for.
+def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:
+    """List evacuations, and below them each action with its cause and its VMs.
 
-    The command is the one for the first of them.
+    The command is that for the first of these VMs.
     """
     sheet.head(head)
     rows = [
@@ -140,9 +136,9 @@ def _list_evacuations(
         )
         for one in found
     ]
-    sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows, everything=everything)
+    sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows)
     alike = dict[tuple[str, str], list[EvacuationAnswer]]()
-    for one in found if everything else found[:ROWS]:
+    for one in found[: sheet.screen.rows]:
         said = "" if one.cause is None else write_reason(one.cause)
         alike.setdefault((one.next_step, said), []).append(one)
     for (step, said), ones in alike.items():
@@ -157,17 +153,14 @@ def _list_evacuations(
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
     """One row per VM: those with a release time in that order, then the others."""
-    dated: list[tuple[datetime, list[Cell]]] = []
-    others: list[list[Cell]] = []
+    rows: list[tuple[datetime | None, list[Cell]]] = []
     for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
         entries: list[BlockedVmi] = list(group)
         because = ", ".join(dict.fromkeys(entry.reason for entry in entries))
-        row: list[Cell] = [f"{namespace}/{name}", entries[0].node, because]
-        release = entries[-1].not_before
-        if release is None or len(entries) > 1:
-            others.append([*row, UNTIL[entries[0].reason]])
-        else:
-            until = f"{write_release(release)} ({write_distance(release, blocked.as_of)})"
-            dated.append((release, [*row, until]))
-    dated.sort(key=lambda one: one[0])
-    return [row for _, row in dated] + others
+        release, until = None, UNTIL[entries[0].reason]
+        if len(entries) == 1 and entries[0].not_before is not None:
+            release = entries[0].not_before
+            until = write_release(release, blocked.as_of)
+        rows.append((release, [f"{namespace}/{name}", entries[0].node, because, until]))
+    rows.sort(key=lambda row: (row[0] is None, row[0] or blocked.as_of))
+    return [row for _, row in rows]

@@ -53,7 +53,7 @@ __all__ = [
     "Tls",
     "load_settings",
     "parse_address",
-    "parse_duration",
+    "parse_positive_duration",
     "read_settings",
 ]
 
@@ -65,7 +65,7 @@ LONGEST_WAIT: Seconds = 60.0
 """The longest time that a long poll waits."""
 
 _RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
-"""Users that retry a denied eviction without a pause: kured and OpenShift's machine-api."""
+"""Users who retry a denied eviction without a pause: kured and OpenShift's machine-api."""
 _GROUPS_OF_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
 
 
@@ -73,10 +73,10 @@ _GROUPS_OF_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-a
 class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
-    `hosts`: further names that `Host` may have on a `query` listener that only listens on loopback
-    and needs no credentials. `page`: whether the page on `metrics` shows single VMs.
+    `hosts`: further values of the header `Host` that are accepted by a `query` listener without
+    authentication on loopback. `page`: whether the page on `metrics` shows single VMs.
     `admission` serves the admission webhook; empty: off. `local` is a unix socket that serves
-    everything without authentication, to whoever can run programs in the pod; None: off.
+    everything to every program in the pod, without authentication; None: off.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
@@ -139,7 +139,7 @@ class AuthSettings:
     """The authentication of each listener.
 
     `allow_insecure_query`: serve the query API to the network without protection. `cache`: how
-    long the API server's answer about a token counts. Unix sockets get `socket_mode` and
+    long the API server's answer about a token is used again. Unix sockets get `socket_mode` and
     `socket_group`, if set.
     """
 
@@ -275,7 +275,7 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
-    """The exceptions from the policy; what an entry leaves out is the policy's."""
+    """The exceptions from the policy; an entry without a value has that of the policy."""
     found: list[Override] = []
     for entry in entries:
         match = entry.section("match")
@@ -308,7 +308,7 @@ def _check_override(entry: Section, override: Override, before: list[Override]) 
         return False
     first = next((one.name for one in before if one.shadows(override)), None)
     if first is not None:
-        entry.report("match", f"never reached: {first!r} before it matches all of these VMs")
+        entry.report("match", f"never reached: the earlier entry {first!r} matches all these VMs")
     return True
 
 

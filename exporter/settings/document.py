@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises; invalid dates and numbers raise Python's own errors."""
-_MERGE = "tag:yaml.org,2002:merge"
+_STRING = "tag:yaml.org,2002:str"
 _PARSERS: dict[Any, Callable[[object], Any]] = {
     bool: parse_boolean,
     int: parse_count,
@@ -39,7 +39,7 @@ _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt
 
 
 class InvalidSettings(Exception):
-    """An invalid configuration, with one line per fault."""
+    """An invalid configuration or command line, with one line per fault."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
@@ -63,36 +63,31 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML in which duplicate keys are an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != _STRING:
                 continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"duplicate key {key!r}", key_node.start_mark
+                    None, None, f"duplicate key {key.value!r}", key.start_mark
                 )
-            if isinstance(key, str):
-                seen.add(key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 class Section:
-    """One mapping of the document: it collects faults, and remembers which keys were read."""
+    """One mapping of the document; it collects faults, and notes which keys were read."""
 
     def __init__(self, path: str, value: object, faults: list[str]) -> None:
         self._path = path
         self._faults = faults
-        self._values: Mapping[Any, Any] = {}
-        self._left: set[Any] = set()
+        self._values: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
+        self._left = set(self._values)
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         self.is_broken = value is not None and not isinstance(value, Mapping)
-        """It is not a mapping, which is reported already."""
-        if isinstance(value, Mapping):
-            self._values = value
-            self._left = set(value)
-        elif value is not None:
+        """The value is not a mapping. This is reported already."""
+        if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
     def section(self, key: str) -> "Section":
@@ -135,7 +130,7 @@ class Section:
             return default
 
     def read(self, default: T, *, skip: tuple[str, ...] = ()) -> T:
-        """The default with what the keys of this mapping say, except for the fields in `skip`."""
+        """The default with the values of this mapping; the fields in `skip` are not read."""
         hints = get_type_hints(type(default), include_extras=True)
         values = {name: getattr(default, name) for name in hints}
         for name, hint in hints.items():
@@ -146,7 +141,7 @@ class Section:
         return type(default)(**values)
 
     def renamed(self, key: str, new: str) -> None:
-        """Report a key by its old name."""
+        """Report the old name of a key, if it is used."""
         if key in self._left:
             self._left.discard(key)
             self.report(key, f"it is called {new} now")

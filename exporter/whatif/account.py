@@ -20,7 +20,7 @@ FIRST_WIDTH: Seconds = 60.0
 """The width of a series' bins before the first doubling."""
 MAX_BINS = 2048
 MAX_NAMES = 100
-"""How many VMs of each entry of `policy.overrides` are named; all are counted."""
+"""So many VMs of each entry of `policy.overrides` are named; all are counted."""
 
 
 class Contender(Struct, frozen=True, kw_only=True):
@@ -52,8 +52,8 @@ BUILTIN: Mapping[str, Contender] = {
         ),
     )
 }
-"""The reference plugin's defaults, ours, ours with the window that the documents recommend, and
-neither cooldown nor guards."""
+"""The defaults of the reference plugin; our defaults; ours with the window that the documents
+recommend; and no cooldown and no guard."""
 
 
 class Distribution(Counter[int]):
@@ -75,9 +75,9 @@ class Distribution(Counter[int]):
 
 
 class TimeSeries(Struct):
-    """Amounts over time, in at most `MAX_BINS` bins; their width doubles as time goes on."""
+    """Amounts over time, in at most `MAX_BINS` bins, whose width doubles when they do not fit."""
 
-    began: Instant
+    began: Instant = 0.0
     width: Seconds = FIRST_WIDTH
     bins: list[float] = []
 
@@ -111,8 +111,8 @@ class TimeSeries(Struct):
 class MigrationCounts(Struct):
     """The migrations that happened; `per_vm` counts only VMs that moved.
 
-    `reasons` are those of the VMIMs that failed, also before their hand-off. A recording has no
-    texts of KubeVirt, so that what only a text says is `other`.
+    `reasons` says why VMIMs failed, also before their hand-off. A recording has no texts of
+    KubeVirt, so a reason that only such a text names is `other`.
     """
 
     ended: int = 0
@@ -121,24 +121,24 @@ class MigrationCounts(Struct):
     per_vm: Distribution = field(default_factory=Distribution)
 
 
-class StuckEvacuation(Struct, frozen=True, kw_only=True):
-    """One stuck evacuation.
+class StuckEvacuation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One stuck evacuation, named as in JSON.
 
-    `state` and `causes` are from when the alert fired, else from when it became stuck.
-    `alerted_at` is None if it ended before the alert fired, `ended_at` if the recording ended
-    first.
+    `state` and `stuck_by` are those at the alert; if it did not fire, those when the evacuation
+    became stuck. `alerted_at` is None if the evacuation ended before the alert fired, and
+    `ended_at` is None if the recording ended before the evacuation.
     """
 
     namespace: str
     name: str
-    node: str
+    evacuation_node_name: str
     source: Source
     requested_at: Instant
     stuck_at: Instant
     alerted_at: Instant | None
     ended_at: Instant | None
     state: State
-    causes: tuple[Cause, ...]
+    stuck_by: tuple[Cause, ...]
 
 
 class Stuck(Struct):
@@ -157,22 +157,23 @@ class Stuck(Struct):
     longest: list[StuckEvacuation] = []
 
 
-class Touched(Struct):
-    """What an entry of `policy.overrides` was for: `vms` VMs, of which `names` are the first.
+class Touched(Struct, rename="camel"):
+    """The VMs that had the entry `name` of `policy.overrides`, named as in JSON.
 
-    `allowed` and `refused` are the evictions of these VMs.
+    `allowed` and `refused` count the evictions of these VMs.
     """
 
+    name: str
     vms: int = 0
-    names: list[str] = []
+    first_vms: list[str] = []
     allowed: int = 0
     refused: int = 0
 
-    def add(self, name: str) -> None:
+    def add(self, vm: str) -> None:
         """Add a VM."""
         self.vms += 1
-        if len(self.names) < MAX_NAMES and name not in self.names:
-            self.names.append(name)
+        if len(self.first_vms) < MAX_NAMES and vm not in self.first_vms:
+            self.first_vms.append(vm)
 
 
 class Account(Struct, kw_only=True):
@@ -190,9 +191,9 @@ class Account(Struct, kw_only=True):
     vms_at_cap: int = 0
     stuck: Stuck = field(default_factory=Stuck)
     touched: dict[str, Touched] = {}
-    allowed_over_time: TimeSeries
-    refused_over_time: TimeSeries
-    cooling_over_time: TimeSeries
+    allowed_over_time: TimeSeries = field(default_factory=TimeSeries)
+    refused_over_time: TimeSeries = field(default_factory=TimeSeries)
+    cooling_over_time: TimeSeries = field(default_factory=TimeSeries)
 
     @property
     def asked(self) -> int:
@@ -207,9 +208,9 @@ class Account(Struct, kw_only=True):
     def count_decision(
         self, reason: Reason | None, at: Instant, times: int = 1, *, override: str
     ) -> None:
-        """Count an eviction refused for `reason`, or allowed; -1 times takes it back.
+        """Count an eviction: refused for `reason`, or allowed if it is None; -1 takes it back.
 
-        `override` is the entry that the VM has.
+        `override` is the VM's entry of `policy.overrides`.
         """
         if override:
             touched = self.touched[override]
@@ -224,7 +225,7 @@ class Account(Struct, kw_only=True):
 
 
 class Comparison(Struct, kw_only=True):
-    """The same recording under each policy; `vm_seconds` is how long all VMs existed, together."""
+    """The same recording under each policy; `vm_seconds` is the sum of the VMs' lifetimes."""
 
     began: Instant
     ended: Instant

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from typing import Any, TextIO, TypeAlias
+from typing import Any
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import Instant, Reason, Seconds
 from exporter.engine.policy import Policy
-from exporter.text import escape, format_duration, split_span, write_instant, write_optional_instant
+from exporter.text import escape, format_duration, split_span, write_instant
 from exporter.whatif.account import (
     Account,
     Comparison,
@@ -27,10 +28,8 @@ STUCK_SHOWN = 10
 VMS_SHOWN = 5
 """How many VMs of an exception the table names; the JSON has more."""
 PLAIN_WIDTH = 200
-"""Columns if there is no terminal, enough for every line."""
+"""The columns if there is no terminal: enough for every line."""
 UNLIMITED = 1_000
-
-_Row: TypeAlias = tuple[str, list[str]]
 
 _REASONS = {
     Reason.COOLDOWN: "  cooling down",
@@ -41,8 +40,8 @@ _REASONS = {
 }
 
 
-def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: bool) -> None:
-    """Print the table; `width` is None if there is no terminal."""
+def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
+    """The tables as text; `width` is None if there is no terminal."""
     text = StringIO()
     console = Console(
         file=text,
@@ -77,8 +76,7 @@ def show(comparison: Comparison, stream: TextIO, *, width: int | None, colored: 
         unlimited = console.options.update(width=UNLIMITED)
         console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
         console.print(table)
-    for line in text.getvalue().splitlines():
-        print(line.rstrip(), file=stream)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def _make_table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def _rows(comparison: Comparison) -> Iterator[_Row]:
+def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     accounts = comparison.accounts
     policies = [account.contender.policy for account in accounts]
 
@@ -176,7 +174,7 @@ def _draw_stuck(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -
         lasted = None if one.ended_at is None else one.ended_at - one.requested_at
         table.add_row(
             Text(escape(f"{one.namespace}/{one.name}")),
-            Text(escape(one.node)),
+            Text(escape(one.evacuation_node_name)),
             write_instant(one.requested_at),
             "none" if after is None else _span(after),
             "not over" if lasted is None else _span(lasted),
@@ -190,11 +188,11 @@ def _draw_touched(comparison: Comparison) -> Table:
     counts = ("VMs", "evictions allowed", "refused")
     table = _make_table("policy", "exception", *counts, "first VMs", right=counts)
     for account in comparison.accounts:
-        for name, touched in account.touched.items():
-            first = ", ".join(touched.names[:VMS_SHOWN])
+        for touched in account.touched.values():
+            first = ", ".join(touched.first_vms[:VMS_SHOWN])
             table.add_row(
                 Text(escape(account.contender.name)),
-                Text(escape(name)),
+                Text(escape(touched.name)),
                 *(f"{count:,}" for count in (touched.vms, touched.allowed, touched.refused)),
                 Text(escape(first + (", …" if touched.vms > VMS_SHOWN else ""))),
             )
@@ -217,16 +215,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
                 "platformUpdate": policy.guard_platform_update,
             },
         },
-        "overrides": [
-            {
-                "name": name,
-                "vms": touched.vms,
-                "firstVms": touched.names,
-                "allowed": touched.allowed,
-                "refused": touched.refused,
-            }
-            for name, touched in account.touched.items()
-        ],
+        "overrides": to_builtins(list(account.touched.values())),
         "stuckPolicy": {
             "after": stuck.after,
             "failedAttempts": stuck.failed_attempts,
@@ -257,27 +246,21 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "byState": dict(sorted(found.by_state.items())),
             "minutesToAlert": _distribution_json(found.minutes_to_alert),
             "minutesAlerting": _distribution_json(found.minutes_alerting),
-            "longest": [
-                {
-                    "namespace": one.namespace,
-                    "name": one.name,
-                    "evacuationNodeName": one.node,
-                    "source": one.source,
-                    "requestedAt": write_instant(one.requested_at),
-                    "stuckAt": write_instant(one.stuck_at),
-                    "alertedAt": write_optional_instant(one.alerted_at),
-                    "endedAt": write_optional_instant(one.ended_at),
-                    "state": one.state,
-                    "stuckBy": list(one.causes),
-                }
-                for one in found.longest
-            ],
+            "longest": [_stuck_json(one) for one in found.longest],
         },
         "overTime": {
             "allowed": _series_json(account.allowed_over_time),
             "refused": _series_json(account.refused_over_time),
             "cooldownSeconds": _series_json(account.cooling_over_time),
         },
+    }
+
+
+def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
+    """A stuck evacuation; its only numbers are instants."""
+    return {
+        key: write_instant(value) if isinstance(value, float) else value
+        for key, value in to_builtins(one).items()
     }
 
 

@@ -1,19 +1,19 @@
 """Which of the recorded events would have happened under one policy.
 
-An eviction is a VMI whose `evacuationNodeName` becomes set, or set to another node. The rules
-are applied to the evidence from just before.
+A VMI is evicted when its `evacuationNodeName` becomes set, or set to another node. The rules judge
+the eviction by the evidence from just before.
 
-Allowed: everything that follows happens as recorded. Refused: the evacuation does not happen. Its
-marker, its VMIMs and the `migrationState` of its migrations are hidden from the policy's store, so
-they count towards no later cooldown. Nothing takes their place.
+If the policy allows it, everything that follows happens as recorded. If the policy refuses it, the
+evacuation does not happen. Its marker, its VMIMs and the `migrationState` of its migrations are
+hidden from the policy's store, so they count towards no later cooldown. Nothing takes their place.
 
-Two kinds always happen. Migrations without an evacuation (users, workload updates) need no
-permission. Neither do evacuations with a VMIM of priority `system-critical` (drains and
-maintenance): that VMIM often arrives just after the marker, and then the decision is taken back.
-An eviction of unknown source counts as the descheduler's.
+Two kinds of migrations always happen, without a decision. The first are migrations without an
+evacuation (by users, or workload updates). The second are evacuations with a VMIM of priority
+`system-critical` (drains and maintenance). Often that VMIM arrives just after the marker, and then
+the decision is taken back. An eviction of unknown source counts as the descheduler's.
 
 The watches of VMIs and VMIMs have no order between them. A VMIM may arrive before its marker, and
-a migration's state before its VMIM; until the VMIM is known, the state counts as part of the
+the state of a migration before its VMIM. Until the VMIM is known, the state counts as part of the
 refused evacuation.
 """
 
@@ -31,11 +31,12 @@ from exporter.whatif.account import Account
 
 
 class _Eviction(Struct):
-    """The last eviction of a VMI, kept while it runs or hides anything.
+    """The last eviction of a VMI, kept while its evacuation runs or it hides migrations.
 
     `node` is "" once the evacuation is over. `needs_permission` is False for a drain. `reason` is
-    why it was refused, else None, and `override` the entry that the VM had. `hidden` are the IDs of
-    its hidden migrations (see `migration_id`), `hidden_before` those of earlier evictions.
+    why the policy refused it, or None, and `override` the VM's entry of `policy.overrides`.
+    `hidden` has the IDs of its hidden migrations (see `migration_id`), `hidden_before` those of
+    earlier evictions.
     """
 
     node: str
@@ -54,7 +55,8 @@ class _Eviction(Struct):
 class Counterfactual:
     """Puts into `store` what happens under `policy`, and counts its decisions in `account`.
 
-    `recorded_vmims` are all VMIMs in the recording by VMI and ID, hidden or not.
+    `recorded_vmims` has the existing VMIMs of the recording by VMI and ID, hidden or not. `now` is
+    the virtual clock.
     """
 
     def __init__(
@@ -69,11 +71,7 @@ class Counterfactual:
         self._account = account
         self._recorded_vmims = recorded_vmims
         self._evictions: dict[str, _Eviction] = {}
-        self._now: Instant = 0.0
-
-    def advance(self, now: Instant) -> None:
-        """Move the clock."""
-        self._now = now
+        self.now: Instant = 0.0
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
         """A VMI changed; `before` is None if it is new or in the first list."""
@@ -96,7 +94,7 @@ class Counterfactual:
             self._put(vmim)
             return
         if is_new and not _evacuates(vmim, eviction.node):
-            # It may be hidden, because its VMIM had not said yet that it is no evacuation.
+            # Its state may be hidden. Now its VMIM shows that it is not part of the evacuation.
             if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
                 eviction.hidden.discard(vmim.uid)
                 self._put_visible(vmi, eviction)
@@ -120,22 +118,21 @@ class Counterfactual:
         self._evictions.pop(vmi.uid, None)
 
     def _put(self, fact: Fact) -> None:
-        self._store.apply(Observed(fact), self._now)
+        self._store.apply(Observed(fact), self.now)
 
     def _remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        self._store.apply(Removed(resource, namespace, name, uid), self._now)
+        self._store.apply(Removed(resource, namespace, name, uid), self.now)
 
     def _decide(self, vmi: Vmi) -> None:
         """Decide about a new eviction."""
         former = self._evictions.pop(vmi.uid, None)
-        now = self._now
         evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
-        eviction = self._evictions[vmi.uid] = _Eviction(vmi.evacuation_node, now)
+        eviction = self._evictions[vmi.uid] = _Eviction(vmi.evacuation_node, self.now)
         if former is not None:
             eviction.hidden_before = former.hidden_before | former.hidden
-        # Its own first VMIM may have arrived before the marker.
+        # The first VMIM of this evacuation may have arrived before the marker.
         own = [v for v in evidence.vmims if not v.finished and _evacuates(v, vmi.evacuation_node)]
         if any(vmim.priority is Priority.SYSTEM_CRITICAL for vmim in own):
             eviction.needs_permission = False
@@ -143,10 +140,10 @@ class Counterfactual:
             return
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
-        filtered, pre_eviction, _ = decide_both(evidence, self._policy, now)
+        filtered, pre_eviction, _ = decide_both(evidence, self._policy, self.now)
         eviction.reason = filtered.reason or pre_eviction.reason
         eviction.override = evidence.vmi.override
-        self._account.count_decision(eviction.reason, now, override=eviction.override)
+        self._account.count_decision(eviction.reason, self.now, override=eviction.override)
         if eviction.reason is not None:
             for vmim in own:
                 eviction.hidden.add(migration_id(vmim))
@@ -165,7 +162,7 @@ class Counterfactual:
         self._put_visible(vmi, eviction)
 
     def _hide_new_migration(self, eviction: _Eviction, vmi: Vmi, before: Vmi | None) -> None:
-        """Hide a migration that begins during a refused evacuation and may belong to it."""
+        """Hide a migration that begins during a refused evacuation, and may be part of it."""
         state = vmi.migration
         if not eviction.node or eviction.reason is None or state is None or not state.uid:
             return
@@ -178,11 +175,9 @@ class Counterfactual:
 
     def _prune(self, eviction: _Eviction, vmi: Vmi) -> None:
         """Forget hidden migrations that neither a VMIM nor the VMI names any more."""
-        if eviction.hidden or eviction.hidden_before:
-            named = set(self._vmims_of(vmi))
-            named.add("" if vmi.migration is None else vmi.migration.uid)
-            eviction.hidden &= named
-            eviction.hidden_before &= named
+        named = {*self._vmims_of(vmi), "" if vmi.migration is None else vmi.migration.uid}
+        eviction.hidden &= named
+        eviction.hidden_before &= named
         if not (eviction.node or eviction.hidden or eviction.hidden_before):
             self._evictions.pop(vmi.uid, None)
 

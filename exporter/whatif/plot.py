@@ -20,7 +20,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """By Okabe and Ito: distinct for people with any colour vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 MAX_STEPS = 168
-"""The most steps of the line of VMs under cooldown."""
+"""The largest number of steps in the line of VMs under cooldown."""
 LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 """Matplotlib's dates end with the year 9999, and an axis extends beyond its data."""
 
@@ -49,7 +49,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
-    # Neither the date nor Matplotlib's version.
+    # The files have neither the date nor Matplotlib's version.
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     figure.savefig(path, dpi=110, metadata=metadata)
 
@@ -106,7 +106,7 @@ def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
-    """How many VMs migrated at least N times: further right means a VM that moved more often."""
+    """How many VMs migrated at least N times: a line ends at the VM that migrated most often."""
     axes.set_title("VMs that migrated at least so many times", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)

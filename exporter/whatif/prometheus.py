@@ -2,21 +2,21 @@
 
 This is for clusters without a recording. KubeVirt's gauges have each VM's last migration
 (`vmistats_collector.go`) and the existing VMIMs by outcome (`migrationstats_collector.go`). A range
-query over them shows when each migration began and ended. `REMARKS` says what they lack. Where
-they leave a gap, these rules fill it:
+query over them shows when each migration began and ended. `REMARKS` says what the gauges lack.
+These rules fill the gaps:
 
-- An evacuation is a migration that KubeVirt named `kubevirt-evacuation-...`. Its request is the
-  start of its first migration, or the first sample of its first failed attempt. If it runs when
-  the range begins, it was requested before that, and no policy decides about it.
-- It goes on after a failure, because KubeVirt tries again. It is over if no attempt follows within
-  `RETRIED_WITHIN`.
-- A migration without an end ended at its last sample, at an unknown instant.
+- An evacuation consists of migrations that KubeVirt named `kubevirt-evacuation-...`. It was
+  requested at the start of the first one, or at the first sample of the first failed attempt. If an
+  evacuation runs when the range begins, it was requested before, and no policy decides about it.
+- An evacuation goes on after a failure, because KubeVirt tries again. It is over if no attempt
+  follows within `RETRIED_WITHIN`.
+- A migration without an end ended at its last sample. For a cooldown its end is unknown.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -25,13 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.credentials import (
-    UnsafeUrl,
-    UnusableFile,
-    check_url,
-    make_ssl_context,
-    read_token,
-)
+from exporter.credentials import CannotAsk, check_url, make_ssl_context, read_token
 from exporter.engine.changes import Key
 from exporter.engine.model import (
     Instant,
@@ -57,8 +51,8 @@ MAX_POINTS = 1_000
 """Points per series and query, to bound memory; Prometheus allows 11,000."""
 TIMEOUT: Seconds = 120.0
 RETRIED_WITHIN: Seconds = 900.0
-"""KubeVirt waits at most 320 s between attempts (it keeps five failures), and an attempt that finds
-no node lasts 300 s."""
+"""KubeVirt waits at most 320 s between attempts, because it keeps five failures. An attempt that
+finds no node lasts 300 s."""
 KEPT_VMIMS = 5
 """How many finished VMIMs KubeVirt keeps per VM."""
 
@@ -77,13 +71,9 @@ Played from Prometheus, which knows less than a recording:
 )
 
 
-class QueryFailed(Exception):
-    """Prometheus did not answer, or not with data; the message says why."""
-
-
 @dataclass(frozen=True)
 class Prometheus:
-    """The address of a Prometheus, with a token and a CA; `cluster`: the value of that label."""
+    """A Prometheus, with the files for its connection, and the value of the label `cluster`."""
 
     url: str
     cluster: str | None = None
@@ -93,9 +83,9 @@ class Prometheus:
 
 @dataclass
 class Span:
-    """One migration in the metrics; `vm` is the VM's name, `node` a node that it was on.
+    """One migration in the metrics, whose VMIM is `name`; `vm` and `node` are of its VM.
 
-    `seen_at` and `last_seen_at` are its first and last sample.
+    `seen_at` and `last_seen_at` are the instants of its first and last sample.
     """
 
     namespace: str
@@ -107,6 +97,16 @@ class Span:
     start: Instant | None = None
     end: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
+
+    @property
+    def uid(self) -> str:
+        """A UID for the VMIM; the metrics have none."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def began(self) -> Instant:
+        """When the migration began, or was first seen if it never did."""
+        return self.seen_at if self.start is None else self.start
 
     @property
     def evacuates(self) -> bool:
@@ -159,19 +159,16 @@ async def fetch(
 ) -> Spans:
     """Read every migration of that time.
 
-    `progress` is called with the instant read so far. Raises `QueryFailed`, also if there are
+    `progress` is called with the instant read so far. Raises `CannotAsk`, also if there are
     several clusters and none is chosen: their VMs may have the same names.
     """
     spans: Spans = {}
     clusters: set[str] = set()
     chosen = "" if prometheus.cluster is None else f"{{cluster={_quote(prometheus.cluster)}}}"
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-    try:
-        check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
-        context = make_ssl_context(prometheus.ca_file)
-        headers = read_token(prometheus.token_file)
-    except (UnsafeUrl, UnusableFile) as trouble:
-        raise QueryFailed(str(trouble)) from None
+    check_url(prometheus.url, _EXPECTED, with_token=prometheus.token_file is not None)
+    context = make_ssl_context(prometheus.ca_file)
+    headers = read_token(prometheus.token_file)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=context), headers=headers, timeout=timeout
     ) as session:
@@ -188,12 +185,12 @@ async def fetch(
                     note_series(spans, metric, series.metric, series.values)
             if len(clusters) > 1:
                 names = ", ".join(map(_quote, sorted(clusters)))
-                raise QueryFailed(
+                raise CannotAsk(
                     f"{prometheus.url} has several clusters ({names}): choose one with --cluster"
                 )
             progress(until)
     if not spans:
-        raise QueryFailed(
+        raise CannotAsk(
             f"{prometheus.url} has no kubevirt_vmi_migration_* between {write_instant(began)} and"
             f" {write_instant(ended)}: does it scrape KubeVirt?"
         )
@@ -239,157 +236,134 @@ def to_events(spans: Spans, began: Instant, ended: Instant) -> Iterator[Recorded
     yield Recorded(ended, Kind.ENDED)
 
 
-@dataclass
 class _VmHistory:
     """The migrations of one VM, and the VMI and VMIMs as they change."""
 
-    key: Key
-    spans: list[Span]
-    began: Instant
-    ended: Instant
-    vmi: Vmi = field(init=False)
-    vmims: list[str] = field(default_factory=list)
-    running: Span | None = None
-
-    def __post_init__(self) -> None:
-        namespace, name = self.key
-        self.spans.sort(key=lambda span: (_begin_of(span), span.name))
-        node = next((span.node for span in self.spans if span.node), "")
-        self.vmi = Vmi(
+    def __init__(self, key: Key, spans: list[Span], began: Instant, ended: Instant) -> None:
+        namespace, name = key
+        spans.sort(key=lambda span: (span.began, span.name))
+        self._began = began
+        self._ended = ended
+        self._before = [span for span in spans if _is_over(span, began)]
+        self._spans = [span for span in spans if not _is_over(span, began)]
+        self._running: Span | None = None
+        self._kept = [span.name for span in self._before]
+        self._vmi = Vmi(
             namespace=namespace,
             name=name,
             uid=f"{namespace}/{name}",
-            node=node,
+            node=next((span.node for span in spans if span.node), ""),
             eviction_strategy="LiveMigrate",
             migratable=True,
         )
 
     def first_list(self) -> Iterator[Recorded]:
         """The objects that exist when the range begins."""
-        for span in self._spans_before():
-            self.vmims.append(span.name)
-            yield self._event(self.began, _vmim(span, ended=True), Kind.ADDED)
-            self.vmi = replace(self.vmi, migration=_state(span, ended=True))
-        running = self._find_running()
-        if running is not None and running.evacuates:
-            self.vmi = self._mark(running)
-        if running is not None and self._began_before(running):
-            self.running = running
-            yield self._event(self.began, self._with_node(_vmim(running, ended=False)), Kind.ADDED)
-            self.vmi = replace(self.vmi, migration=_state(running, ended=False))
-        yield self._event(self.began, self.vmi, Kind.ADDED)
+        for span in self._before:
+            yield Recorded(self._began, Kind.ADDED, Resource.VMIMS, _vmim(span, ended=True))
+            self._vmi = replace(self._vmi, migration=_state(span, ended=True))
+        first = self._spans[0] if self._spans else None
+        is_running = first is not None and first.start is not None and first.start < self._began
+        if first is not None and first.evacuates and (is_running or self._is_retry(first)):
+            self._vmi = self._mark(first)
+        if first is not None and is_running:
+            self._running = first
+            yield self._put_vmim(self._began, first, ended=False)
+            self._vmi = replace(self._vmi, migration=_state(first, ended=False))
+        yield Recorded(self._began, Kind.ADDED, Resource.VMIS, self._vmi)
 
     def events(self) -> Iterator[Recorded]:
         """The changes after that."""
-        before = self._spans_before()
-        spans = [span for span in self.spans if span not in before]
-        for span, following in zip_longest(spans, spans[1:]):
-            begins, ends = _begin_of(span), self._end_of(span)
-            if begins > self.ended:
+        for span, following in zip_longest(self._spans, self._spans[1:]):
+            begins, ends = span.began, self._end_of(span)
+            if begins > self._ended:
                 return
-            if span.evacuates and not self.vmi.evacuation_node:
+            if span.evacuates and not self._vmi.evacuation_node:
                 yield self._put(begins, self._mark(span))
-            if span.start is not None and span is not self.running:
-                yield self._event(begins, self._with_node(_vmim(span, ended=False)), Kind.ADDED)
-                yield self._put(begins, replace(self.vmi, migration=_state(span, ended=False)))
+            if span.start is not None and span is not self._running:
+                yield self._put_vmim(begins, span, ended=False)
+                yield self._put(begins, replace(self._vmi, migration=_state(span, ended=False)))
             if ends is None:
                 return
             yield from self._finish(span, ends)
             over_at = ends + RETRIED_WITHIN
-            if self.vmi.evacuation_node and (
-                following is None or not following.evacuates or _begin_of(following) > over_at
+            if self._vmi.evacuation_node and (
+                following is None or not following.evacuates or following.began > over_at
             ):
-                if over_at > self.ended:
+                if over_at > self._ended:
                     return
-                until = over_at if following is None else min(over_at, _begin_of(following))
-                yield self._put(until, replace(self.vmi, evacuation_node=""))
+                until = over_at if following is None else min(over_at, following.began)
+                yield self._put(until, replace(self._vmi, evacuation_node=""))
 
     def _finish(self, span: Span, ends: Instant) -> Iterator[Recorded]:
-        """The migration ended: its VMIM is final, and if handed off, the VMI says so."""
-        yield self._event(ends, self._with_node(_vmim(span, ended=True)), Kind.MODIFIED)
-        changed = self.vmi
+        """The migration ended: its VMIM is final, and if it was handed off, the VMI shows it."""
+        yield self._put_vmim(ends, span, ended=True)
+        changed = self._vmi
         if span.start is not None:
             changed = replace(changed, migration=_state(span, ended=True))
         if span.outcome is not Outcome.FAILED:
             changed = replace(changed, evacuation_node="")
         yield self._put(ends, changed)
-        self.vmims.append(span.name)
-        while len(self.vmims) > KEPT_VMIMS:
-            yield Recorded(
-                ends,
-                Kind.DELETED,
-                Resource.VMIMS,
-                namespace=span.namespace,
-                name=self.vmims.pop(0),
-            )
+        self._kept.append(span.name)
+        while len(self._kept) > KEPT_VMIMS:
+            gone = self._kept.pop(0)
+            yield Recorded(ends, Kind.DELETED, Resource.VMIMS, namespace=span.namespace, name=gone)
 
-    def _spans_before(self) -> list[Span]:
-        """The migrations that ended before the range begins."""
-        return [
-            span
-            for span in self.spans
-            if (span.seen_at if span.start is None else span.end or math.inf) <= self.began
-        ]
-
-    def _find_running(self) -> Span | None:
-        """The migration that runs when the range begins, or the next attempt of its evacuation."""
-        before = self._spans_before()
-        span = next((span for span in self.spans if span not in before), None)
-        if span is None or self._began_before(span):
-            return span
-        last = before[-1] if before else None
+    def _is_retry(self, span: Span) -> bool:
+        """Whether this attempt follows one that failed before the range begins."""
+        last = self._before[-1] if self._before else None
         if last is None or last.end is None or last.outcome is not Outcome.FAILED:
-            return None
-        is_retry = last.evacuates and span.evacuates
-        return span if is_retry and _begin_of(span) <= last.end + RETRIED_WITHIN else None
-
-    def _began_before(self, span: Span) -> bool:
-        return span.start is not None and span.start < self.began
+            return False
+        return last.evacuates and span.began <= last.end + RETRIED_WITHIN
 
     def _mark(self, span: Span) -> Vmi:
         """The VMI with the evacuation's marker."""
-        node = span.node or self.vmi.node or "unknown"
-        return replace(self.vmi, evacuation_node=node, node=node)
+        node = span.node or self._vmi.node or "unknown"
+        return replace(self._vmi, evacuation_node=node, node=node)
 
     def _end_of(self, span: Span) -> Instant | None:
         """When the migration ended, None if it still runs."""
         if span.end is not None:
-            return max(span.end, _begin_of(span))
+            return max(span.end, span.began)
         if span.start is None:
             return span.seen_at
-        return None if span.last_seen_at >= self.ended else span.last_seen_at
-
-    def _with_node(self, vmim: Vmim) -> Vmim:
-        """An evacuation VMIM names the marker's node."""
-        return replace(vmim, evacuates=self.vmi.evacuation_node) if vmim.evacuates else vmim
+        return None if span.last_seen_at >= self._ended else span.last_seen_at
 
     def _put(self, at: Instant, vmi: Vmi) -> Recorded:
-        self.vmi = vmi
-        return self._event(at, vmi, Kind.MODIFIED)
+        self._vmi = vmi
+        return Recorded(at, Kind.MODIFIED, Resource.VMIS, vmi)
 
-    @staticmethod
-    def _event(at: Instant, fact: Vmi | Vmim, kind: Kind) -> Recorded:
-        resource = Resource.VMIS if isinstance(fact, Vmi) else Resource.VMIMS
-        return Recorded(at, kind, resource, fact)
+    def _put_vmim(self, at: Instant, span: Span, *, ended: bool) -> Recorded:
+        """A VMIM that begins or ends. If it evacuates a known node, it names the marker's node."""
+        vmim = _vmim(span, ended=ended)
+        if vmim.evacuates:
+            vmim = replace(vmim, evacuates=self._vmi.evacuation_node)
+        return Recorded(at, Kind.MODIFIED if ended else Kind.ADDED, Resource.VMIMS, vmim)
+
+
+def _is_over(span: Span, at: Instant) -> bool:
+    """Whether a migration had ended at an instant."""
+    return (span.seen_at if span.start is None else span.end or math.inf) <= at
 
 
 def _vmim(span: Span, *, ended: bool) -> Vmim:
     phase = "Running"
     if ended:
         phase = "Failed" if span.outcome is Outcome.FAILED else "Succeeded"
+    state = _state(span, ended=ended)
     return Vmim(
         namespace=span.namespace,
         name=span.name,
-        uid=f"{span.namespace}/{span.name}",
+        uid=span.uid,
         vmi_name=span.vm,
-        created=_begin_of(span),
+        created=span.began,
         phase=phase,
         finished=ended,
         finished_at=(span.seen_at if span.start is None else span.end) if ended else None,
         handed_off=span.start is not None,
         start=span.start,
-        end=span.end if ended else None,
-        outcome=span.outcome if ended else Outcome.UNKNOWN,
+        end=state.end,
+        outcome=state.outcome,
         evacuates=span.node if span.evacuates else "",
         trigger=span.trigger,
     )
@@ -397,16 +371,12 @@ def _vmim(span: Span, *, ended: bool) -> Vmim:
 
 def _state(span: Span, *, ended: bool) -> MigrationState:
     return MigrationState(
-        uid=f"{span.namespace}/{span.name}",
+        uid=span.uid,
         start=span.start,
         ended=ended,
         end=span.end if ended else None,
         outcome=span.outcome if ended else Outcome.UNKNOWN,
     )
-
-
-def _begin_of(span: Span) -> Instant:
-    return span.seen_at if span.start is None else span.start
 
 
 _STATUSES = {"succeeded": Outcome.SUCCEEDED, "failed": Outcome.FAILED}
@@ -422,7 +392,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if value == value and abs(value) < 1e11 else None  # noqa: PLR0124 (NaN)
+    return value if abs(value) < 1e11 else None  # false for NaN too
 
 
 async def _ask(
@@ -433,11 +403,11 @@ async def _ask(
         async with session.post(where, data=fields) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise QueryFailed(f"{where}: {str(error) or type(error).__name__}") from error
+        raise CannotAsk(f"{where}: {str(error) or type(error).__name__}") from error
     try:
         answer = msgspec.json.decode(body, type=_QueryAnswer)
     except msgspec.MsgspecError:
-        raise QueryFailed(f"{where}: {response.status}, no answer of Prometheus's API") from None
+        raise CannotAsk(f"{where}: {response.status}, no answer of Prometheus's API") from None
     if answer.status != "success":
-        raise QueryFailed(f"{where}: {response.status} {answer.error}")
+        raise CannotAsk(f"{where}: {response.status} {answer.error}")
     return answer.data.result

@@ -1,10 +1,11 @@
 """Records a cluster: the exporter's own watch, with a store that writes each change to a file.
 
-Only changes of the store are written, so a relist repeats nothing, and objects missing from it are
-recorded as deleted.
+Only changes of the store are written. So a relist repeats nothing, and an object that the new list
+lacks is recorded as deleted.
 """
 
 import asyncio
+import math
 import random
 import zlib
 from collections import Counter
@@ -19,7 +20,6 @@ from exporter.engine.changes import Change, Key, Listed, Observed, Removed
 from exporter.engine.ended_migrations import EndReason, find_reason
 from exporter.engine.model import (
     EVIDENCE_RESOURCES,
-    Fact,
     Instant,
     KubeVirtSettings,
     Outcome,
@@ -36,13 +36,14 @@ from exporter.kube.client import ApiServer, Login
 from exporter.kube.informers import Informers
 from exporter.kube.kubevirt import Changed
 from exporter.kube.sink import NO_OVERRIDES
+from exporter.kube.writing import write_object
 from exporter.settings import Settings
 from exporter.whatif import recording
 from exporter.whatif.recording import Kind
 
 
 FLUSHED_EVERY: Seconds = 5.0
-"""How much of a recording a crash may lose."""
+"""A crash loses at most the events of this time."""
 Json: TypeAlias = dict[str, dict[str, Any]]
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
@@ -69,7 +70,7 @@ class LineFile:
             raise CannotRecord(f"{path}: exists already, and is not overwritten") from None
         except OSError as error:
             raise CannotRecord(f"{path}: {error.strerror}") from error
-        # Not GzipFile: no name and time in the header, so equal lines give equal bytes.
+        # GzipFile would write a name and a time in the header. Equal lines must give equal bytes.
         self._deflate = (
             zlib.compressobj(wbits=16 + zlib.MAX_WBITS) if path.suffix == ".gz" else None
         )
@@ -82,7 +83,7 @@ class LineFile:
         self._add(line if self._deflate is None else self._deflate.compress(line))
 
     def flush(self) -> None:
-        """Write everything so far to the file, readable as it is."""
+        """Write everything so far to the file, so that it can be read already."""
         if self._deflate is not None:
             self._add(self._deflate.flush(zlib.Z_SYNC_FLUSH))
         self._reporting(self._file.flush)
@@ -94,7 +95,7 @@ class LineFile:
         self._reporting(self._file.close)
 
     def discard(self) -> None:
-        """Close and delete the file: there is nothing worth keeping in it."""
+        """Close and delete the file."""
         with suppress(OSError):  # the last write may have failed
             self._file.close()
         self._path.unlink(missing_ok=True)
@@ -113,7 +114,7 @@ class LineFile:
 class Recorder(Store):
     """A store that writes each change to `file`; `counts` are the events by resource and kind.
 
-    Of a VMI it writes the labels and the priority class by which overrides of `policy` match.
+    It writes the labels and the priority class of a VMI only if overrides of `policy` match them.
     """
 
     def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
@@ -129,7 +130,7 @@ class Recorder(Store):
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Note what overrides match of the VMI that is put next, and why the next VMIM failed."""
+        """Note for the next `apply` what overrides match of a VMI, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:
@@ -144,29 +145,23 @@ class Recorder(Store):
 
     def apply(self, change: Change, at: Instant) -> int:
         """Apply a change, and record it if it was news."""
-        match change:
-            case Observed(fact=fact):
-                return self._record_fact(change, fact, at)
-            case Removed(resource=resource):
-                changed = super().apply(change, at)
-                if changed:
-                    place = (change.namespace, change.name)
-                    if resource is Resource.VMIS:
-                        self._matched_of.pop(place, None)
-                    line = recording.write_deletion(self._advance(at), resource, *place, change.uid)
-                    self._write(resource, Kind.DELETED, line)
-            case Listed(resource=resource):
-                changed = super().apply(change, at)
-                self._refused.discard(resource)
-                line = recording.write_note(self._advance(at), Kind.SYNCED, resource)
-                self._write(resource, Kind.SYNCED, line)
-            case _:
-                changed = super().apply(change, at)
+        if isinstance(change, Observed):
+            return self._apply_fact(change, at)
+        changed = super().apply(change, at)
+        if isinstance(change, Removed) and changed:
+            if change.resource is Resource.VMIS:
+                self._matched_of.pop((change.namespace, change.name), None)
+            names = {"namespace": change.namespace, "name": change.name}
+            metadata = names | ({"uid": change.uid} if change.uid else {})
+            self._write(at, Kind.DELETED, change.resource, {"metadata": metadata})
+        elif isinstance(change, Listed):
+            self._refused.discard(change.resource)
+            self._write(at, Kind.SYNCED, change.resource)
         return changed
 
-    def _record_fact(self, change: Observed, fact: Fact, at: Instant) -> int:
-        """Apply an object; it is news as well if other overrides match it."""
-        resource = _RESOURCES[type(fact)]
+    def _apply_fact(self, change: Observed, at: Instant) -> int:
+        """Apply an object, and record it if it changed or other overrides match it now."""
+        fact, resource = change.fact, _RESOURCES[type(change.fact)]
         known = self.count(resource)
         changed = super().apply(change, at)
         matched, self._matched = self._matched, {}
@@ -177,11 +172,10 @@ class Recorder(Store):
             self._matched_of[key] = matched
         if is_news:
             kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
-            reason = self._reason if isinstance(fact, Vmim) else EndReason.OTHER
-            line = recording.write_fact(
-                self._advance(at), kind, resource, fact, matched, reason=reason
-            )
-            self._write(resource, kind, line)
+            body = write_object(fact)
+            for part, fields in matched.items():
+                body.setdefault(part, {}).update(fields)
+            self._write(at, kind, resource, body, self._reason)
         return changed
 
     def note_refusals(self, health: Health, now: Instant) -> None:
@@ -190,24 +184,24 @@ class Recorder(Store):
             is_unseen = health.is_refused(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._refused:
                 self._refused.add(resource)
-                line = recording.write_note(self._advance(now), Kind.REFUSED, resource)
-                self._write(resource, Kind.REFUSED, line)
+                self._write(now, Kind.REFUSED, resource)
 
     def end(self, now: Instant) -> None:
         """Record when the recording was stopped, which may be long after its last event."""
-        self._lines.write(recording.write_note(now, Kind.ENDED))
+        self._lines.write(recording.write_event(now, Kind.ENDED))
 
-    def _advance(self, to: Instant) -> Instant:
-        """The next event's instant: never before the last one's.
-
-        Lists overlap, and what a list says counts from its beginning.
-        """
-        self._written_at = max(self._written_at, to)
-        return self._written_at
-
-    def _write(self, resource: Resource, kind: Kind, line: bytes) -> None:
+    def _write(
+        self,
+        at: Instant,
+        kind: Kind,
+        resource: Resource,
+        body: object = None,
+        reason: EndReason = EndReason.OTHER,
+    ) -> None:
+        """Write and count an event. Lists overlap, but no event is earlier than the last one."""
         self.counts[resource, kind] += 1
-        self._lines.write(line)
+        self._written_at = max(self._written_at, at)
+        self._lines.write(recording.write_event(self._written_at, kind, resource, body, reason))
 
 
 async def record(
@@ -218,7 +212,6 @@ async def record(
     path: Path,
     clock: Callable[[], Instant],
     lasts: Seconds | None = None,
-    rng: random.Random | None = None,
 ) -> None:
     """Record the cluster to a file until `stop` is set, or for `lasts` seconds.
 
@@ -238,7 +231,7 @@ async def record(
                 clock=clock,
                 settled=lambda: recorder.note_refusals(health, clock()),
                 listener=recorder,
-                rng=rng or random.Random(),  # noqa: S311 (jitter)
+                rng=random.Random(),  # noqa: S311 (jitter)
             )
             log.info("recording", file=str(path), lasts=lasts)
             await _run_until(watch, file, stop, clock=clock, lasts=lasts)
@@ -262,14 +255,11 @@ async def _run_until(
     lasts: Seconds | None,
 ) -> None:
     """Watch until `stop` is set or the time is over, and flush regularly."""
-    began = clock()
+    ends = math.inf if lasts is None else clock() + lasts
     tasks = {asyncio.create_task(watch.run()), asyncio.create_task(stop.wait())}
     try:
         done: set[asyncio.Task[object]] = set()
-        while not done:
-            left = FLUSHED_EVERY if lasts is None else lasts - (clock() - began)
-            if left <= 0:
-                return
+        while not done and (left := ends - clock()) > 0:
             done, _ = await asyncio.wait(
                 tasks, timeout=min(left, FLUSHED_EVERY), return_when=asyncio.FIRST_COMPLETED
             )

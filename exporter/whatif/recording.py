@@ -6,22 +6,24 @@ The first line is a header, each further one an event:
     {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","object":{...}}
 
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
-(objects missing from it were DELETED before). REFUSED means that the resource may not be listed.
+(objects that it lacks were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. It has those labels and the priority class of a
-VMI that the recorder's `policy.overrides` match. `reason` is why a migration failed after its
+uses: no cloud-init password, no image, no volume. It has the labels and the priority class of a VMI
+only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
 hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
 first bytes.
 
-The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. Its resource
-is the object's kind, its instant the latest one in the object's metadata or status, annotations
-excluded (exact with `--show-managed-fields`). Bad lines are counted and skipped. A truncated file
-is read as far as it goes.
+The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. The resource is
+the kind of the object. The instant is the latest one in its metadata and status, except in
+annotations; with `--show-managed-fields` it is exact. Bad lines are counted and skipped. A
+truncated file is read up to its last complete line.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from gzip import BadGzipFile, GzipFile
+from io import BufferedReader
 from typing import Any
 
 import msgspec
@@ -30,20 +32,12 @@ from msgspec import Struct
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.instants import parse_instant
-from exporter.kube.kubevirt import (
-    Changed,
-    Deleted,
-    Refused,
-    Traits,
-    parse_event,
-)
-from exporter.kube.writing import write_object
+from exporter.kube.kubevirt import Changed, Deleted, Refused, Traits, parse_event
 from exporter.text import write_instant
 
 
 FORMAT = "kubevirt-eviction-exporter/recording"
 VERSION = 1
-NOTHING: Mapping[str, Mapping[str, object]] = {}
 MAX_MESSAGES = 20
 """How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
@@ -72,8 +66,8 @@ class Kind(StrEnum):
 class Recorded(Struct, frozen=True, gc=False):
     """One event: with `fact` if the object exists, with its names if it was deleted.
 
-    `traits` choose the policy of a VMI; None if it has none. `reason` is why a VMIM failed; OTHER
-    if the line does not say.
+    `traits` choose the policy of a VMI; None if the line has none. `reason` is why a VMIM failed;
+    OTHER if the line does not say it.
     """
 
     at: Instant
@@ -113,7 +107,7 @@ class _KindOf(Struct, gc=False):
 
 
 class _Line(Struct, gc=False):
-    """What a recording adds to a watch event, which `kubevirt` parses."""
+    """The fields of a line that are read here; `kubevirt` parses the watch event."""
 
     at: Any = None
     type: Any = None
@@ -125,7 +119,7 @@ class _Line(Struct, gc=False):
 
 
 class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
-    """The metadata with dates from the API server; an annotation may hold any date."""
+    """The metadata with instants from the API server; an annotation may have any instant."""
 
     creation_timestamp: Any = None
     deletion_timestamp: Any = None
@@ -154,77 +148,49 @@ def write_header() -> bytes:
     return _encode({"format": FORMAT, "version": VERSION}) + b"\n"
 
 
-def write_fact(
+def write_event(
     at: Instant,
     kind: Kind,
-    resource: Resource,
-    fact: Fact,
-    matched: Mapping[str, Mapping[str, object]] = NOTHING,
-    *,
+    resource: Resource | None = None,
+    body: object = None,
     reason: EndReason = EndReason.OTHER,
 ) -> bytes:
-    """The line for an object that exists; a VMI's with the fields that overrides match."""
-    made = write_object(fact)
-    for part, fields in matched.items():
-        made.setdefault(part, {}).update(fields)
-    return _write(at, kind, resource, made, reason)
-
-
-def write_deletion(
-    at: Instant, resource: Resource, namespace: str, name: str, uid: str = ""
-) -> bytes:
-    """The line for an object that was deleted."""
-    metadata = {"namespace": namespace, "name": name} | ({"uid": uid} if uid else {})
-    return _write(at, Kind.DELETED, resource, {"metadata": metadata})
-
-
-def write_note(at: Instant, kind: Kind, resource: Resource | None = None) -> bytes:
-    """The line for a whole resource, or (ENDED) for the recording."""
-    return _write(at, kind, resource, None)
-
-
-def _write(
-    at: Instant,
-    kind: Kind,
-    resource: Resource | None,
-    made: object,
-    reason: EndReason = EndReason.OTHER,
-) -> bytes:
+    """The line of an event; `body` is the object, or for DELETED the names in its metadata."""
     line: dict[str, object] = {"at": write_instant(round(at, 3)), "type": kind}
     if resource is not None:
         line["resource"] = resource
     if reason is not EndReason.OTHER:
         line["reason"] = reason
-    if made is not None:
-        line["object"] = made
+    if body is not None:
+        line["object"] = body
     return _encode(line) + b"\n"
 
 
-def split(chunks: Iterable[bytes], faults: Faults | None = None) -> Iterator[bytes]:
+def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
     """Split a file, plain or gzip, into lines without their line ends.
 
-    A last line without a line end is dropped unless it is valid JSON, and the file is then noted
-    as truncated in `faults`. A line longer than `LONGEST_LINE` becomes an empty one.
+    A last line without a line end is kept if it is valid JSON. Else it is dropped, and `faults`
+    notes that the file is truncated. A line longer than `LONGEST_LINE` becomes an empty one.
     """
-    faults = Faults() if faults is None else faults
-    rest = bytearray()
-    lost = False
-    for chunk in _unzip(chunks, faults):
-        *lines, tail = chunk.split(b"\n")
-        for line in lines:
-            yield b"" if lost else bytes(rest) + line
-            rest.clear()
-            lost = False
-        rest += tail
-        if len(rest) > LONGEST_LINE:
-            rest.clear()
-            lost = True
+    is_gzip = file.peek(2).startswith(_GZIP_MAGIC)
+    stream = GzipFile(fileobj=file) if is_gzip else file
+    is_too_long = False
     try:
-        msgspec.json.decode(rest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        faults.truncated = faults.truncated or lost or bool(rest.strip())
-    else:
-        yield bytes(rest)
+        while piece := stream.readline(LONGEST_LINE):
+            if piece.endswith(b"\n"):
+                yield b"" if is_too_long else piece[:-1]
+                is_too_long = False
+            elif len(piece) == LONGEST_LINE:
+                is_too_long = True
+            elif is_too_long or not _is_json(piece):
+                faults.truncated = bool(piece.strip())
+            else:
+                yield piece
+    except EOFError:
+        faults.truncated = True
+    except (BadGzipFile, zlib.error) as error:
+        raise UnknownFormat(f"damaged gzip: {error}") from None
+    faults.truncated = faults.truncated or is_too_long
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
@@ -294,7 +260,7 @@ def _latest_instant(line: bytes) -> Instant | None:
     metadata = made.metadata
     found = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
     gone_at = parse_instant(metadata.deletion_timestamp)
-    if gone_at is not None:  # this is the end of the grace period, not the request
+    if gone_at is not None:  # this is the end of the grace period, not the request to delete
         found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
     return max(found, default=None)
 
@@ -314,27 +280,9 @@ def _instants(*values: object) -> Iterator[Instant]:
                 yield instant
 
 
-def _unzip(chunks: Iterable[bytes], faults: Faults) -> Iterator[bytes]:
-    """Decompress the chunks if the first one begins like gzip."""
-    inflate = None
-    for number, chunk in enumerate(chunks):
-        if number == 0 and chunk.startswith(_GZIP_MAGIC):
-            inflate = _inflater()
-        if inflate is None:
-            yield chunk
-            continue
-        left = chunk
-        while left:
-            if inflate.eof:
-                inflate = _inflater()
-            try:
-                yield inflate.decompress(left)
-            except zlib.error as error:
-                raise UnknownFormat(f"damaged gzip: {error}") from None
-            left = inflate.unused_data
-    if inflate is not None and not inflate.eof:
-        faults.truncated = True
-
-
-def _inflater() -> "zlib._Decompress":
-    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

@@ -4,25 +4,26 @@ Each policy has its own `Store`, as a running exporter has, and one pass plays a
 `counterfactual` decides about each recorded eviction and hides what follows from a refused one.
 `vm_totals` and `stuck_timers` count what is left, into an `Account`.
 
-Limits. A request that changed nothing left no trace: evicting a VMI that is already evacuating is
-in no recording, so the guard `evacuations` shows next to nothing. And nothing reacts to a refusal:
-a VM that stays keeps its recorded node, pods and load, and the descheduler's later choices are as
-recorded. If evictions were refused while the recording was made, it has fewer of them. The numbers
-compare policies under the same demand; they do not predict a cluster.
+Limits:
 
-A Store cannot undo the end of a migration. If the watch of VMIs lags by a whole migration, a VMIM
-that finished before its marker arrived counts towards backoff even where that evacuation is then
-refused. And a `system-critical` VMIM takes back the decision whenever it comes: a drain that joins
-a descheduler's evacuation hours later turns all of it into a drain.
+- A request that changes nothing is in no recording. Such a request is the eviction of a VMI that is
+  already evacuating, so the guard `evacuations` shows next to nothing.
+- Nothing reacts to a refusal. A VM that stays keeps its recorded node, pods and load, and the
+  descheduler's later choices are as recorded. If evictions were refused while the recording was
+  made, it has fewer of them. The numbers compare policies under the same demand. They do not
+  predict a cluster.
+- A Store cannot undo the end of a migration. If the watch of VMIs lags by a whole migration, its
+  VMIM finishes before the marker arrives. It counts towards backoff even if the policy then refuses
+  that evacuation.
+- A `system-critical` VMIM takes back the decision at any time. A drain that joins a descheduler's
+  evacuation hours later turns all of it into a drain.
 
-Memory is that of the VMs that exist at the same time, for each policy; what deleted VMs did is
-only counted.
+The memory depends on the number of policies and of VMs that exist at the same time. What deleted
+VMs did is only counted.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.changes import (
@@ -50,7 +51,7 @@ from exporter.engine.model import (
 from exporter.engine.overrides import OverrideChooser
 from exporter.engine.store import Store
 from exporter.kube.kubevirt import Traits
-from exporter.whatif.account import Account, Comparison, Contender, TimeSeries, Touched
+from exporter.whatif.account import Account, Comparison, Contender, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded
 from exporter.whatif.stuck_timers import StuckTimers
@@ -60,21 +61,15 @@ from exporter.whatif.vm_totals import VmTotals
 _UNSCHEDULABLE = Why(WhySource.POD_SCHEDULED, "Unschedulable")
 
 
-class _Life(Struct):
-    """A recorded VMI, and since when its time counts."""
-
-    vmi: Vmi
-    since: Instant
-
-
 class Replay:
     """Plays events for all contenders at once: `take` each event, then `finish`.
 
-    `events` is how many were taken, and `now` the virtual clock: the latest instant of any of them.
+    `events` is their number, and `now` the virtual clock: the latest instant of all events so far.
     """
 
     def __init__(self, contenders: Iterable[Contender]) -> None:
-        self._lives: dict[Key, _Life] = {}
+        self._vmis: dict[Key, Vmi] = {}
+        self._lives_since: dict[Key, Instant] = {}
         self._vmims: dict[Key, Vmim] = {}
         self._unschedulable: set[str] = set()
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
@@ -90,10 +85,10 @@ class Replay:
         """Play the next event. If its instant is earlier than the clock, the clock stays."""
         self.events += 1
         self.now = max(self.now, event.at)
-        if self._began is None and event.kind is not Kind.ADDED:
-            self._begin()
         for world in self._worlds:
             world.advance(self.now)
+        if self._began is None and event.kind is not Kind.ADDED:
+            self._begin()
         match event.fact:
             case Vmi() as vmi:
                 self._put_vmi(vmi, event.traits)
@@ -112,7 +107,7 @@ class Replay:
         self._note_visibility(event)
 
     def _note_visibility(self, event: Recorded) -> None:
-        """What is recorded at all was visible, until it was refused."""
+        """A resource in the recording was visible, until it was refused."""
         before, is_visible = self._visibility, event.kind is not Kind.REFUSED
         if event.resource is Resource.VMIMS:
             self._visibility = Visibility(is_visible, before.pods)
@@ -125,40 +120,37 @@ class Replay:
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
         began = self._begin() if self._began is None else self._began
-        for life in self._lives.values():
-            self._vm_seconds += self.now - life.since
+        for since in self._lives_since.values():
+            self._vm_seconds += self.now - since
         return Comparison(
             began=began,
             ended=self.now,
             events=self.events,
             vms=self._vms,
             vm_seconds=self._vm_seconds,
-            accounts=[world.close(self.now) for world in self._worlds],
+            accounts=[world.close() for world in self._worlds],
         )
 
     def _begin(self) -> Instant:
         """The first lists are complete: time counts from here on."""
         self._began = self.now
-        for life in self._lives.values():
-            life.since = self.now
+        self._lives_since = dict.fromkeys(self._vmis, self.now)
         for world in self._worlds:
-            world.begin(self.now)
+            world.begin()
         return self.now
 
     def _put_vmi(self, vmi: Vmi, traits: Traits | None) -> None:
         key = (vmi.namespace, vmi.name)
-        life = self._lives.get(key)
-        if life is not None and life.vmi.uid != vmi.uid:
-            self._remove_vmi(key, life)
-            life = None
-        before = None if life is None or self._began is None else life.vmi
-        if life is None:
+        before = self._vmis.get(key)
+        if before is not None and before.uid != vmi.uid:
+            self._remove_vmi(key, before)
+            before = None
+        if before is None:
             self._vms += 1
-            self._lives[key] = _Life(vmi, self.now)
-        else:
-            life.vmi = vmi
+            self._lives_since[key] = self.now
+        self._vmis[key] = vmi
         for world in self._worlds:
-            world.put_vmi(vmi, before, traits)
+            world.put_vmi(vmi, None if self._began is None else before, traits)
 
     def _put_vmim(self, vmim: Vmim, recorded: EndReason) -> None:
         key = (vmim.namespace, vmim.name)
@@ -169,45 +161,45 @@ class Replay:
         self._vmims[key] = vmim
         owner = (vmim.namespace, vmim.vmi_name)
         self._vmims_by_vmi.setdefault(owner, {})[migration_id(vmim)] = vmim
-        vmi = self._find_vmi(owner)
-        for world in self._worlds:
-            world.put_vmim(vmim, vmi, is_new=is_new)
+        vmi = self._vmis.get(owner)
+        failure = None
         if vmim.finished and vmim.outcome is Outcome.FAILED:
             why = [_UNSCHEDULABLE] if vmim.uid in self._unschedulable else []
-            reason = find_reason(EndedMigration(vmim=vmim), vmi, why)
+            failure = find_reason(EndedMigration(vmim=vmim), vmi, why)
             if vmim.handed_off and recorded is not EndReason.OTHER:
-                reason = recorded
-            for world in self._worlds:
-                world.count_failure(vmim, reason)
+                failure = recorded
+        for world in self._worlds:
+            world.put_vmim(vmim, vmi, is_new=is_new)
+            if failure is not None:
+                world.count_failure(vmim, failure)
 
     def _remove(self, event: Recorded) -> None:
         if event.kind is not Kind.DELETED or event.resource is None:
             return
         key = (event.namespace, event.name)
         if event.resource is Resource.VMIS:
-            life = self._lives.get(key)
-            if life is not None and event.uid in ("", life.vmi.uid):
-                self._remove_vmi(key, life)
+            gone = self._vmis.get(key)
+            if gone is not None and event.uid in ("", gone.uid):
+                self._remove_vmi(key, gone)
         elif event.resource is Resource.VMIMS:
-            vmim = self._vmims.pop(key, None)
+            vmim, vmi = self._vmims.pop(key, None), None
             if vmim is not None:
                 self._forget_vmim(vmim)
                 self._unschedulable.discard(vmim.uid)
-                for world in self._worlds:
-                    world.forget_failure(vmim)
-            vmi = None if vmim is None else self._find_vmi((vmim.namespace, vmim.vmi_name))
+                vmi = self._vmis.get((vmim.namespace, vmim.vmi_name))
             for world in self._worlds:
-                world.remove_vmim(*key, event.uid, vmi)
+                world.remove_vmim(event, vmim, vmi)
         else:
             for world in self._worlds:
                 world.apply(Removed(event.resource, *key, event.uid))
 
-    def _remove_vmi(self, key: Key, life: _Life) -> None:
-        del self._lives[key]
+    def _remove_vmi(self, key: Key, vmi: Vmi) -> None:
+        del self._vmis[key]
+        since = self._lives_since.pop(key)
         if self._began is not None:
-            self._vm_seconds += self.now - life.since
+            self._vm_seconds += self.now - since
         for world in self._worlds:
-            world.remove_vmi(life.vmi)
+            world.remove_vmi(vmi)
 
     def _forget_vmim(self, vmim: Vmim) -> None:
         owner = (vmim.namespace, vmim.vmi_name)
@@ -215,10 +207,6 @@ class Replay:
         vmims.pop(migration_id(vmim), None)
         if not vmims:
             self._vmims_by_vmi.pop(owner, None)
-
-    def _find_vmi(self, key: Key) -> Vmi | None:
-        life = self._lives.get(key)
-        return None if life is None else life.vmi
 
 
 class _World:
@@ -230,17 +218,13 @@ class _World:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
-            touched={one.name: Touched() for one in contender.policy.overrides},
-            allowed_over_time=TimeSeries(0.0),
-            refused_over_time=TimeSeries(0.0),
-            cooling_over_time=TimeSeries(0.0),
+            touched={one.name: Touched(one.name) for one in contender.policy.overrides},
         )
         self._counterfactual = Counterfactual(
             contender.policy, self._store, self._account, recorded_vmims
         )
         self._totals = VmTotals(contender.policy, self._account)
         self._timers = StuckTimers(contender.stuck, self._store, self._account.stuck)
-        self._policy = contender.policy
         self._chooser = OverrideChooser(contender.policy)
         self._overrides: dict[str, str] = {}
         self._reasons: dict[str, EndReason] = {}
@@ -249,41 +233,38 @@ class _World:
         self._notices: list[Notice] = []
         self._store.subscribe(self._notices.append, NoticeKind.EVIDENCE)
 
-    def begin(self, now: Instant) -> None:
+    def begin(self) -> None:
         """The first lists are complete: count from here on."""
         self._has_begun = True
-        self._now = now
-        self._counterfactual.advance(now)
         for series in self._account.series:
-            series.began = now
+            series.began = self._now
         for evidence in list(self._store.all_evidence()):
             self._count(evidence.vmi)
 
     def advance(self, now: Instant) -> None:
-        """Move the clock."""
+        """Move the clock to the next event."""
+        self._notices.clear()
         self._timers.advance(now)
-        self._now = now
-        self._counterfactual.advance(now)
+        self._now = self._counterfactual.now = now
 
     def apply(self, change: Change) -> None:
-        """Something happened that is the same whatever the policy."""
+        """Apply a change that does not depend on the policy."""
         self._store.apply(change, self._now)
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None, traits: Traits | None) -> None:
         """A recorded VMI changed."""
         self._choose_override(vmi, traits)
-        vmi = self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.put_vmi(vmi, before)
+        self._counterfactual.put_vmi(self._override(vmi), before)
+        self._count_changes(vmi)
 
     def put_vmim(self, vmim: Vmim, vmi: Vmi | None, *, is_new: bool) -> None:
         """A recorded VMIM of `vmi` was added or changed."""
         vmi = None if vmi is None else self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
+        self._counterfactual.put_vmim(vmim, vmi, is_new=is_new)
+        self._count_changes(vmi)
 
     def count_failure(self, vmim: Vmim, reason: EndReason) -> None:
-        """A recorded VMIM has failed; the last reason counts, if it existed under this policy."""
+        """A recorded VMIM has failed. If this policy did not hide it, its last reason counts."""
         migration = migration_id(vmim)
         known = self._reasons.get(migration)
         if known is None and (
@@ -296,65 +277,53 @@ class _World:
         self._reasons[migration] = reason
         counted[reason] += 1
 
-    def forget_failure(self, vmim: Vmim) -> None:
-        """A recorded VMIM was deleted: its failure stays counted as it is."""
-        self._reasons.pop(migration_id(vmim), None)
-
-    def remove_vmim(self, namespace: str, name: str, uid: str, vmi: Vmi | None) -> None:
-        """A recorded VMIM of `vmi` was deleted."""
+    def remove_vmim(self, event: Recorded, vmim: Vmim | None, vmi: Vmi | None) -> None:
+        """A recorded VMIM of `vmi` was deleted; its failure stays counted."""
+        if vmim is not None:
+            self._reasons.pop(migration_id(vmim), None)
         vmi = None if vmi is None else self._override(vmi)
-        with self._counting(vmi):
-            self._counterfactual.remove_vmim(namespace, name, uid, vmi)
+        self._counterfactual.remove_vmim(event.namespace, event.name, event.uid, vmi)
+        self._count_changes(vmi)
 
     def remove_vmi(self, vmi: Vmi) -> None:
         """A recorded VMI was deleted."""
-        now = self._now
         self._counterfactual.remove_vmi(vmi)
         self._overrides.pop(vmi.uid, None)
-        self._totals.complete(vmi.uid, now)
-        self._timers.end(vmi.uid, now)
+        self._totals.complete(vmi.uid, self._now)
+        self._timers.end(vmi.uid, self._now)
 
-    def close(self, now: Instant) -> Account:
+    def close(self) -> Account:
         """End the recording and return what was counted."""
-        self._totals.close(now)
-        self._timers.close(now)
+        self._totals.close(self._now)
+        self._timers.close(self._now)
         for series in self._account.series:
-            series.extend(now)
+            series.extend(self._now)
         return self._account
 
     def _choose_override(self, vmi: Vmi, traits: Traits | None) -> None:
         """Choose the VMI's entry of `policy.overrides`; without traits its namespace decides."""
-        if not self._policy.overrides:
-            return
         labels = {} if traits is None else traits.read_labels()
         priority_class = "" if traits is None else traits.priority_class
         chosen = self._chooser.choose(vmi.namespace, labels, priority_class)
         if chosen and self._overrides.get(vmi.uid) != chosen:
             self._account.touched[chosen].add(f"{vmi.namespace}/{vmi.name}")
-        if chosen:
-            self._overrides[vmi.uid] = chosen
-        else:
-            self._overrides.pop(vmi.uid, None)
+        self._overrides[vmi.uid] = chosen
 
     def _override(self, vmi: Vmi) -> Vmi:
-        """The VMI with its entry under this policy."""
+        """The VMI with the name of its entry in this policy's `overrides`."""
         chosen = self._overrides.get(vmi.uid, "")
         return replace(vmi, override=chosen) if chosen else vmi
 
-    @contextmanager
-    def _counting(self, vmi: Vmi | None) -> Iterator[None]:
-        """Count what the block changes in the store's view of this VMI."""
-        self._notices.clear()
-        before = None if vmi is None else self._store.evidence(vmi.namespace, vmi.name)
-        yield
+    def _count_changes(self, vmi: Vmi | None) -> None:
+        """Count what an event has changed in the store's evidence about this VMI."""
         if vmi is not None and self._notices:
-            self._count(vmi, None if before is None else before.vmi)
+            self._count(vmi)
 
-    def _count(self, vmi: Vmi, before: Vmi | None = None) -> None:
+    def _count(self, vmi: Vmi) -> None:
         evidence = self._store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
-        self._totals.count_migration(before, evidence.vmi)
+        self._totals.count_migration(evidence.vmi)
         if self._has_begun:
             self._totals.measure_cooldown(evidence, self._now)
             self._timers.check(evidence, self._now)

@@ -25,7 +25,7 @@ LONGEST_KEPT = 100
 
 
 class _Evacuation(Struct):
-    """A running evacuation; `timer` is when the clock alone may change its diagnosis."""
+    """A running evacuation; at `timer` the clock alone may change its diagnosis."""
 
     vmi: Vmi
     node: str
@@ -53,7 +53,7 @@ class StuckTimers:
             for _, one in sorted(self._running.items()):
                 if one.timer <= at:
                     evidence = self._store.evidence(one.vmi.namespace, one.vmi.name)
-                    # A limit is exceeded only after its instant.
+                    # A limit is exceeded just after its instant.
                     self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
             self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
 
@@ -73,8 +73,8 @@ class StuckTimers:
         load = self._store.load()
         found = None if evidence is None else diagnose(evidence, self._policy, load, now)
         one = self._running.get(uid)
-        # A request is never dated later while it lasts (`engine.evidence.Marker`), so a later one
-        # is another evacuation. A queue that moves again is not stuck.
+        # A request never gets a later instant (`engine.evidence.Marker`), so a later one is that of
+        # another evacuation. A queue that moves again is not stuck.
         if one is not None and (
             found is None
             or found.node != one.node
@@ -128,14 +128,14 @@ class StuckTimers:
         entry = StuckEvacuation(
             namespace=one.vmi.namespace,
             name=one.vmi.name,
-            node=one.node,
+            evacuation_node_name=one.node,
             source=found.source,
             requested_at=one.requested_at,
             stuck_at=one.stuck_at,
             alerted_at=alerted_at,
             ended_at=now if is_over else None,
             state=found.state,
-            causes=found.stuck_by,
+            stuck_by=found.stuck_by,
         )
         ranked = (now - one.stuck_at, -stuck.found, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)

@@ -1,7 +1,7 @@
 """Per VM under one policy: its migrations, and how long it was under cooldown.
 
-A VM's totals go into the account once the VM is deleted, so memory is that of the VMs which exist
-at the same time.
+A VM's totals go into the account when the VM is deleted. So only VMs that exist at the same time
+need memory.
 """
 
 from msgspec import Struct
@@ -14,12 +14,13 @@ from exporter.whatif.account import Account
 
 
 class _Totals(Struct):
-    """One VM: its cooldown lasts from `since` to `until`.
+    """One VM: `seen` is its migration at the last count, and its cooldown is `since` to `until`.
 
-    `measured` is the migration, the history's revision and the entry of `policy.overrides` from
-    which that was worked out.
+    The cooldown was computed from `measured`: the migration, the history's revision and the VM's
+    entry of `policy.overrides`.
     """
 
+    seen: MigrationState | None
     migrations: int = 0
     measured: tuple[MigrationState | None, int, str] = (None, 0, "")
     since: Instant = 0.0
@@ -35,24 +36,25 @@ class VmTotals:
         self._account = account
         self._totals: dict[str, _Totals] = {}
 
-    def count_migration(self, before: Vmi | None, vmi: Vmi) -> None:
-        """Count a migration that ended between `before` and now."""
-        state = vmi.migration
-        if before is None or state is None or not state.ended:
+    def count_migration(self, vmi: Vmi) -> None:
+        """Count a migration that has ended since the last call for this VM."""
+        totals = self._totals.setdefault(vmi.uid, _Totals(vmi.migration))
+        seen, state = totals.seen, vmi.migration
+        totals.seen = state
+        if state is None or not state.ended or seen is state:
             return
-        known = before.migration
-        if known and known.ended and (known.uid, known.start) == (state.uid, state.start):
+        if seen and seen.ended and (seen.uid, seen.start) == (state.uid, state.start):
             return
-        self._of(vmi).migrations += 1
+        totals.migrations += 1
         self._account.migrations.ended += 1
         self._account.migrations.failed += state.outcome is Outcome.FAILED
 
     def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
-        """Work out the VM's cooldown again if it can have changed.
+        """Compute the VM's cooldown again if it can have changed.
 
-        Most events change nothing in it, and measuring it takes most of a replay's time.
+        Most events do not change it, and computing it takes most of a replay's time.
         """
-        totals = self._of(evidence.vmi)
+        totals = self._totals[evidence.vmi.uid]
         state = evidence.vmi.migration
         measured = (state, evidence.history.revision, evidence.vmi.override)
         was_handed_off = state is not None and state.start is None and not state.ended
@@ -72,7 +74,7 @@ class VmTotals:
         totals.at_cap = totals.at_cap or (cap > 0 and cooldown.effective >= cap)
 
     def complete(self, uid: str, now: Instant) -> None:
-        """The VM was deleted, or the recording is over."""
+        """Add the totals of a VM that was deleted, or at the end of the recording."""
         totals = self._totals.pop(uid, None)
         if totals is None:
             return
@@ -82,12 +84,9 @@ class VmTotals:
             self._account.migrations.per_vm[totals.migrations] += 1
 
     def close(self, now: Instant) -> None:
-        """The recording is over."""
+        """Add the totals of all VMs at the end of the recording."""
         for uid in list(self._totals):
             self.complete(uid, now)
-
-    def _of(self, vmi: Vmi) -> _Totals:
-        return self._totals.setdefault(vmi.uid, _Totals())
 
     def _add_cooldown(self, totals: _Totals, now: Instant) -> None:
         until = min(totals.until, now)

@@ -1,9 +1,11 @@
-"""Plays the events of a recording."""
+"""Reads recordings, and plays their events."""
 
 from collections.abc import Iterable
+from io import BufferedReader, BytesIO
 
+from exporter.whatif import recording
 from exporter.whatif.account import Comparison, Contender
-from exporter.whatif.recording import Recorded
+from exporter.whatif.recording import Faults, Recorded
 from exporter.whatif.replay import Replay
 
 
@@ -13,3 +15,14 @@ def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Compari
     for event in events:
         replay.take(event)
     return replay.finish()
+
+
+def a_file(body: bytes) -> BufferedReader:
+    """An open file with this content."""
+    return BufferedReader(BytesIO(body))
+
+
+def read_file(body: bytes) -> tuple[list[Recorded], Faults]:
+    """The events of a file with this content, and its faults."""
+    faults = Faults()
+    return list(recording.read(recording.split(a_file(body), faults), faults)), faults

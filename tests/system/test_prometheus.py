@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from exporter.credentials import CannotAsk
 from exporter.engine.model import Outcome, Resource, Trigger, Vmi
 from exporter.text import write_instant
 from exporter.whatif.account import BUILTIN, Account
@@ -23,7 +24,6 @@ from exporter.whatif.prometheus import (
     STARTS,
     SUCCEEDED,
     Prometheus,
-    QueryFailed,
     Span,
     Spans,
     cut_windows,
@@ -340,19 +340,19 @@ async def test_several_clusters_are_not_mixed(tmp_path: Path) -> None:
     """With several clusters one has to be chosen, as VMs may have equal names."""
     began = (time.time() - 6 * HOUR) // 60 * 60
     async with remembering(tmp_path, began, clusters=("", 'east "1"')) as url:
-        with pytest.raises(QueryFailed, match=r'clusters \("", "east \\"1\\""\): .*--cluster'):
+        with pytest.raises(CannotAsk, match=r'clusters \("", "east \\"1\\""\): .*--cluster'):
             await fetch(Prometheus(url), began, began + 3 * HOUR, step=60.0)
         for cluster in ("", 'east "1"'):
             place = Prometheus(url, cluster=cluster)
             assert len(await fetch(place, began, began + 3 * HOUR, step=60.0)) == 3
-        with pytest.raises(QueryFailed, match="does it scrape KubeVirt"):
+        with pytest.raises(CannotAsk, match="does it scrape KubeVirt"):
             await fetch(Prometheus(url, cluster="west"), began, began + 3 * HOUR, step=60.0)
 
 
 async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> None:
     """An error of Prometheus is reported with its message."""
     async with remembering(tmp_path, (time.time() - 6 * HOUR) // 60 * 60) as url:
-        with pytest.raises(QueryFailed, match=r"400 .*zero or negative"):
+        with pytest.raises(CannotAsk, match=r"400 .*zero or negative"):
             await fetch(Prometheus(url), NOW, NOW, step=0.0)
 
 
@@ -373,13 +373,13 @@ async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -
     application = web.Application()
     application.router.add_post("/api/v1/query_range", answer)
     async with TestServer(application) as server:
-        with pytest.raises(QueryFailed, match=why):
+        with pytest.raises(CannotAsk, match=why):
             await fetch(Prometheus(str(server.make_url("/"))), NOW, NOW + 60, step=60.0)
 
 
 async def test_nobody_there_is_told() -> None:
     """A connection error has the address."""
-    with pytest.raises(QueryFailed, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(CannotAsk, match=r"127\.0\.0\.1:9"):
         await fetch(Prometheus("http://127.0.0.1:9"), NOW, NOW + 60, step=60.0)
 
 
@@ -398,7 +398,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
         await fetch(Prometheus(url, token_file=token), NOW, NOW + 60, step=60.0)
-    with pytest.raises(QueryFailed, match="a token is only sent over https"):
+    with pytest.raises(CannotAsk, match="a token is only sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert set(seen) == {"Bearer abc"}
@@ -408,7 +408,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
     """An empty token file is an error before any request."""
     token = tmp_path / "token"
     token.write_text("two words")
-    with pytest.raises(QueryFailed, match="holds no token") as refused:
+    with pytest.raises(CannotAsk, match="holds no token") as refused:
         await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert "words" not in str(refused.value)
@@ -419,7 +419,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
 )
 async def test_a_password_in_the_url_is_refused(url: str) -> None:
     """A password in the URL is an error that does not repeat it."""
-    with pytest.raises(QueryFailed, match="give a token with --token-file") as refused:
+    with pytest.raises(CannotAsk, match="give a token with --token-file") as refused:
         await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
     assert "secret" not in str(refused.value)
@@ -435,7 +435,7 @@ async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
     application.router.add_post("/api/v1/query_range", answer)
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
-        with pytest.raises(QueryFailed) as told_so:
+        with pytest.raises(CannotAsk) as told_so:
             await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
     assert str(told_so.value) == (
@@ -451,7 +451,7 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),
         (Prometheus("https://127.0.0.1:9", ca_file=missing), "--ca-file"),
     ):
-        with pytest.raises(QueryFailed, match=f"{option} {missing}:? cannot be read: No such file"):
+        with pytest.raises(CannotAsk, match=f"{option} {missing}:? cannot be read: No such file"):
             await fetch(place, NOW, NOW + 60, step=60.0)
 
 
@@ -459,7 +459,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
     """An invalid URL is an error before a token is sent."""
     token = tmp_path / "token"
     token.write_text("abc\n")
-    with pytest.raises(QueryFailed, match="expected http://HOST:PORT"):
+    with pytest.raises(CannotAsk, match="expected http://HOST:PORT"):
         await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
 
 

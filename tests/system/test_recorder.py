@@ -19,9 +19,8 @@ from exporter.health import Health, Watched
 from exporter.kube.client import Login
 from exporter.kube.kubevirt import parse_object
 from exporter.settings import Settings, read_settings
-from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
-from exporter.whatif.recording import Faults, Kind, Recorded
+from exporter.whatif.recording import Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
 from tests.support.builders import (
@@ -36,13 +35,13 @@ from tests.support.builders import (
     transitions_json,
 )
 from tests.support.relay import Gate
+from tests.support.replaying import read_file
 from tests.support.watching import QUICK
 
 
 def read(path: Path) -> list[Recorded]:
     """The events of a recording, which must all be valid."""
-    faults = Faults()
-    events = list(recording.read(recording.split([path.read_bytes()]), faults))
+    events, faults = read_file(path.read_bytes())
     assert not faults.count, faults.messages
     return events
 

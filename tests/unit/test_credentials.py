@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from exporter.credentials import (
-    UnsafeUrl,
-    UnusableFile,
+    CannotAsk,
+    InvalidEndpoint,
     check_url,
     describe,
     make_ssl_context,
@@ -33,14 +33,14 @@ def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
     if sent:
         check_url(url, "expected", with_token=True)
     else:
-        with pytest.raises(UnsafeUrl, match=f"{url}: a token is only sent over https"):
+        with pytest.raises(InvalidEndpoint, match=f"{url}: a token is only sent over https"):
             check_url(url, "expected", with_token=True)
 
 
 @pytest.mark.parametrize("url", ["there", "ftp://there", "http://", "http://[", "http://a?b", ""])
 def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
     """An invalid URL is an error that says what was expected."""
-    with pytest.raises(UnsafeUrl) as refused:
+    with pytest.raises(InvalidEndpoint) as refused:
         check_url(url, "expected a URL", with_token=False)
 
     assert str(refused.value).startswith(f"{url}: ")
@@ -62,7 +62,7 @@ def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
 )
 def test_a_password_is_never_repeated(url: str) -> None:
     """A password in a URL is never repeated."""
-    with pytest.raises(UnsafeUrl, match="give a token with --token-file") as refused:
+    with pytest.raises(InvalidEndpoint, match="give a token with --token-file") as refused:
         check_url(url, "expected a URL", with_token=False)
 
     assert "secret" not in str(refused.value)
@@ -82,7 +82,7 @@ def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> 
     """A file without a valid token is an error."""
     file = tmp_path / "token"
     file.write_bytes(content)
-    with pytest.raises(UnusableFile, match=f"--token-file {file} holds no token"):
+    with pytest.raises(CannotAsk, match=f"--token-file {file} holds no token"):
         read_token(file)
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_authority_is_told(
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(UnusableFile, match=f"--ca-file {file}: {said}"):
+    with pytest.raises(CannotAsk, match=f"--ca-file {file}: {said}"):
         make_ssl_context(file)
 
 

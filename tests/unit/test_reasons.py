@@ -59,7 +59,6 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
         None,
         msgspec.json.decode(blocked.body, type=BlockedAnswer),
         PIPED,
-        everything=False,
     )
     assert f"blocked: {reason}" in held
     evidence = api.store.evidence(NAMESPACE, "db1")

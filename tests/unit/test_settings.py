@@ -22,9 +22,9 @@ from exporter.settings import (
     Tls,
     load_settings,
     parse_address,
-    parse_duration,
     read_settings,
 )
+from exporter.settings.values import parse_duration
 from exporter.text import format_duration
 from tests.support.builders import a_vmi
 
@@ -408,7 +408,7 @@ def test_addresses(text: str, address: Address, told: str) -> None:
 def test_an_unprotected_query_api_on_the_network_is_an_error(
     query: object, exposed: list[str]
 ) -> None:
-    """It needs TLS and authentication or allowInsecureQuery; the metrics listener does not."""
+    """On the network the query API needs TLS and authentication, or allowInsecureQuery."""
     document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
     if exposed:
         assert faults_of(document) == [
@@ -494,7 +494,7 @@ NAMED = {"name": "a", "match": {"namespaces": ["x"]}}
             [NAMED, {"name": "a", "match": {"namespaces": ["x"], "priorityClasses": ["p"]}}],
             [
                 "[1].name: 'a' is the name of an earlier entry",
-                "[1].match: never reached: 'a' before it matches all of these VMs",
+                "[1].match: never reached: the earlier entry 'a' matches all these VMs",
             ],
         ),
         (

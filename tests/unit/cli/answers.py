@@ -31,6 +31,7 @@ from tests.unit.server.test_answers import some_health
 
 
 PIPED = Screen()
+WHOLE = Screen(rows=None)
 NARROW = Screen(width=80)
 COLORED = Screen(width=80, colored=True)
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -76,7 +77,6 @@ def status_of(
     blocked: tuple[BlockedVmi, ...] = (),
     health: Health | None = None,
     screen: Screen = PIPED,
-    everything: bool = False,
     now: float = NOW,
     why: tuple[Why, ...] = (),
 ) -> str:
@@ -103,10 +103,4 @@ def status_of(
         as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )
     ready = status.ready
-    return show_status(
-        status,
-        evacuations if ready else None,
-        answer if ready else None,
-        screen,
-        everything=everything,
-    )
+    return show_status(status, evacuations if ready else None, answer if ready else None, screen)

@@ -13,15 +13,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import (
-    CannotAsk,
-    Endpoint,
-    InvalidEndpoint,
-    NoSuchVmi,
-    connect,
-    decode,
-    find_url,
-)
+from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode, find_url
+from exporter.credentials import CannotAsk, InvalidEndpoint
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates
@@ -39,7 +32,7 @@ def answering(
     media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> web.Application:
-    """A server with one answer for all requests, which are in its `asked`."""
+    """A server with one answer for all requests, which it keeps in `ASKED`."""
     app = web.Application()
 
     async def answer(request: web.Request) -> web.Response:
@@ -67,7 +60,7 @@ async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
 
 
 async def trouble(endpoint: Endpoint) -> str:
-    """The error without an answer."""
+    """The error of a request that gets no answer."""
     with pytest.raises(CannotAsk) as told:
         await read(endpoint)
     return str(told.value)
@@ -187,7 +180,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
         assert said in told
 
 
-async def test_tls_where_there_is_none_is_told() -> None:
+async def test_https_to_a_plain_listener_is_explained() -> None:
     """The error for https:// to a plain listener suggests http://."""
     async with serving(answering()) as url:
         said = await trouble(Endpoint(url.replace("http", "https")))
@@ -254,7 +247,7 @@ NO_ANSWERS = {
 
 
 @pytest.mark.parametrize(("app", "said"), NO_ANSWERS.values(), ids=NO_ANSWERS)
-async def test_what_is_no_answer_is_told(app: web.Application, said: str) -> None:
+async def test_an_unusable_answer_is_explained(app: web.Application, said: str) -> None:
     """The error for an unusable answer says what it was and what helps."""
     async with serving(app) as url:
         assert said in await trouble(Endpoint(url))
@@ -278,8 +271,8 @@ async def test_an_exporter_that_is_not_ready_is_told() -> None:
             await exporter.read("/v1/blocked")
 
 
-async def test_the_metrics_listener_is_told_apart() -> None:
-    """The error for the metrics listener names the right one."""
+async def test_the_metrics_listener_is_recognized() -> None:
+    """The error for the metrics listener names the query listener."""
     async with serving(make_metrics_app(ServedApi().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
 
@@ -310,7 +303,7 @@ async def test_a_name_is_no_path() -> None:
     assert app[ASKED][0].raw_path == "/v1/vmis/a%2F..%2Fb/c%3Fd%23e%252F"
 
 
-async def test_what_speaks_no_http_is_told() -> None:
+async def test_a_server_without_http_is_named() -> None:
     """A server that does not speak HTTP is named as no exporter."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -323,8 +316,8 @@ async def test_what_speaks_no_http_is_told() -> None:
         assert f"{url} is no exporter: " in await trouble(Endpoint(url))
 
 
-async def test_who_says_nothing_is_told() -> None:
-    """A server without an answer costs one timeout."""
+async def test_no_answer_is_an_error_after_the_timeout() -> None:
+    """A server that does not answer is an error after the timeout."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

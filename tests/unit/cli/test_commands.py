@@ -12,6 +12,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from aiohttp import web
@@ -27,9 +28,10 @@ from exporter.engine.model import WaitReason
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
-from exporter.whatif.recording import Faults, Kind
+from exporter.whatif.recording import Kind
 from tests.support.api_servers import RealStage
 from tests.support.builders import a_vmi, a_vmim
+from tests.support.replaying import read_file
 from tests.support.serving import serving
 from tests.unit.cli.test_client import refusing
 from tests.unit.cli.test_replay import a_recording
@@ -37,7 +39,7 @@ from tests.unit.server.test_api import ServedApi
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`python -m exporter` with these arguments, to its end."""
+    """Run `python -m exporter` with these arguments to its end."""
     return subprocess.run(
         [sys.executable, "-m", "exporter", *arguments],
         capture_output=True,
@@ -205,7 +207,7 @@ async def exporter() -> AsyncIterator[str]:
 
 
 async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """`python -m exporter` with these arguments, while this process goes on answering."""
+    """Run `python -m exporter` with these arguments, while this process serves requests."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-W", "default", "-m", "exporter", *arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -332,7 +334,7 @@ async def test_what_a_server_says_is_only_text() -> None:
     assert err.count("\n") == 1
 
 
-async def test_who_reads_no_further_ends_it(exporter: str) -> None:
+async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
     """A closed pipe is not an error."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -537,6 +539,17 @@ def demo(
     )
 
 
+def stop_after(text: str, stream: IO[str] | None, process: "subprocess.Popen[str]") -> str:
+    """Stop a process by SIGTERM after it wrote this text; returns the rest of standard error."""
+    assert stream is not None
+    while text not in (line := stream.readline()):
+        assert line, "it ended"
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.OK
+    return err
+
+
 @pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
 def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
     """Ctrl-C during the start leaves no traceback."""
@@ -562,27 +575,15 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
         tmp_path, *("--vms", "12", "--log-format", "json", "--log-level", "info"), out=writer
     )
     os.close(writer)
-    assert process.stderr is not None
-    while '"listed"' not in (line := process.stderr.readline()):
-        assert line, "it ended"
-    process.terminate()
-    _, err = process.communicate(timeout=60)
 
-    assert process.returncode == Exit.OK
-    assert "Traceback" not in err
+    assert "Traceback" not in stop_after('"listed"', process.stderr, process)
 
 
 def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
     """A configuration without a log level keeps the demo quiet; `--log-level info` does not."""
     process = demo(tmp_path, "--vms", "4", "--log-format", "json", out=subprocess.PIPE)
-    assert process.stdout is not None
-    while not (line := process.stdout.readline()).startswith("Ctrl-C ends it."):
-        assert line, "it ended"
-    process.terminate()
-    _, err = process.communicate(timeout=60)
 
-    assert process.returncode == Exit.OK
-    assert '"level": "info"' not in err
+    assert '"level": "info"' not in stop_after("Ctrl-C ends it.", process.stdout, process)
 
 
 def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
@@ -611,7 +612,7 @@ async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -
         lists += b'"listed"' in line
     process.terminate()
     await asyncio.wait_for(process.communicate(), 60)
-    events = list(recording.read(recording.split([path.read_bytes()]), Faults()))
+    events, _ = read_file(path.read_bytes())
 
     assert process.returncode == Exit.OK
     assert sum(event.kind is Kind.SYNCED for event in events) == 4

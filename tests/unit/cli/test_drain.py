@@ -7,7 +7,6 @@ import pytest
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
-from exporter.cli.layout import Screen
 from exporter.engine.drain import find_duration, forecast_node, forecast_nodes, read_conditions
 from exporter.engine.model import (
     ALL_ALIVE,
@@ -34,12 +33,12 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
     return describe_drain(forecast, candidates, NOW, some_health())
 
 
-def shown(store: ClockedStore, screen: Screen = PIPED, *, everything: bool = False) -> str:
+def shown(store: ClockedStore) -> str:
     """The output of `node n1`."""
-    return show_drain(drain_of(store), screen, everything=everything)
+    return show_drain(drain_of(store), PIPED)
 
 
-def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -> str:
+def listed(store: ClockedStore, now: float) -> str:
     """The output of `node`."""
     durations: dict[str, list[float]] = {}
     for evidence in store.all_evidence():
@@ -49,7 +48,7 @@ def listed(store: ClockedStore, *, everything: bool = False, now: float = NOW) -
     answer = list_nodes(
         forecast_nodes(store, now_in(store), durations), ["shop"], now, some_health()
     )
-    return show_nodes(answer, PIPED, everything=everything)
+    return show_nodes(answer, PIPED)
 
 
 def a_mixed_store() -> ClockedStore:
@@ -65,7 +64,7 @@ def a_mixed_store() -> ClockedStore:
 
 
 def test_the_first_sentence_is_the_answer() -> None:
-    """Whether the node can be emptied, and if not, which VMs do not leave and why."""
+    """The first sentence says whether the node can be emptied, or which VMs stay and why."""
     store = a_store(a_moved(1, 90.0), now=NOW - 2000.0)
     assert shown(store).startswith("n1 can be emptied.\nIt takes at least 1m30s: ")
 
@@ -117,7 +116,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     [
         pytest.param(
             [a_movable(1)],
-            "How long it takes is unknown: no VM that has yet to migrate has done so before.",
+            "How long it takes is unknown: no VM that must migrate has migrated before.",
             id="nothing-known",
         ),
         pytest.param(
@@ -150,9 +149,9 @@ def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
 
 
 def test_the_bound_says_nothing_that_it_does_not_know() -> None:
-    """With full limits the answer does not say which VM migrates: the number at once is left out.
+    """If the limits are reached, the number of parallel migrations may be unknown: it is left out.
 
-    Here the one that migrates took 50 s before, and does not count.
+    The VM that migrates now took 50 s before. The bound does not include it, but the sum does.
     """
     store = a_store(*(a_moved(n, 90.0) for n in (1, 2, 3)), a_moved(4, 50.0))
     store.put(a_vmim(name="mig-4", uid="m9", vmi_name="db4", phase="Running"))
@@ -179,16 +178,16 @@ def test_a_cordoned_node_is_named_so() -> None:
     ):
         store.put(node)
         answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())
-        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED, everything=False)
+        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED)
 
 
 def test_silence_is_a_warning() -> None:
     """Without contact with the API server the answer has a warning."""
-    assert "Warning: no contact with the API server" in listed(a_mixed_store(), now=NOW + 500.0)
+    assert "Warning: no contact with the API server" in listed(a_mixed_store(), NOW + 500.0)
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
-    """How many have left, and the pace or how long nothing has left."""
+    """The line has the number of VMs that left, and their pace or how long none has left."""
     moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     assert "Drain: [############........] 3 of 5 VMs have left, one each 2m, about 3m to go." in (
         shown(moving)
@@ -198,7 +197,7 @@ def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:
-    """Each change is a line; the last one says how it ended."""
+    """Each change of a drain is a line; the last line says how the drain ended."""
     store = a_drain(NOW - 60, remaining=1)
     steps = [drain_of(store), drain_of(store)]
 

@@ -84,7 +84,7 @@ def test_the_policy_of_a_vm_is_named() -> None:
     )
 
 
-def test_who_asked_for_its_eviction() -> None:
+def test_blocked_evictions_are_listed_by_user() -> None:
     """Each user whose eviction was blocked is named, how often and when."""
     vmi = explained(
         cooling(),
@@ -148,7 +148,7 @@ def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
 
 
 def test_a_stuck_evacuation_is_explained() -> None:
-    """A stuck VM has first the action, and the cancel beside the evacuation."""
+    """Of a stuck VM the next step comes first; the command to cancel is below the evacuation."""
     text = show_vmi(explained(stuck()), PIPED)
 
     assert text.startswith(

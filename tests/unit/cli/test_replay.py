@@ -3,8 +3,7 @@
 import errno
 import gzip
 import os
-from collections.abc import Iterator
-from io import BytesIO, StringIO, TextIOWrapper
+from io import BufferedReader, BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from threading import Thread
 
@@ -14,23 +13,23 @@ from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
 from exporter.engine.policy import Policy, StuckPolicy
+from exporter.kube.writing import write_object
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
-from exporter.whatif.recording import Faults, Recorded
+from exporter.whatif.recording import Recorded
+from tests.support.replaying import a_file, read_file
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 
 
 def lines(events: list[Recorded]) -> bytes:
     """A recording of these events."""
-    told = [recording.write_header()]
+    written = [recording.write_header()]
     for event in events:
-        if event.fact is not None and event.resource is not None:
-            told.append(recording.write_fact(event.at, event.kind, event.resource, event.fact))
-        else:
-            told.append(recording.write_note(event.at, event.kind, event.resource))
-    return b"".join(told)
+        body = None if event.fact is None else write_object(event.fact)
+        written.append(recording.write_event(event.at, event.kind, event.resource, body))
+    return b"".join(written)
 
 
 def a_recording() -> bytes:
@@ -46,7 +45,7 @@ class TestContenders:
     """The choice of the policies."""
 
     def test_a_file_is_an_exporter_configuration(self, tmp_path: Path) -> None:
-        """Of an exporter configuration `policy:` and `stuck:` are used."""
+        """A policy is read from `policy:` and `stuck:` of an exporter's configuration."""
         file = tmp_path / "exporter.yaml"
         file.write_text(
             "policy: {migrationCooldown: 1h}\nstuck: {after: 10m}\nlog: {level: debug}\n"
@@ -89,7 +88,7 @@ class TestSources:
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`-` plays the standard input."""
-        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(a_recording())))
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(a_file(a_recording())))
         with open_recording(Path("-")) as source:
             assert play(source, [BUILTIN["ours"]], StringIO()).accounts[0].asked == 2
 
@@ -115,12 +114,15 @@ class TestSources:
     def test_a_read_error_is_reported(self) -> None:
         """A read error is reported, without an answer."""
 
-        def chunks() -> Iterator[bytes]:
-            yield a_recording()
-            raise OSError(errno.EIO, "Input/output error")
+        class Broken(BytesIO):
+            def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+                if count := super().readinto(buffer):
+                    return count
+                raise OSError(errno.EIO, "Input/output error")
 
+        source = whatif.from_file(BufferedReader(Broken(a_recording())))
         with pytest.raises(CannotReplay, match="cannot be read: Input/output error"):
-            play(whatif.from_chunks(chunks()), [BUILTIN["ours"]], StringIO())
+            play(source, [BUILTIN["ours"]], StringIO())
 
     @pytest.mark.parametrize(
         ("body", "why"),
@@ -129,19 +131,19 @@ class TestSources:
             (recording.write_header(), "no event to play"),
             (b'{"type":"ADDED"}\n', "no event to play: line 1: no instant"),
             (b'{"items":[]}\n', "neither a recording nor watch events"),
-            (b"\x1f\x8bnothing", "damaged gzip"),
+            (b"\x1f\x8bno gzip at all", "damaged gzip"),
             (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is truncated"),
         ],
     )
     def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
         """A source without events is an error, as its answer would look like a quiet cluster."""
         with pytest.raises(CannotReplay, match=why):
-            play(whatif.from_chunks([body]), [BUILTIN["ours"]], StringIO())
+            play(whatif.from_file(a_file(body)), [BUILTIN["ours"]], StringIO())
 
 
 def test_bad_lines_are_listed_up_to_a_limit() -> None:
     """Bad lines are listed on standard error up to a limit; the others are played."""
-    source = whatif.from_chunks([a_recording(), b"{\n" * 30])
+    source = whatif.from_file(a_file(a_recording() + b"{\n" * 30))
     play(source, [BUILTIN["ours"]], StringIO())
     errors = StringIO()
     whatif.print_faults(source.faults, errors)
@@ -154,16 +156,16 @@ def test_bad_lines_are_listed_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
 def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
-    """A truncated recording is reported, with how far it was read."""
+    """A truncated recording is reported, with the instant up to which it was read."""
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
-    *_, last = recording.read(recording.split([torn]), Faults())
+    last = read_file(torn)[0][-1]
     for body, said in (
         (gzip.compress(whole) if zipped else whole, ""),
         (torn, f"the recording is truncated: read to {write_instant(last.at)}\n"),
     ):
         errors = StringIO()
-        play(whatif.from_chunks([body]), [BUILTIN["ours"]], errors)
+        play(whatif.from_file(a_file(body)), [BUILTIN["ours"]], errors)
 
         assert errors.getvalue() == said
 
@@ -171,7 +173,7 @@ def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
 def test_no_progress_bar_without_a_terminal() -> None:
     """Without a terminal there is no progress bar."""
     errors = StringIO()
-    found = play(whatif.from_chunks([a_recording()]), [BUILTIN["ours"]], errors)
+    found = play(whatif.from_file(a_file(a_recording())), [BUILTIN["ours"]], errors)
     whatif.print_cost(found, 1.25, errors)
 
     (line,) = errors.getvalue().splitlines()
@@ -189,8 +191,8 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
     monkeypatch.setenv("TERM", "xterm")
     body, errors = a_recording(), Terminal()
-    events = list(recording.read(recording.split([body]), Faults()))
-    source = Input(lambda _faults: events, whole=HOUR, done=lambda now: now - events[0].at)
+    events, _ = read_file(body)
+    source = Input(events, whole=HOUR, done=lambda now: now - events[0].at)
     play(source, [BUILTIN["ours"]], errors)
 
     assert "playing" in errors.getvalue()
@@ -199,21 +201,20 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_remarks_of_a_source_follow_the_answer() -> None:
     """Remarks of a source follow the answer."""
-    source = whatif.from_chunks([a_recording()])
+    source = whatif.from_file(a_file(a_recording()))
     source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
-    out = StringIO()
-    whatif.show(found, source, as_json=False, screen=Screen(), out=out)
+    shown = whatif.show(found, source, as_json=False, screen=Screen())
 
-    assert out.getvalue().endswith("\nThe source of evictions is unknown.\n")
+    assert shown.endswith("\nThe source of evictions is unknown.\n")
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plot that cannot be drawn is refused before anything is played."""
     whatif.check_plot(None)
     whatif.check_plot(Path("week.svg"))
-    with pytest.raises(CannotReplay, match=r"ends in \.png or \.svg"):
+    with pytest.raises(InvalidSettings, match=r"ends in \.png or \.svg"):
         whatif.check_plot(Path("week.jpg"))
     monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
-    with pytest.raises(CannotReplay, match=r"python -m pip install matplotlib$"):
+    with pytest.raises(InvalidSettings, match=r"python -m pip install matplotlib$"):
         whatif.check_plot(Path("week.png"))

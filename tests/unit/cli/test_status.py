@@ -10,6 +10,8 @@ from tests.support.builders import (
     a_running_state,
 )
 from tests.unit.cli.answers import (
+    PIPED,
+    WHOLE,
     held,
     status_of,
     stuck,
@@ -59,7 +61,7 @@ def test_the_first_sentence_says_whether_to_believe_it(
 
 
 def test_a_status_is_shown() -> None:
-    """`status` shows its health, VMs by reason, evacuations and releases in order."""
+    """`status` shows the exporter's health, VMs by reason, evacuations, and releases in order."""
     health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
     health.history = HistoryHealth(may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234)
     health.history.faults[HistoryFault.DAMAGED] = 1
@@ -127,7 +129,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
         for name, marker in (("web1", {}), ("web2", {}), ("web3", failing))
     )
-    text = status_of(first, second, third, everything=True)
+    text = status_of(first, second, third, screen=WHOLE)
 
     assert text.count("  shop/web1 and 1 more:  Wait: KubeVirt is moving the VM.\n") == 1
     assert text.count("  shop/web3:  Read the VM's events: ") == 1
@@ -143,7 +145,7 @@ def test_a_vm_blocked_twice_is_one_row() -> None:
 
 
 def test_nothing_more_is_shown_before_it_is_ready() -> None:
-    """Before it is ready only its health is shown."""
+    """Before the exporter is ready, only its health is shown."""
     text = status_of(health=some_health(synced=False))
 
     assert "\n  virtualmachineinstancemigrations  not listed yet\n" in text
@@ -154,7 +156,7 @@ def test_nothing_more_is_shown_before_it_is_ready() -> None:
 def test_lists_are_bounded_unless_all_is_asked_for() -> None:
     """Lists have twenty rows and the number of the others; `--all` shows all."""
     blocked = tuple(held(f"vm-{n:03}", until=NOW + 60.0 * n) for n in range(1, 51))
-    cut, whole = (status_of(blocked=blocked, everything=everything) for everything in (False, True))
+    cut, whole = (status_of(blocked=blocked, screen=screen) for screen in (PIPED, WHOLE))
 
     assert (cut.count("shop/vm-"), whole.count("shop/vm-")) == (ROWS, 50)
     assert "\n  and 30 more: --all shows them\n" in cut

@@ -1,4 +1,4 @@
-"""The replay: the evictions that each policy refuses, their effects, and the counts."""
+"""The replay: the evictions that each policy refuses, the effects of that, and the counts."""
 
 import subprocess
 import sys
@@ -220,9 +220,9 @@ class TestEvictions:
 
         assert (account.allowed, account.cooldown_seconds) == (2, 3 * MINUTE)
         short, unused = account.touched["short"], account.touched["unused"]
-        assert (short.vms, short.names) == (1, [f"{NAMESPACE}/{NAME}"])
+        assert (short.vms, short.first_vms) == (1, [f"{NAMESPACE}/{NAME}"])
         assert (short.allowed, short.refused) == (2, 0)
-        assert unused == Touched()
+        assert unused == Touched("unused")
 
     def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
         """An exception that blocks refuses evictions, except drains."""
@@ -288,10 +288,10 @@ class TestEvictions:
         assert (none.stuck.found, none.migrations.ended) == (1, 5)
 
     @pytest.mark.parametrize("late", [False, True], ids=["before", "after-its-vmi"])
-    def test_one_by_hand_during_a_refused_evacuation_happens_too(
+    def test_a_migration_by_hand_during_a_refused_evacuation_happens(
         self, tale: Tale, *, late: bool
     ) -> None:
-        """Its VMIM, once it arrives, shows that it is not part of the evacuation."""
+        """A migration by hand is not hidden, whether its VMIM arrives before or after its state."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, by_hand=True)
@@ -351,7 +351,7 @@ class TestEvictions:
         assert tale.account(HOUR).others == 1
 
     def test_a_vmim_before_a_refused_marker_is_hidden_again(self, tale: Tale) -> None:
-        """It is as if it had never existed; and before an allowed one it is no reason to refuse."""
+        """A VMIM before a refused marker is hidden; before an allowed one it blocks nothing."""
         tale.evict(10)
         for minutes in (5, 40):
             tale.evict(minutes * MINUTE)
@@ -397,8 +397,8 @@ class TestEvictions:
 class TestTime:
     """What is counted over time, with the recording's clock."""
 
-    def test_a_cooldown_is_counted_from_its_migration_s_end_to_its_own(self, tale: Tale) -> None:
-        """A cooldown is counted from its migration's end to its own."""
+    def test_a_cooldown_is_counted_from_its_beginning_to_its_end(self, tale: Tale) -> None:
+        """A cooldown is counted from the end of its migration to the end of the cooldown."""
         tale.evict(10)
         found = tale.played(HOUR)
 
@@ -461,8 +461,8 @@ class TestTime:
 class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
-    def test_is_found_by_the_clock_between_events(self, tale: Tale) -> None:
-        """Between events it gets stuck 30 minutes after the request; the alert follows."""
+    def test_the_clock_alone_makes_it_stuck(self, tale: Tale) -> None:
+        """Without an event an evacuation is stuck after 30 minutes, and the alert follows."""
         tale.mark(10)
         (one,) = tale.account(2 * HOUR).stuck.longest
 
@@ -470,7 +470,7 @@ class TestStuck:
         assert one.stuck_at == NOW + 10 + 1800
         assert one.alerted_at == NOW + 10 + 1800 + ALERT_FOR
         assert one.ended_at is None
-        assert one.causes == (Cause.AGE,)
+        assert one.stuck_by == (Cause.AGE,)
 
     def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
         self, tale: Tale
@@ -499,7 +499,7 @@ class TestStuck:
         (one,) = tale.account(HOUR).stuck.longest
 
         assert one.stuck_at == NOW + 8 * MINUTE + 1
-        assert one.causes == (Cause.FAILURES,)
+        assert one.stuck_by == (Cause.FAILURES,)
 
     def test_ends_with_the_evacuation(self, tale: Tale) -> None:
         """The time from the alert to the end is counted in minutes."""
@@ -541,7 +541,7 @@ class TestStuck:
         assert one.state is State.MIGRATION_STALLED
 
     def test_external_is_stuck_only_with_a_limit(self, tale: Tale) -> None:
-        """Without `stuck.external` it never is."""
+        """Without `stuck.external` an External evacuation is never stuck."""
         impatient = Contender(name="impatient", stuck=StuckPolicy(external=HOUR))
         tale.change(5, eviction_strategy="External")
         tale.mark(10)
