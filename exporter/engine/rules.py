@@ -26,10 +26,10 @@ first rule that blocks gives the reason:
 A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
 and KubeVirt leaves the status of its last migration and evacuation unchanged.
 
-Each rule lists the resources that it `needs`. If the API server has been silent about one of them
-for too long (it is in `dead`), or one of this VMI's own objects has not been readable for as long,
-the rule allows: dead evidence does not block. The cooldown needs no
-resource, because it expires by the clock alone.
+Each rule lists the resources that it `needs`. If there was no contact about one of them for too
+long (it is in `dead`), or one of this VMI's own objects has been unreadable for as long, the rule
+allows: dead evidence does not block. Only the cooldown needs no resource, because it expires by the
+clock alone.
 """
 
 from collections.abc import Callable
@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         name="platform_update",
         reason=Reason.PLATFORM_UPDATE,
         checkpoint=Checkpoint.FILTER,
-        needs=frozenset({Resource.KUBEVIRTS}),
+        needs=frozenset({Resource.VMIS, Resource.KUBEVIRTS}),
         enabled=lambda policy: policy.guard_platform_update,
         optional=True,
         blocks=_is_updated,
@@ -210,6 +210,7 @@ RULES: tuple[Rule, ...] = (
         name="policy",
         reason=Reason.POLICY,
         checkpoint=Checkpoint.PRE_EVICTION,
+        needs=frozenset({Resource.VMIS}),
         enabled=lambda policy: policy.block,
         optional=True,
         blocks=_is_excepted,

@@ -210,9 +210,9 @@ def write_stuck(
     said = [] if cause is None else [cause]
     said += [why for why in reasons if why != cause]
     return (
-        f"Evacuation from {diagnosis.node}{by} stuck for {age}: {diagnosis.state}, failed attempts:"
-        f" {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command} (runbook"
-        f" {advice.runbook})"
+        f"Evacuation from {diagnosis.node}{by} is stuck after {age}: {diagnosis.state}, failed"
+        f" attempts: {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command}"
+        f" (runbook {advice.runbook})"
         + "".join(f" {why.source}: {why.reason}: {why.message}" for why in said)
     )
 

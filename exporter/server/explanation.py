@@ -109,7 +109,10 @@ def _explain_rule(result: RuleResult, evidence: Evidence, cooldown: Cooldown | N
         return "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
     if evidence.vmi.finished:
         return f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
-    return _WHY[result.rule](evidence, cooldown)
+    why = _WHY[result.rule](evidence, cooldown)
+    if result.rule == "running_migration" and evidence.contradicted_at and not result.blocks:
+        return f"{why}, but its VMIM ended longer than kube.deadAfter ago"
+    return why
 
 
 def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:

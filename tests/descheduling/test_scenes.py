@@ -30,8 +30,6 @@ from tests.descheduling.world import NODES, World
 from tests.support.program import program
 
 
-PODS_IN_ALL = 2_000
-MIGRATING = 100
 SMALL = 2**30
 BY_ONE = Bounds(20, 72)
 """With 64 GiB of ballast and four VMs of 8 GiB a node is above it, and with three it is not."""
@@ -40,16 +38,18 @@ TIMEOUT = 5.0
 BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 
 
-async def test_a_cycle_over_two_thousand_launcher_pods(
-    tmp_path: Path, prove: Callable[[str], None]
+@pytest.mark.parametrize("pods", [400, pytest.param(2_000, marks=pytest.mark.soak)])
+async def test_a_cycle_over_many_launcher_pods(
+    pods: int, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
     """A cycle needs one request per blocked pod and per eviction, and the long poll.
 
     On eight overloaded nodes: a twentieth of the VMs migrate, the rest cool down, nobody may go.
     """
+    migrating = pods // 20
     async with RealCluster(tmp_path / "cluster") as cluster:
         login = await log_in(cluster)
-        await fill(cluster.admin, PODS_IN_ALL, migrating=MIGRATING)
+        await fill(cluster.admin, pods, migrating=migrating)
         kubeconfig = ("--kubeconfig", str(cluster.kubeconfig(cluster.exporter)))
         socket = f"unix:{tmp_path / 'query.sock'}"
         listen = {"query": ["127.0.0.1:0", socket], "metrics": "127.0.0.1:0"}
@@ -63,14 +63,14 @@ async def test_a_cycle_over_two_thousand_launcher_pods(
 
     assert without.requests == 0
     assert without.evicted > 0
-    assert (blocked, waiting) == (MIGRATING, PODS_IN_ALL - MIGRATING), asking.questions
-    assert asking.count("filter") == PODS_IN_ALL
+    assert (blocked, waiting) == (migrating, pods - migrating), asking.questions
+    assert asking.count("filter") == pods
     assert asking.requests == blocked + waiting == asking.blocks
     assert asking.polls <= 1 + asking.seconds / 0.2
     assert asking.evicted == 0
     for name, cycle in (("without", without), ("with", asking)):
         prove(
-            f"descheduling: a cycle over {PODS_IN_ALL} launcher pods, {name} verdicts: "
+            f"descheduling: a cycle over {pods} launcher pods, {name} verdicts: "
             f"{cycle.seconds:.2f} s, {cycle.requests:.0f} verdicts asked for, "
             f"{cycle.polls:.0f} polls, {cycle.evicted} evictions"
         )

@@ -190,7 +190,9 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
 
     (stuck,) = await ServedApi(store).after(0)
 
-    assert stuck["note"].startswith("Evacuation from n1, requested by alice, stuck for 40m: no_mi")
+    assert stuck["note"].startswith(
+        "Evacuation from n1, requested by alice, is stuck after 40m: no"
+    )
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
@@ -211,7 +213,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
         "Evacuate",
     )
     assert stuck["note"].startswith(
-        "Evacuation from n1 stuck for 40m: no_migration, failed attempts: 0. Make room on another"
+        "Evacuation from n1 is stuck after 40m: no_migration, failed attempts: 0. Make room on"
     )
     assert stuck["note"].endswith(
         " (runbook KubeVirtEvacuationStuck) PodScheduled: Unschedulable: 0/3 nodes are available"
