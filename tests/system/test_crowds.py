@@ -45,7 +45,7 @@ REVIEW = msgspec.json.encode(a_review())
 class Exporter:
     """The running program, and the open connections of strangers.
 
-    Strangers send no client certificate; our own requests send one of the server's CA.
+    Strangers send no client certificate; our own requests send one that the server's CA signed.
     """
 
     program: Program
@@ -249,7 +249,7 @@ KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
 async def test_what_is_not_a_whole_request_has_one_bound(
     exporter: Exporter, prove: Prove, kind: str, times: int
 ) -> None:
-    """Unfinished requests of all listeners stay in one budget, which is freed again."""
+    """Unfinished requests of all listeners share one memory budget, and free it at the end."""
     before = most = exporter.resident()
     crowds = asyncio.gather(
         *(
@@ -280,7 +280,7 @@ async def test_what_is_not_a_whole_request_has_one_bound(
 async def test_a_crowd_shuts_nobody_out(
     exporter: Exporter, prove: Prove, listener: str, times: int, shakes_hands: bool
 ) -> None:
-    """Beside more idle connections than allowed, probes and reviews are answered."""
+    """Probes and reviews are answered although there are more idle connections than allowed."""
     await shut_nobody_out(exporter, prove, listener, times, shakes_hands=shakes_hands)
 
 
@@ -289,7 +289,7 @@ async def test_a_crowd_shuts_nobody_out(
 async def test_a_crowd_without_client_certificates_shuts_nobody_out(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, times: int, shakes_hands: bool
 ) -> None:
-    """Crowds without a client certificate do not keep out the API server."""
+    """Crowds without a client certificate do not shut out the API server."""
     authority = str(tmp_path / "ca.crt")
     async with running(simulated, tmp_path, clientCAFile=authority) as exporter:
         reader, writer = await exporter.open(exporter.program.admission)
