@@ -77,7 +77,7 @@ class Run:
 
     @property
     def held(self) -> float:
-        """How often a VM was denied, or in `warn` would have been, by webhook or plugin."""
+        """How many evictions the webhook or the plugin denied, or would have denied in `warn`."""
         blocks = sum(bool(one["msg"] == "Eviction blocked") for one in self.log)
         return self.denied + self.warned + blocks
 
@@ -168,12 +168,12 @@ async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[The
     ],
 )
 async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
-    """Forty new VMs for each column: the first until they churn, the others as long."""
+    """Forty new VMs for each column: in the first until they churn, in the others as long."""
     cycles, columns = request.param
     runs: Story = {}
     for column in columns:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
-        # Only what nothing holds churns.
+        # VMs churn only if nothing blocks their evictions.
         churns = int(column in ("nothing", "warn"))
         runs[column] = await _run(theatre, column, at_least, churns)
     return runs
@@ -240,10 +240,10 @@ def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
 
 
 def _is_news(eviction: Eviction, run: Run) -> bool:
-    """Whether the exporter had read the end of the VM's last migration only just before.
+    """Whether the exporter had read the end of the VM's last migration just before the eviction.
 
-    That is a second for the plugin. The webhook lets a VM with an `evacuationNodeName` pass for
-    KubeVirt to answer, and on a busy machine that field may be cleared seconds later.
+    "Just before" is a second for the plugin, and more for the webhook: the webhook allows the
+    eviction of a VM with an `evacuationNodeName`, which a busy machine may clear seconds later.
     """
     just_before = timedelta(seconds=1 if run.name == "plugin" else 5)
     ends = [one.end for one in run.ledger.moves_of(eviction.vm) if one.end <= eviction.at]
@@ -257,10 +257,10 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
-            # The webhook lets pass a VM that evacuates, for KubeVirt to answer, until it has read
-            # the end.
+            # The webhook allows the eviction of an evacuating VM until it has read the end of the
+            # migration.
             late = [one for one, _ in early if not _is_news(one, run)]
-            # The API server lets pass what the webhook takes more than a second for.
+            # The API server allows an eviction if the webhook takes more than a second.
             assert len(late) + len(run.ledger.moving()) <= run.failed_open
         else:
             assert early
@@ -273,15 +273,15 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     early = [eviction for eviction, _ in ledger.too_early(RULES)]
 
     assert early
-    # The API server lets an eviction pass where our answer takes more than a second, and the
-    # exporter reads a migration's end a moment after it is written.
+    # The API server allows an eviction if our answer takes more than a second, and the exporter
+    # reads a migration's end a moment after it is written.
     unwarned = [one for one in early if not one.warned and not _is_news(one, run)]
     assert len(unwarned) <= run.failed_open
     assert run.denied == 0
     assert run.denials == []
     held = {(one.vm, one.at) for one in (*early, *ledger.moving())}
     beyond = [one for one in ledger.evictions if one.warned and (one.vm, one.at) not in held]
-    # A migration that waits is held too, and the ledger knows only those that have ended.
+    # VMs with a waiting migration have warnings too, but the ledger has only ended migrations.
     assert len(beyond) <= len(early)
 
 
@@ -295,7 +295,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 
 
 def test_a_denied_vm_is_not_marked(story: Story) -> None:
-    """Every evacuation has an accepted eviction: a denial makes none."""
+    """A denial creates no evacuation: each evacuation has an accepted eviction."""
     ledger = story["enforce"].ledger
 
     assert sum(ledger.creators.values()) == len(ledger.evictions)
@@ -303,7 +303,7 @@ def test_a_denied_vm_is_not_marked(story: Story) -> None:
 
 
 def test_the_others_go_on(story: Story) -> None:
-    """The descheduler goes on with the next pod, and later with those that have cooled down."""
+    """After a denial the descheduler evicts other VMs, and later those that have cooled down."""
     run = story["enforce"]
     denied = find_denials(run.ledger)
     first = min(one.at for one in denied)
@@ -329,7 +329,7 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
 
 
 async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
-    """The eviction of an evacuating VM is allowed; of one that cools down it is denied."""
+    """The webhook denies the eviction of a cooling VM, and leaves an evacuating VM to KubeVirt."""
     space, user = "words", "words-evictor"
     rig = theatre.world.rig
     async with (
@@ -343,7 +343,7 @@ async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
         )
         pod = objects.current_pod(moved.vmi, moved.pods)
         assert pod is not None
-        # On a busy machine the exporter starts for longer than the others' cooldown takes.
+        # On a busy machine the exporter takes longer to start than the other tests' cooldown lasts.
         async with theatre.exporter("enforce", user, policy=UNHURRIED) as exporter:
             await exporter.until_verdict(space, "one", "preEviction", "cooldown")
             before = await versions(rig.cluster.admin, space)
@@ -412,7 +412,7 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
         logins[name] = theatre.control.kubeconfig(user)
 
     async def drain(name: str, node: str) -> tuple[float, list[str]]:
-        """Drain a node; the seconds that it took, and the errors."""
+        """Drain a node; returns the seconds that it took, and the errors."""
         began = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(
             *(str(find_binary("kubectl")), "--kubeconfig", str(logins[name]), "drain", node),
@@ -457,7 +457,7 @@ async def _node_of(theatre: Theatre, space: str) -> str:
 
 
 async def test_the_target_pod_of_an_evacuation_holds_no_slot(theatre: Theatre) -> None:
-    """The webhook denies its eviction, so KubeVirt's words never count it as under way."""
+    """The webhook denies the eviction of a target pod, so it does not count as under way."""
     world, rig, key = theatre.world, theatre.world.rig, "leaving/one"
     world.packs, world.closed = False, {NODES[-1]}
     await theatre.control.namespace("ballast")
@@ -489,5 +489,5 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(theatre: Theatre) -
     assert denied == len(ledger.refused) > 0
     assert all(OURS in one.message for one in ledger.refused)
     assert all("migration_in_progress" in one.message for one in ledger.refused)
-    # The VM's own pod, which has KubeVirt's annotation.
+    # The one under way is the VM's own pod, which has KubeVirt's annotation.
     assert under_way == 1
