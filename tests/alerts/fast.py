@@ -17,9 +17,9 @@ from tests.support.faulty_apiserver import FaultyDemo
 
 
 FACTOR = 60.0
-"""How much faster than the world's the clock of all is."""
+"""How many times faster than real time the clock runs."""
 SPEED = 0.1
-"""The speed at which the simulated cluster's waits are KubeVirt's own."""
+"""The speed of the simulated cluster at which its waits are as long as KubeVirt's."""
 
 
 class Clock:

@@ -60,7 +60,7 @@ def section(text: str, heading: str) -> str:
 
 
 def prose(text: str) -> str:
-    """The runbook without its fences."""
+    """The runbook without its code blocks."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
