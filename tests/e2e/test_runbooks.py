@@ -21,9 +21,9 @@ from tests.generate.manifests import NAMESPACE
 
 STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
-"""Where a reader puts the name of the attempt."""
+"""The example that a reader replaces by the name of the attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
-"""What a reader exports: the VM and its node, in place of the demo's."""
+"""The VM and the node that a reader exports, by those of the demo."""
 
 
 @pytest.fixture(scope="module")
