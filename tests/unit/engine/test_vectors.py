@@ -1,7 +1,7 @@
 """The reference plugin's verdicts against ours, with both guards off.
 
 Every case must give the same answer, except those in `DIFFERENCES`. Each of these shows a fault of
-the reference (`tests/vectors/README.md`). Our answers to them are derived by hand.
+the reference (`Fault`). Our answers to them are derived by hand.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.vectors import Kind, Probe, all_argument_cases, all_probes
 
 
 class Fault(StrEnum):
-    """The faults of the reference, as `vectors/README.md` lists them."""
+    """The faults of the reference that its cases show."""
 
     FIRST_LIST_NOT_COUNTED = "an end first seen in a list that is not counted"
     FAILURES_FORGOTTEN = "failures forgotten on restart"
