@@ -37,7 +37,7 @@ class Clock:
         return datetime.fromtimestamp(self(), UTC)
 
 
-class Hasty(Reflector):
+class QuickReflector(Reflector):
     """The reflector with shorter pauses, to match the fast clock."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> Async
             Login(url=demo.url),
             stop,
             clock=clock,
-            reflector=Hasty,
+            reflector=QuickReflector,
             on_listening=listening.set_result,
         )
     )

@@ -178,7 +178,7 @@ def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
             assert "post-copy" in other, name
 
 
-# What follows runs the commands.
+# The tests below run the commands.
 
 VARIABLES = {
     "NAMESPACE": "",

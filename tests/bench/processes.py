@@ -103,7 +103,7 @@ class Running:
 def exchange(
     where: str, method: str, path: str, body: bytes | None = None, timeout: float = 60
 ) -> tuple[bytes, http.client.HTTPResponse]:
-    """The body and the head of an answer, over a connection of its own."""
+    """The body and the head of an answer, on a new connection."""
     connection = http.client.HTTPConnection(where, timeout=timeout)
     connection.request(method, path, body)
     answer = connection.getresponse()

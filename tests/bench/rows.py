@@ -1,4 +1,5 @@
-"""The rows of the table: each measures one promise beside an alternative.
+"""The rows of the table: each measures one promise, and compares it with an alternative if there is
+one.
 
 Subject and baseline take turns in one run, so that other load of the machine slows both; medians
 are compared. Before a measurement there is a first round that does not count, except where the
@@ -199,7 +200,7 @@ class Bench:
         ]  # fmt: skip
 
     def scale(self) -> list[Row]:
-        """Ten times as many VMIs: whether it syncs and serves, and the memory per VMI."""
+        """Clusters of several sizes: the time until ready, the memory, scrapes and verdicts."""
         grown: dict[int, dict[str, float]] = {}
         many = self.sizes.many
         for vmis in [many // step for step in self.sizes.steps]:
@@ -231,7 +232,7 @@ class Bench:
         ]  # fmt: skip
 
     def events(self) -> list[Row]:
-        """Watch events at full speed, and at a fixed rate with a caller that waits for one."""
+        """Watch events at full speed, and at a fixed rate while a caller waits for a change."""
         sizes = self.sizes
         rates: dict[str, list[float]] = {"ours": [], "informer": []}
         with Load(vmis=sizes.vmis) as load:
@@ -273,7 +274,7 @@ class Bench:
         ]  # fmt: skip
 
     def verdict(self) -> list[Row]:
-        """One verdict over a connection that is kept, on TCP and on a unix socket."""
+        """One verdict over a persistent connection, on TCP and on a unix socket."""
         body = self._candidates(self.sizes.vmis, 1)
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
@@ -388,7 +389,7 @@ class Bench:
         ]  # fmt: skip
 
     def blocked(self) -> list[Row]:
-        """/v1/blocked: unchanged, and held open by many."""
+        """/v1/blocked: the rate of 304 answers, and long polls of many clients."""
         sizes = self.sizes
         with Load(vmis=sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()

@@ -114,10 +114,10 @@ async def test_a_killed_leader_under_load(
                 await leader.kill()
                 killed_at, before = time.monotonic(), await versions_in(real, namespace)
 
-                async def goes_on() -> bool:
+                async def has_written() -> bool:
                     return await versions_in(real, namespace) != before
 
-                await poll(goes_on, within=4 * lease + 30, what="a write after the kill")
+                await poll(has_written, within=4 * lease + 30, what="a write after the kill")
                 seconds = time.monotonic() - killed_at
                 await poll(lambda: standby.now.sample(WRITER), what="the standby as the writer")
                 await leader.start()
@@ -219,10 +219,10 @@ async def test_a_rolling_update_loses_nothing(
                     await replace(serving, serving[0], new, stack)
                 answered = requests["answered"]
 
-                async def goes_on() -> bool:
+                async def is_answered() -> bool:
                     return requests["answered"] > answered + 10
 
-                await poll(goes_on, what="answers of the new replicas")
+                await poll(is_answered, what="answers of the new replicas")
             for replica in serving:
                 await until_counted(replica.now, namespace, "db", 8)
             await until_written((await writer_of(*serving)).now)

@@ -243,7 +243,8 @@ async def holding(
 
 
 async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
-    """On SIGTERM it is not ready, answers long polls, writes, releases the Lease and exits with 0.
+    """On SIGTERM it becomes unready, answers long polls, writes, releases the Lease and exits with
+    0.
 
     The API server is frozen meanwhile, so that the flush takes as long as the test needs.
     """

@@ -39,7 +39,7 @@ _ACCOUNTS = "accounts"
 class RealCluster:
     """Real servers with their files in a directory, running inside `async with`.
 
-    `admin` and whatever else is awaited belong to the event loop that entered the block.
+    Await everything, also of `admin`, in the event loop that entered the block.
     """
 
     def __init__(

@@ -145,8 +145,7 @@ async def test_the_exporter_runs_under_its_roles(
 async def test_every_verb_is_needed(
     cluster: RealCluster, paging: RealCluster, verb: str, tmp_path: Path
 ) -> None:
-    """Without a verb optional resources are reported as missing; without it on VMIs the exporter
-    ends.
+    """A missing verb on VMIs ends the exporter; on an optional resource it is reported.
 
     A server with streaming lists needs only `watch`.
     """

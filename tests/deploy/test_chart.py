@@ -230,7 +230,7 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     ids=["value", "setting"],
 )
 def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
-    """To observe, the setting is on and the condition on users is missing."""
+    """With `admission.observe` the webhook is called for all users, and the setting is on."""
     objects = tuple(charted(values=json.dumps({"mode": "standalone", **values})))
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]

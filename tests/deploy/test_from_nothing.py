@@ -190,7 +190,7 @@ async def test_the_typed_lines_end_in_verdicts(
 
     assert "shop/db1" in said[-1]
     assert "cooldown" in said[-1]
-    if by_helm:  # the notes name the label trap
+    if by_helm:  # its notes name the labels that Prometheus needs
         assert any("podMonitor.additionalLabels" in one for one in said)
     prove(f"{way}, in {namespace}: {len(lines)} lines typed, verdicts after {took:.1f} s")
 

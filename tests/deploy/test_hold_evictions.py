@@ -122,7 +122,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         await reader.type(command)
     webhook = await admin.get(MUTATING_WEBHOOKS, None, NAME)
     assert webhook["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-    await _lead_here(cluster)
+    await _point_here(cluster)
 
     account: Object = {"metadata": {"name": ACCOUNT, "namespace": "kube-system"}}
     await admin.create(SERVICE_ACCOUNTS, account)
@@ -144,7 +144,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         await reader.type(again)
         patched = await admin.get(MUTATING_WEBHOOKS, None, NAME)
         assert patched["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-        await _lead_here(cluster)
+        await _point_here(cluster)
         pod = await _name_pod(cluster)
         async with exporter(cluster, tmp_path, mode="enforce") as running:
             denied = await descheduler.evict(pod)
@@ -186,7 +186,7 @@ async def _descheduler(cluster: RealCluster) -> AsyncIterator[Evictor]:
         yield evictor
 
 
-async def _lead_here(cluster: RealCluster) -> None:
+async def _point_here(cluster: RealCluster) -> None:
     """Point the Service to this machine, because there are no pods and no kube-proxy."""
     await cluster.admin.delete(SERVICES, NAMESPACE, NAME)
     spec = {"type": "ExternalName", "externalName": "127.0.0.1"}

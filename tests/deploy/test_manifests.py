@@ -294,7 +294,7 @@ def test_the_sidecar_is_a_native_one() -> None:
 
 
 def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
-    """The program's and the policy's paths are those of the Dockerfile and the flag."""
+    """The path of the program is the Dockerfile's, and that of the policy the flag's."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     descheduler = containers(template)["descheduler"]
     dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ CYCLE_BEGAN = "Resetting pod evictor counters"
 CYCLE_ENDED = "Number of evictions/requests"
 EVICTED = "Eviction in background assumed"
 STALLED_AFTER = 20
-"""A descheduler has stalled if it evicts nothing in so many cycles and counts evictions as under
+"""A descheduler has stalled if it evicts nothing in this many cycles and counts evictions as under
 way.
 """
 
@@ -240,7 +240,7 @@ def build_policy(
         "evictionLimits": {"node": limits.per_node},
     }
     if verdicts is None:
-        _take_out(profile, PLUGIN)
+        _remove_plugin(profile, PLUGIN)
     else:
         configured[PLUGIN] |= {
             "urlPrefix": verdicts.url,
@@ -250,7 +250,7 @@ def build_policy(
     return policy
 
 
-def _take_out(profile: Object, plugin: str) -> None:
+def _remove_plugin(profile: Object, plugin: str) -> None:
     kept = [one for one in profile["pluginConfig"] if one["name"] != plugin]
     profile["pluginConfig"] = kept
     for point in profile["plugins"].values():

@@ -170,7 +170,7 @@ def test_with_verdicts_the_others_go_on(story: Story) -> None:
 
 
 def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
-    """The descheduler's own rules still apply beside our plugin."""
+    """The descheduler's own rules still apply together with our plugin."""
     for run in (story.without, story.asking):
         assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
 

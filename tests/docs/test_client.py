@@ -88,8 +88,8 @@ class Client:
         self.compare(status["known"], drains.total(), "VMs of the status")
 
     def compare_vm(self, one: Any, evacuation: Any, blocked: dict[Any, Any]) -> None:
-        """Compare one VM: as a candidate of its node, alone, as a verdict, an evacuation, and
-        blocked.
+        """Compare what the node, the VM, its verdict, its evacuation and the blocked set say of one
+        VM.
         """
         name = one["name"]
         vmi = self.ask(f"/v1/vmis/{one['namespace']}/{name}")

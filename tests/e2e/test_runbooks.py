@@ -1,6 +1,6 @@
 """Every command of every runbook runs as written, with KubeVirt's own controllers.
 
-The VMs are stand-ins: their launcher pods run, and nothing is in them.
+The launcher pods run, but there are no real VMs in them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
 """The example that a reader replaces by the name of the attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
-"""The VM and the node that a reader exports, by those of the demo."""
+"""The variables that a reader exports for this cluster, by the example's line for the demo."""
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,8 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
             """Evict repeatedly until the answer is as expected.
 
             Until the API server has read the webhook's configuration, and while a replica with the
-            mode before still answers, KubeVirt evacuates the VM. The webhook lets a VM that is
-            marked for evacuation pass, so each attempt cancels the evacuation.
+            old mode still answers, KubeVirt evacuates the VM. The webhook lets a VM that is marked
+            for evacuation pass, so each attempt cancels the evacuation.
             """
             answers = []
             try:

@@ -49,7 +49,7 @@ ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "componen
 """Each is used with something else."""
 
 TLS_SECRET = f"{NAME}-tls"
-"""The Secret with the certificate. No manifest has it: openssl or cert-manager makes it."""
+"""The Secret with the certificate, which openssl, cert-manager or OpenShift creates."""
 
 IMAGES = DEPLOY / "components/images/kustomization.yaml"
 POLICY = DEPLOY / "descheduler/policy.yaml"

@@ -260,7 +260,7 @@ async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> 
         return response.status
 
 
-async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> None:
+async def send_invented_tokens(exporter: Program, number: int, statuses: Counter[int]) -> None:
     """Send invented tokens on one connection until cancelled, and count the answers.
 
     It uses no HTTP client, and the strangers send one after the other, with pauses: 490 of them in
@@ -373,7 +373,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
         await poll(is_granted, what="a yes of the API server in time")
         async with frozen(real):
             crowd = [
-                asyncio.create_task(intrude(exporter, number, refusals))
+                asyncio.create_task(send_invented_tokens(exporter, number, refusals))
                 for number in range(strangers)
             ]
             until = time.monotonic() + PAUSE  # several renewals, which are 5 s apart

@@ -39,7 +39,7 @@ from tests.support.reviews import DESCHEDULER, a_review
 
 ALERTS = all_alerts(load_groups())
 LONGEST = read_duration("30m")
-"""The longest `for` of all alerts but one."""
+"""The longest `for` of all alerts except one."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 HOT = ("hot-1", "hot-2", "hot-3")
@@ -77,7 +77,7 @@ class Story:
         self.cluster = demo.cluster
         self.receiver = receiver
 
-    async def move_to_and_fro(self) -> None:
+    async def move_back_and_forth(self) -> None:
         """Move the VMs of a node until their cooldown is at the maximum, and wait until it ends."""
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
@@ -146,7 +146,7 @@ class Story:
         await self.refuse_a_permission()
         await self.break_a_watch()
 
-    async def send_nonsense(self) -> None:
+    async def send_invalid_line(self) -> None:
         """Send a watch line that is not an object."""
         assert self.demo.server.inject(b"[]\n", VMIS.plural)
         await self.receiver.fires(
@@ -169,7 +169,7 @@ class Story:
             assert asked.status == 200
         await self.receiver.resolves("KubeVirtEvictionWebhookFailing", cause="not_called")
 
-    async def fall_silent(self) -> None:
+    async def freeze_server(self) -> None:
         """Freeze the API server until the alert fires."""
         self.demo.server.freeze()
         await self.receiver.fires(
@@ -221,7 +221,7 @@ class Story:
         return [vmi for vmi in found if vmi is not None]
 
 
-def hasten(groups: Groups) -> Groups:
+def shorten_day(groups: Groups) -> Groups:
     """Shorten the `for` of a day to half an hour."""
     for rule in all_rules(groups):
         if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
@@ -318,7 +318,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         managers = [(await enter(one)).address for one in (plain, example)]
         other = west.West(directory, clock, receiver)
         targets += await enter(other.served())
-        rules = hasten(scale(load_groups(), FACTOR))
+        rules = shorten_day(scale(load_groups(), FACTOR))
         prometheus = await enter(
             Prometheus(directory, rules, targets=targets, alertmanagers=managers)
         )
@@ -337,13 +337,13 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             # A scrape that fails on a busy machine ends these alerts, too.
             await until_ready(query)
             story = Story(demo, receiver)
-            await story.fall_silent()
+            await story.freeze_server()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.deny_and_break())
-                tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.send_invalid_line())
                 tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
-                tasks.create_task(story.move_to_and_fro())
+                tasks.create_task(story.move_back_and_forth())
                 tasks.create_task(story.hold_slots())
                 tasks.create_task(other.play())
             yield Played(receiver, routed, prometheus, time.monotonic() - started)

@@ -181,11 +181,11 @@ async def test_every_attempt(
 ) -> None:
     """Each attack gets its answer, leaves nothing behind, and other callers are served."""
     before = target.program.resident() // MIB
-    await ask_without_leave(target, real)
+    await ask_without_permission(target, real)
     await send_too_much(target)
     await send_too_slowly(target)
-    await play_tricks_with_paths(target)
-    await invent_nodes(target)
+    await try_unusual_paths(target)
+    await send_unknown_nodes(target)
     await hold_connections(target, idle)
     grown = [await grow_by_connections(target, idle)]
     # On a slow machine more handshakes run at once, so the first rounds may still need more memory.
@@ -203,7 +203,7 @@ async def test_every_attempt(
     assert "Traceback" not in log
 
 
-async def ask_without_leave(target: Target, real: RealStage) -> None:
+async def ask_without_permission(target: Target, real: RealStage) -> None:
     """Requests with no, a bad, an expired, a revoked and a forbidden token are refused."""
     stranger = await a_caller(real, "/metrics")
     revoked = await a_caller(real, "/v1/*")
@@ -261,7 +261,7 @@ async def send_too_slowly(target: Target) -> None:
     target.note("a body that never comes", "408", "limits.requestTimeout")
 
 
-async def play_tricks_with_paths(target: Target) -> None:
+async def try_unusual_paths(target: Target) -> None:
     """No spelling of a path avoids the permission check, or leaves the API."""
     token = target.caller.token
     for path in (
@@ -285,7 +285,7 @@ async def play_tricks_with_paths(target: Target) -> None:
     target.note("path tricks (.., %2e, //, NUL, CR LF, 64 characters)", "400, 403, 404 or 422", "-")
 
 
-async def invent_nodes(target: Target) -> None:
+async def send_unknown_nodes(target: Target) -> None:
     """Names that a caller invents create no series and no log line."""
     candidates = [
         {"namespace": target.namespace, "name": "db", "node": f"made-up-{n}", "pod": "x\nforged"}

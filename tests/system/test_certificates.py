@@ -42,10 +42,10 @@ def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localho
 async def serving(certificates: Certificates) -> AsyncIterator[int]:
     """Run a server that answers ok; yields its port."""
 
-    async def greet(_: web.BaseRequest) -> web.Response:
+    async def answer_ok(_: web.BaseRequest) -> web.Response:
         return web.Response(text="ok")
 
-    server = web.Server(greet)
+    server = web.Server(answer_ok)
     connections = Connections("query", server, Limits(), ConnectionBudget(Counters()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)

@@ -200,8 +200,8 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
         (exporter.program.admission, b"POST " + PATH.encode()),
     ]
     async with exporter.probed() as took:
-        bombs = (drop_a_bomb(exporter, *target) for target in targets * 10 * times)
-        answers = Counter(await asyncio.gather(*bombs))
+        requests = (send_compressed(exporter, *target) for target in targets * 10 * times)
+        answers = Counter(await asyncio.gather(*requests))
     prove(
         f"{answers.total()} gzip bodies of {len(BOMB) // 1024} KiB, for 240 MiB each:"
         f" {exporter.cpu() - before:.2f} s of CPU, longest /livez {max(took):.2f} s"
@@ -209,7 +209,7 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
     assert answers == {(b"415", True): answers.total()}
 
 
-async def drop_a_bomb(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
+async def send_compressed(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
     """Send a compressed body; the status, and whether the connection is closed."""
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n" % line
     reader, writer = await exporter.open(url)
@@ -281,7 +281,7 @@ async def test_a_crowd_shuts_nobody_out(
     exporter: Exporter, prove: Prove, listener: str, times: int, shakes_hands: bool
 ) -> None:
     """Probes and reviews are answered although there are more idle connections than allowed."""
-    await shut_nobody_out(exporter, prove, listener, times, shakes_hands=shakes_hands)
+    await check_answers(exporter, prove, listener, times, shakes_hands=shakes_hands)
 
 
 @SIZES
@@ -298,10 +298,10 @@ async def test_a_crowd_without_client_certificates_shuts_nobody_out(
         with suppress(OSError):
             answered = await asyncio.wait_for(reader.read(), PATIENCE)
         assert answered == b""
-        await shut_nobody_out(exporter, prove, "admission", times, shakes_hands=shakes_hands)
+        await check_answers(exporter, prove, "admission", times, shakes_hands=shakes_hands)
 
 
-async def shut_nobody_out(
+async def check_answers(
     exporter: Exporter, prove: Prove, listener: str, times: int, *, shakes_hands: bool
 ) -> None:
     """Probes and reviews are answered while a crowd connects to a listener."""

@@ -36,11 +36,11 @@ OTHER = "127.0.0.2"
 def a_listener(*addresses: str, **overrides: Any) -> Listener:
     """A listener with one endpoint that answers ok."""
 
-    async def greet(_: web.Request) -> web.Response:
+    async def answer_ok(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
     app = web.Application()
-    app.router.add_get("/", greet)
+    app.router.add_get("/", answer_ok)
     fields: dict[str, Any] = {
         "name": "query",
         "app": app,

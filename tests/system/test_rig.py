@@ -1,4 +1,4 @@
-"""KubeVirt's own virt-api and virt-controller, with played nodes."""
+"""KubeVirt's own virt-api and virt-controller, with simulated nodes."""
 
 import asyncio
 import sys

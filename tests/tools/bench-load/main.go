@@ -1,7 +1,7 @@
 // Program bench-load is the API server and the clients of the benchmark, each a mode of its own:
 //
 //	serve  a Kubernetes API server's lists and watches, rendered faster than any client reads them
-//	sink   reads a streamed list and throws it away: the fastest way to read from serve
+//	sink   reads a streamed list and throws it away, to measure how fast serve can send
 //	ask    sends one request repeatedly over open connections, and times each answer
 //	wait   holds many long polls open
 //

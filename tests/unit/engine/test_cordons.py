@@ -123,7 +123,7 @@ def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
 
 
 def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
-    """The descheduler evicts VMs from nodes that are schedulable."""
+    """An evacuation that the descheduler requested is not left over."""
     store = a_listed_store(*drained(1, by=Priority.SYSTEM_MAINTENANCE), at=NOW)
     assert not diagnosis_of(store).leftover
 

@@ -156,7 +156,7 @@ def test_an_idle_vmi_says_why_it_stays(store: ClockedStore) -> None:
 
 
 def test_a_vmi_that_goes_takes_its_reasons_along(store: ClockedStore) -> None:
-    """A deleted VMI takes its reasons with it."""
+    """The reasons of a deleted VMI are removed."""
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
     store.remove(Resource.PODS, "shop", "target")

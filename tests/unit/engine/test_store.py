@@ -84,7 +84,7 @@ def remembered(uid: str) -> Remembered:
 
 
 def test_history_goes_with_the_vmi() -> None:
-    """A deleted VMI takes its history with it."""
+    """The history of a deleted VMI is removed."""
     store = a_store(a_vmi(migration=a_state()))
     assert list(records(store)) == ["m1"]
     store.remove(Resource.VMIS, NAMESPACE, NAME)
