@@ -46,8 +46,6 @@ def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) ->
             assert "Healthy" in [*printed.values()][-1]
             assert any("db1" in one for one in printed.values())
         uninstall(cluster, scratch, by_helm=way.endswith("by Helm"))
-        # The document's command for `status` has created it; it is in no manifest.
-        cluster.kubectl("delete", "clusterrolebinding", f"{NAME}-itself", "--ignore-not-found")
 
 
 def containers(pod: dict[str, dict[str, list[dict[str, bool]]]]) -> list[dict[str, bool]]:
