@@ -13,17 +13,17 @@ from hypothesis import Phase, settings
 from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
 
-# A job in the background of a script ignores Ctrl-C, and so would every program that a test starts.
+# The background job of a script ignores Ctrl-C, and programs that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make e2e` and `make vms` run them: they need root, containerd and what these build.
+# Only `make e2e` and `make vms` run these, which need root, containerd and built images.
 collect_ignore = ["e2e", "vms"]
 
 QUICK = ("unit", "docs", "support")
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
-# A mutant need not be shown by the smallest example.
+# Any failing example is enough to notice a mutant: none is made smaller.
 settings.register_profile(
     "mutants", settings.get_profile("test"), phases=[Phase.explicit, Phase.generate]
 )

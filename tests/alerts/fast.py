@@ -17,9 +17,9 @@ from tests.support.faulty_apiserver import FaultyDemo
 
 
 FACTOR = 60.0
-"""How much faster than the world's the clock of all is."""
+"""How many times faster than real time the clock runs."""
 SPEED = 0.1
-"""The speed at which the simulated cluster's waits are KubeVirt's own."""
+"""The speed of the simulated cluster at which its waits are as long as KubeVirt's."""
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Clock:
         return datetime.fromtimestamp(self(), UTC)
 
 
-class Hasty(Reflector):
+class QuickReflector(Reflector):
     """The reflector with shorter pauses, to match the fast clock."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ async def exporting(settings: Settings, demo: FaultyDemo, clock: Clock) -> Async
             Login(url=demo.url),
             stop,
             clock=clock,
-            reflector=Hasty,
+            reflector=QuickReflector,
             on_listening=listening.set_result,
         )
     )

@@ -18,8 +18,9 @@ def is_firing(case: Case) -> bool:
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
-    """Pair firing cases with themselves and with silent ones of their alert and metrics.
+    """Pair firing cases with themselves and with silent ones, and silent ones with each other.
 
+    Both cases of a pair test the same alert, and a firing and a silent one have a common metric.
     Cases without a series of the exporter are left out.
     """
     ours = [

@@ -53,7 +53,7 @@ AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 
 
 class Alertmanager(_Ready):
-    """Sends each alert separately to a receiver, and again when it ends."""
+    """An Alertmanager with this configuration."""
 
     def __init__(self, directory: Path, config: object) -> None:
         directory.mkdir(exist_ok=True)
@@ -84,9 +84,9 @@ def plain_config(receiver_url: str) -> dict[str, Any]:
 
 
 def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
-    """The example that is shipped, with its receivers at these URLs and without its waits.
+    """The shipped example, with these URLs for its receivers and without its waits.
 
-    A second to wait is left, so that what inhibits an alert may come just after it.
+    It still waits for a second, because the alert that inhibits another may come just after it.
     """
     config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     config["route"] |= {**AT_ONCE, "group_wait": "1s"}
@@ -97,9 +97,10 @@ def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Prometheus(_Ready):
-    """Evaluates the rules every second, and scrapes each target every other.
+    """A Prometheus that evaluates the rules every second, and scrapes each target every two
+    seconds.
 
-    A scrape that takes longer fails, and then every alert starts anew: a busy machine needs time.
+    A busy machine needs that time: after a scrape that fails, every alert starts anew.
     """
 
     def __init__(
@@ -145,10 +146,10 @@ class Prometheus(_Ready):
 
 
 class Receiver:
-    """A webhook; `told` has all notifications, oldest first."""
+    """A webhook; `received` has all notifications, oldest first."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._changed = asyncio.Condition()
         self._running = AsyncExitStack()
         self.url = ""
@@ -164,7 +165,7 @@ class Receiver:
 
     def firing(self) -> list[dict[str, Any]]:
         """The alerts whose last notification says that they fire."""
-        last = {json.dumps(one["labels"], sort_keys=True): one for one in self.told}
+        last = {json.dumps(one["labels"], sort_keys=True): one for one in self.received}
         return [one for one in last.values() if one["status"] == "firing"]
 
     async def fires(self, alert: str, cause: str | None = None, **labels: str) -> None:
@@ -190,7 +191,7 @@ class Receiver:
     async def _note(self, request: web.Request) -> web.Response:
         body = await request.json()
         async with self._changed:
-            self.told += body["alerts"]
+            self.received += body["alerts"]
             self._changed.notify_all()
         return web.Response()
 

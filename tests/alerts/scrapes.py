@@ -1,7 +1,7 @@
-"""One test case under every scrape: what Prometheus does to the exporter's labels.
+"""The ways to scrape the exporter, and what each does to the labels of a test case.
 
-A case is written with the exporter's own labels. A scrape adds the target's; where both have a
-label, honorLabels decides which of them keeps the name.
+A case is written with the exporter's own labels. A scrape adds the labels of the target. If both
+have the same label, honorLabels decides which of them keeps the name.
 """
 
 import re
@@ -24,9 +24,9 @@ _OF_A_REPLICA = {
     "KubeVirtEvictionExporterHistoryNotWritten",
     "KubeVirtEvictionExporterStale",
 }
-"""Alerts whose only place is the namespace of the pods that are scraped."""
+"""Alerts about a replica: their `namespace` is that of the scraped pods."""
 _OF_OTHERS = ("apiserver_",)
-"""Metrics that come with another scrape, whose labels do not clash with their own."""
+"""Prefixes of metrics from another scrape, whose labels do not clash with their own."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -34,8 +34,8 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 class Scrape:
     """How the exporter's replicas are scraped.
 
-    `target` are the labels that each of them gets. `enforced`: a tenancy feature has every rule
-    see and return the namespace of the exporter's pods only.
+    `target`: the labels that each replica gets. `enforced`: a tenancy feature lets every rule read
+    and return only the namespace of the exporter's pods.
     """
 
     name: str
@@ -124,7 +124,7 @@ SCRAPES = (
 
 
 def _enforce(expression: str) -> str:
-    """The expression that sees only the series of one namespace."""
+    """The expression, limited to the series of one namespace."""
     command = ("--experimental", "promql", "label-matchers", "set")
     return subprocess.run(
         [find_binary("promtool"), *command, expression, "namespace", MONITORING],

@@ -56,7 +56,7 @@ def a_drain() -> list[dict[str, Any]]:
 
 def named(receiver: Receiver) -> Counter[tuple[str, str]]:
     """What a receiver was sent, by alert and cluster."""
-    labels = [one["labels"] for one in receiver.told if one["status"] == "firing"]
+    labels = [one["labels"] for one in receiver.received if one["status"] == "firing"]
     return Counter((one["alertname"], one["cluster"]) for one in labels)
 
 
@@ -83,7 +83,8 @@ async def test_many_stuck_vms_are_one_notification(
         await plain.fires("Watchdog")
         for receiver, alert in zip(routed, ("Watchdog", MANY, LATER), strict=True):
             await receiver.fires(alert)
-        # Each alert waits equally long: what came before this one has been sent, or never is.
+        # All alerts wait for the same time, so each earlier alert has been sent by now, or never
+        # will be.
         await asyncio.gather(*(server.post([firing(LAST, cluster="west")]) for server in servers))
         await asyncio.gather(plain.fires(LAST), routed[1].fires(LAST))
 

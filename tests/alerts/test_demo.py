@@ -38,35 +38,35 @@ def test_an_alert_is_named_by_what_it_is_about(labels: dict[str, str], name: str
 
 
 def test_only_changes_are_told() -> None:
-    """A line is printed when an alert becomes pending, fires or ends, and at no other time."""
+    """A line is printed when an alert becomes pending, fires, or ends after it has fired."""
     pending, firing = {"a": an_alert("pending")}, {"a": an_alert("firing")}
-    told: dict[str, Mapping[str, Any]] = {}
+    shown: dict[str, Mapping[str, Any]] = {}
 
-    assert list(tell_changes(told, pending)) == ["pending  KubeVirtEvacuationStuck"]
-    assert list(tell_changes(told, {})) == []
-    assert list(tell_changes(told, pending)) == []
-    assert list(tell_changes(told, firing)) == [
+    assert list(tell_changes(shown, pending)) == ["pending  KubeVirtEvacuationStuck"]
+    assert list(tell_changes(shown, {})) == []
+    assert list(tell_changes(shown, pending)) == []
+    assert list(tell_changes(shown, firing)) == [
         "firing   KubeVirtEvacuationStuck",
         "         It does not leave.",
         "         alerts/runbooks/KubeVirtEvacuationStuck.md",
     ]
-    assert list(tell_changes(told, firing)) == []
-    assert list(tell_changes(told, {})) == ["over     KubeVirtEvacuationStuck"]
-    assert list(tell_changes(told, pending)) == ["pending  KubeVirtEvacuationStuck"]
+    assert list(tell_changes(shown, firing)) == []
+    assert list(tell_changes(shown, {})) == ["over     KubeVirtEvacuationStuck"]
+    assert list(tell_changes(shown, pending)) == ["pending  KubeVirtEvacuationStuck"]
 
 
 async def test_a_prometheus_is_asked() -> None:
     """Alerts are read from the API of Prometheus, sorted by name; other pages are not accepted."""
     alerts = [an_alert("firing", node="n2"), an_alert("pending", node="n1")]
 
-    async def tell(_: web.Request) -> web.Response:
+    async def list_alerts(_: web.Request) -> web.Response:
         return web.json_response({"data": {"alerts": alerts}})
 
     async def fail(_: web.Request) -> web.Response:
         return web.Response(text="Error opening React index.html: no such file or directory")
 
     app = web.Application()
-    app.router.add_get("/api/v1/alerts", tell)
+    app.router.add_get("/api/v1/alerts", list_alerts)
     app.router.add_get("/alerts", fail)
     async with serving(app) as url, aiohttp.ClientSession(url) as session:
         found = await read_alerts(session)

@@ -17,8 +17,8 @@ EXPORTER = "kubevirt_eviction_exporter"
 def an_hour(cluster: str, *, restarts: bool = False, ends: bool = True) -> dict[str, str]:
     """The series of a cluster: two VMs, which are asked to leave in the first minute.
 
-    db1 has left after ten minutes, db2 after 45, unless nothing `ends`. Where the exporter
-    `restarts`, it is away from the 20th to the 25th minute.
+    If the evacuations end (`ends`), db1 leaves after ten minutes and db2 after 45. With `restarts`
+    the exporter is away from the 20th to the 25th minute.
     """
     labels = f', cluster="{cluster}"' if cluster else ""
     vm = f'{REQUESTED}{{namespace="shop",name="%s",node="n1"{labels}}}'

@@ -51,7 +51,8 @@ METRICS_PORT = Settings().listen.metrics[0].port
 METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler|apiserver)_\w+(?![\w:])")
 RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
 SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
-# With two clusters: one target, and the rules that differ most. `make soak` has the others.
+# The scrapes that also run with two clusters: the simplest, and the one whose rules differ most.
+# `make soak` runs the others.
 BESIDE_ANOTHER = (SCRAPES[0], SCRAPES[-1])
 PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-on", "info")
 
@@ -70,7 +71,7 @@ def lint(path: Path) -> tuple[int, str]:
 
 
 def write(path: Path, document: object) -> Path:
-    """The document as a YAML file."""
+    """Write a document to a YAML file."""
     path.write_text(yaml.safe_dump(document, sort_keys=False, width=1000))
     return path
 
@@ -88,7 +89,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
-    """Its configuration is valid and has the shipped rules and the exporter's default port."""
+    """The configuration is valid and has the shipped rules and the exporter's default port."""
     code, said = run("promtool", "check", "config", PROMETHEUS)
     config = yaml.safe_load(PROMETHEUS.read_text())
     (scrape,) = config["scrape_configs"]

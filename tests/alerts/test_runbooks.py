@@ -60,7 +60,7 @@ def section(text: str, heading: str) -> str:
 
 
 def prose(text: str) -> str:
-    """The runbook without its fences."""
+    """The runbook without its code blocks."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -178,7 +178,7 @@ def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
             assert "post-copy" in other, name
 
 
-# What follows runs the commands.
+# The tests below run the commands.
 
 VARIABLES = {
     "NAMESPACE": "",

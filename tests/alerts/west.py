@@ -1,7 +1,8 @@
-"""The second cluster of the live alerts: its VMs have the names of the first one's, but no problem.
+"""The second cluster of the live alerts: its VMs have the names of the first cluster's VMs.
 
-Here the alerts are about the exporter: its replicas, its callers, its certificate, and in the end
-its absence. The metrics of the descheduler and the API server come from a simulated page.
+Its VMs have no problems. Its alerts are about the exporter: its replicas, its callers, its
+certificate, and in the end its absence. The metrics of the descheduler and the API server come from
+a simulated page.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ ALONE: set[Cause] = {
     ("KubeVirtDeschedulerWithoutVerdict", "snapshot_old"),
     ("KubeVirtEvictionWebhookFailing", "call_failed"),
 }
-"""With one replica of two, and callers that fail or do not call."""
+"""Alerts with one replica of two, and with callers that fail or do not call."""
 BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtDeschedulerWithoutVerdict", "rejected"),
     ("KubeVirtDeschedulerWithoutVerdict", "unknown_vmi"),
@@ -47,9 +48,9 @@ BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtEvictionExporterCertificateExpiring", None),
     ("KubeVirtEvictionExporterStale", "replicas_differ"),
 }
-"""With a replica of other settings, and callers that ask nonsense."""
+"""Alerts with a replica that has other settings, and with callers that send invalid requests."""
 ALERTS = {ABSENT, *ALONE, *BESIDE_AN_ODD_ONE}
-"""What this cluster causes."""
+"""The alerts that this cluster causes."""
 DAYS_LEFT = 5
 ASKS_EVERY = 0.5
 STEPS_EVERY = 0.5
@@ -60,7 +61,7 @@ class Quiet(Scenario):
 
     def fate(self, vmi: Object, attempt: int) -> Fate:
         del vmi, attempt
-        # Some seconds of real time: Prometheus sees it.
+        # Some seconds of real time, so that Prometheus sees the migration.
         return Fate("succeeds", 30.0)
 
     def _queue_events(self, cluster: Cluster, vm: Any) -> None:

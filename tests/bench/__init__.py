@@ -1,1 +1,1 @@
-"""The benchmark: what the exporter costs beside the alternatives (`make bench`)."""
+"""The benchmark: what the exporter costs, compared with alternatives (`make bench`)."""

@@ -16,10 +16,12 @@ from tests.bench.rows import PARTS, SMALL, Bench, Row, Sizes
 
 
 def main() -> int:
-    """Run the rows that were named; 0 unless one fails. A missed target is no failure."""
+    """Run the named rows; returns how many failed. A missed target is no failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all by default")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, which prove no number")
+    parser.add_argument(
+        "--small", action="store_true", help="tiny sizes, whose numbers say nothing"
+    )
     parser.add_argument("--repeats", type=int, help="rounds of each pair")
     parser.add_argument(
         "--write", action="store_true", help="write the results into docs/performance.md"
@@ -49,7 +51,7 @@ def main() -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """The machine on which it was measured."""
+    """The machine that measures."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     go = subprocess.run(["go", "env", "GOVERSION"], check=True, capture_output=True, text=True)

@@ -1,9 +1,9 @@
 """Runs the exporter, and logs what blocks its event loop: `python -m tests.bench.pauses`.
 
-A pause is one callback of the event loop that took longer than `FLOOR`. A second thread looks at
-the running function while it lasts. Each pause is a line of the log: its length, the CPU time that
-it had (much less than its length: the machine ran something else), how long the garbage collector
-took of it, and the exporter's function that was seen most often.
+A pause is a callback of the event loop that took longer than `FLOOR` seconds. A second thread notes
+the running function meanwhile. Each pause is a line of the log: its length, its CPU time (if that
+is much shorter, the machine ran something else), the garbage collector's part of it, and the
+function of the exporter that was seen most often.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _run = asyncio.Handle._run  # noqa: SLF001 (there is no other place to time a ca
 
 
 class Recorder:
-    """The callback that is running, if any, and what was sampled of it."""
+    """Times each callback, and counts the functions that were seen in the running one."""
 
     def __init__(self) -> None:
         self.began = 0.0
@@ -56,7 +56,7 @@ class Recorder:
         )
 
     def note_collection(self, phase: str, _facts: dict[str, int]) -> None:
-        """The garbage collector begins or ends."""
+        """Called when the garbage collector begins or ends."""
         now = time.perf_counter()
         if phase == "start":
             self.collecting = now
@@ -64,7 +64,7 @@ class Recorder:
             self.collected += now - self.collecting
 
     def watch(self) -> None:
-        """Look at the running function every few milliseconds, for ever."""
+        """Note the running function every few milliseconds, forever."""
         while True:
             time.sleep(FLOOR / 2)
             if self.began and time.perf_counter() - self.began > FLOOR / 2:

@@ -26,12 +26,12 @@ def build_tools() -> None:
 
 
 def tool(name: str) -> str:
-    """The path of one of them."""
+    """The path of one of the two programs."""
     return str(ROOT / ".tools/bin" / name)
 
 
 class Running:
-    """A process that was started, with what it prints."""
+    """A started process whose output is read."""
 
     def __init__(self, *command: str, log: Path | None = None) -> None:
         self.started = time.perf_counter()
@@ -72,7 +72,7 @@ class Running:
         fact: dict[str, Any] = json.loads(text)
         return fact
 
-    def tell(self, line: str) -> dict[str, Any]:
+    def ask(self, line: str) -> dict[str, Any]:
         """Send it a line and read its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
@@ -103,7 +103,7 @@ class Running:
 def exchange(
     where: str, method: str, path: str, body: bytes | None = None, timeout: float = 60
 ) -> tuple[bytes, http.client.HTTPResponse]:
-    """The body and the head of an answer, over a connection of its own."""
+    """The body and the head of an answer, on a new connection."""
     connection = http.client.HTTPConnection(where, timeout=timeout)
     connection.request(method, path, body)
     answer = connection.getresponse()
@@ -228,17 +228,17 @@ class Informer(Running):
 
     def heap(self) -> int:
         """The bytes in use after a garbage collection."""
-        heap: int = self.tell("heap")["heap"]
+        heap: int = self.ask("heap")["heap"]
         return heap
 
     def updates(self) -> int:
         """How many events its handlers have received."""
-        updated: int = self.tell("count")["updated"]
+        updated: int = self.ask("count")["updated"]
         return updated
 
 
 def run_tool(*arguments: str) -> list[dict[str, Any]]:
-    """The lines of one of bench-load's clients."""
+    """Run one of bench-load's clients; returns the lines that it prints."""
     done = subprocess.run(
         [tool("bench-load"), *arguments], check=True, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -246,7 +246,7 @@ def run_tool(*arguments: str) -> list[dict[str, Any]]:
 
 
 def run_subject(name: str, *arguments: str) -> dict[str, Any]:
-    """What a subject of `tests/bench/subjects.py` measured in a process of its own."""
+    """Run a subject of `tests/bench/subjects.py` in a process of its own; returns its line."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.subjects", name, *arguments],
         check=True, stdout=subprocess.PIPE, cwd=ROOT,

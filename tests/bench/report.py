@@ -53,7 +53,7 @@ GROWING: Mapping[str, tuple[str, Callable[[float], str]]] = {
 def describe(raw: Mapping[str, Any]) -> str:
     """How cost grows with the cluster: one line per size, the exponents, and a plot.
 
-    An exponent is that of the size in the last step, from a tenth of the VMIs to all: 1 is linear.
+    The exponent says how a cost grows from about a tenth of the VMIs to all of them: 1 is linear.
     """
     sizes: Mapping[int, Mapping[str, float]] = raw.get("scale", {})
     lines = [
@@ -92,7 +92,7 @@ def _plot(sizes: Mapping[int, Mapping[str, float]]) -> list[str]:
 
 
 def write_document(table: str, scale: str) -> None:
-    """Write both between their markers in the document, and into the results file."""
+    """Write both tables into the document, between their markers, and into the results file."""
     RESULTS.write_text(f"## Speed\n\n{table}\n## Scale\n\n{scale}", encoding="utf-8")
     text = PERFORMANCE.read_text(encoding="utf-8")
     for name, content in (("speed", table), ("scale", scale)):

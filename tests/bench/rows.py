@@ -1,8 +1,9 @@
-"""The rows of the table: each measures one promise beside an alternative.
+"""The rows of the table: each measures one promise, and compares it with an alternative if there is
+one.
 
-Subject and baseline take turns in one run, so that whatever else the machine does falls on both;
-medians are compared. Nothing is measured before a first round that is thrown away, but for what is
-a beginning by itself (a sync, a start).
+Subject and baseline take turns in one run, so that other load of the machine slows both; medians
+are compared. Before a measurement there is a first round that does not count, except where the
+beginning itself is measured (a sync, a start).
 """
 
 import http.client
@@ -41,7 +42,7 @@ FIFTY_OVERRIDES = [
     }
     for size in (*(f"large-{number}" for number in range(49)), "med*")
 ]
-"""Each is tried for every VMI of the load server, and the last is for all of them."""
+"""Every VMI of the load server is compared with all of them, and matches only the last."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Sizes:
 
     @property
     def cooling(self) -> int:
-        """The VMIs of 1,000 that must cool down for a scrape to have `series` lines."""
+        """How many of 1,000 VMIs must cool down for a scrape to have `series` lines."""
         return min(1000, round(self.series / 3 / self.vmis * 1000) + 1)
 
 
@@ -199,7 +200,7 @@ class Bench:
         ]  # fmt: skip
 
     def scale(self) -> list[Row]:
-        """Ten times as many VMIs: whether it syncs and serves, and the memory per VMI."""
+        """Clusters of several sizes: the time until ready, the memory, scrapes and verdicts."""
         grown: dict[int, dict[str, float]] = {}
         many = self.sizes.many
         for vmis in [many // step for step in self.sizes.steps]:
@@ -231,7 +232,7 @@ class Bench:
         ]  # fmt: skip
 
     def events(self) -> list[Row]:
-        """Watch events at full speed, and at a fixed rate with a caller that waits for one."""
+        """Watch events at full speed, and at a fixed rate while a caller waits for a change."""
         sizes = self.sizes
         rates: dict[str, list[float]] = {"ours": [], "informer": []}
         with Load(vmis=sizes.vmis) as load:
@@ -273,7 +274,7 @@ class Bench:
         ]  # fmt: skip
 
     def verdict(self) -> list[Row]:
-        """One verdict over a connection that is kept, on TCP and on a unix socket."""
+        """One verdict over a persistent connection, on TCP and on a unix socket."""
         body = self._candidates(self.sizes.vmis, 1)
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
@@ -325,7 +326,7 @@ class Bench:
         ]  # fmt: skip
 
     def overrides(self) -> list[Row]:
-        """Fifty policy entries, of which every VMI matches the last, beside none."""
+        """Fifty policy entries, of which every VMI matches the last, against none."""
         vmis, candidates = self.sizes.many, min(1000, self.sizes.many)
         body = self._candidates(vmis, candidates)
         measured: dict[str, dict[str, Any]] = {}
@@ -388,7 +389,7 @@ class Bench:
         ]  # fmt: skip
 
     def blocked(self) -> list[Row]:
-        """/v1/blocked: unchanged, and held open by many."""
+        """/v1/blocked: the rate of 304 answers, and long polls of many clients."""
         sizes = self.sizes
         with Load(vmis=sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
@@ -442,7 +443,7 @@ class Bench:
         ]  # fmt: skip
 
     def nodes(self) -> list[Row]:
-        """Nodes with heartbeats, one of a hundred cordoned, beside none: two exporters at once."""
+        """Two exporters at once: one with nodes and heartbeats (1 % cordoned), one without."""
         vmis, nodes, quiet = self.sizes.vmis, self.sizes.nodes, self.sizes.quiet
         with (
             Load(vmis=vmis) as without, Exporter(without, self._directory) as bare,
@@ -474,8 +475,8 @@ class Bench:
     def pauses(self) -> list[Row]:
         """The longest wait of a verdict while everything runs at once, and its cause.
 
-        The waits are those of an unchanged exporter; the causes come from a second run of a tenth
-        of the time, in which the event loop is watched (`tests/bench/pauses.py`).
+        The waits are measured with the plain exporter. The causes come from a second run, a tenth
+        as long, which logs what blocks the event loop (`tests/bench/pauses.py`).
         """
         sizes = self.sizes
         with Load(vmis=sizes.many) as load:
@@ -543,7 +544,7 @@ class Bench:
     def _burden(
         self, load: Load, program: str, lasts: float
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """All load at once: the waits of one caller, and the pauses that were logged."""
+        """The waits of one caller under all kinds of load at once, and the logged pauses."""
         with Exporter(load, self._directory, history=True, program=program) as ours:
             ours.until_ready()
             self._use(ours)
@@ -566,13 +567,13 @@ class Bench:
             return waits, ours.events("pause")[known:]
 
     def _use(self, ours: Exporter) -> None:
-        """Memory also grows by what callers ask for: a scrape and 1,000 verdicts."""
+        """Ask for a scrape and 1,000 verdicts: memory also grows by what callers ask for."""
         ours.get("/metrics", metrics=True)
         vmis = min(1000, self.sizes.vmis)
         ours.verdict(Path(self._candidates(vmis, vmis)).read_bytes())
 
     def _candidates(self, vmis: int, count: int) -> str:
-        """A file with a request for so many candidates, spread over the VMIs."""
+        """Write a request for this many candidates, spread over the VMIs; returns the path."""
         step = max(1, vmis // count)
         candidates = [_candidate(i * step) for i in range(count)]
         file = self._directory / f"candidates-{vmis}-{count}.json"
@@ -585,7 +586,7 @@ class Bench:
         *arguments: str,
         servers: Mapping[str, Running] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """What `_ask` measured, by target; `servers` are those whose CPU counts."""
+        """What `_ask` measured for each target in turn; the CPU of these `servers` is measured."""
         asked: dict[str, Any] = {name: [] for name in targets}
         for _ in range(self.sizes.repeats):
             for name, address in targets.items():
@@ -604,7 +605,7 @@ class Bench:
     def _ask_verdicts(
         self, ours: Exporter, vmis: int, lasts: float, *, pause: str = ""
     ) -> dict[str, Any]:
-        """The waits for one verdict after another, for so many seconds."""
+        """The waits for verdicts, asked one after another for this many seconds."""
         body = ("--path", "/v1/verdicts", "--body", self._candidates(vmis, 1))
         pauses = ("--pause", pause) if pause else ()
         return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
@@ -665,9 +666,10 @@ def compare(
     at_most: float | None = None,
     more: bool = False,
 ) -> Row:
-    """The ratio of two medians: how many times better, or (`at_most`) how many times as much.
+    """The ratio of two medians: with `at_least` how many times better ours is, with `at_most` how
+    many times as much.
 
-    `more`: the greater number is the better one.
+    With `more` the greater number is the better one.
     """
     one, other = median(ours), median(theirs)
     if at_most is not None:
@@ -681,7 +683,7 @@ def compare(
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The median, and the distance of lowest and highest in per cent of it."""
+    """The median, and half the distance between the lowest and the highest, in per cent of it."""
     middle = median(values)
     text = show(middle)
     if len(values) > 1 and middle:

@@ -1,7 +1,7 @@
 """The measurements that run in a process of their own: `python -m tests.bench.subjects`.
 
-Each subject is told where to find what it needs, imports everything before its clock starts, and
-prints one line of JSON.
+A subject gets what it needs as arguments, imports everything before its clock starts, and prints
+one line of JSON.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ async def _read_floor(url: str) -> int:
 
 def floor(url: str) -> None:
     """The same stream, only decoded by msgspec: aiohttp on uvloop."""
-    import uvloop  # noqa: PLC0415 (the floor's alone)
+    import uvloop  # noqa: PLC0415 (only the floor needs it)
 
     with Timed() as timed:
         count = uvloop.run(_read_floor(url))
@@ -257,7 +257,7 @@ def _per_vmi(body: bytes, form: str) -> dict[str, Any]:
 class LoopTimer:
     """The longest callback of the event loop inside the block, in CPU seconds.
 
-    Nothing in it waits, so that it takes as long on an idle processor.
+    A callback never waits, so that it takes just as long on an idle processor.
     """
 
     def __enter__(self) -> Self:
@@ -277,7 +277,7 @@ class LoopTimer:
 
 
 def migrated(vmis: int) -> Iterator[Vmim]:
-    """Three ended migrations of each VMI, whose VMIMs the store sees."""
+    """The VMIMs of three ended migrations of each VMI."""
     now = float(int(time.time()))
     for number in range(3 * vmis):
         end = now - 60 - number % 3 * 3600
@@ -289,7 +289,7 @@ def migrated(vmis: int) -> Iterator[Vmim]:
 
 
 def replica(vmis: int) -> PendingChanges:
-    """What a replica encodes after it has listed this many VMIs and their VMIMs."""
+    """The changes for a replica to encode, after it has listed this many VMIs and their VMIMs."""
     store = ClockedStore(keep=Policy().endings_kept)
     changes = pending_changes(store, Policy().migration_history_window)
     for number in range(vmis):
@@ -315,7 +315,7 @@ async def _standby(vmis: int) -> dict[str, float]:
         fact = ConfigMap(namespace="kev", name=name_of(place, shard), version="1", data=data)
         with LoopTimer() as timer:
             reader.apply(Observed(fact), 0.0)
-            while shard not in reader.shards:  # noqa: ASYNC110 (nothing says it)
+            while shard not in reader.shards:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0)
             for _ in changes.encode_changed(time.time()):
                 await asyncio.sleep(0)
@@ -325,7 +325,7 @@ async def _standby(vmis: int) -> dict[str, float]:
 
 
 def standby(vmis: str) -> None:
-    """A replica that has listed everything reads a ConfigMap with news, and one without."""
+    """A replica that has listed everything reads a ConfigMap with changes, and one without."""
     say(**asyncio.run(_standby(int(vmis))))
 
 

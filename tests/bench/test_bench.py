@@ -29,7 +29,7 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
 
 
 def test_the_document_has_the_last_results() -> None:
-    """Both chapters are those of `tests/bench/results.md`, which the benchmark wrote."""
+    """Both chapters of the document are those of `tests/bench/results.md`."""
     text, results = PERFORMANCE.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
     speed, scale = re.split(r"^## \w+\n\n", results, flags=re.MULTILINE)[1:]
 
@@ -49,7 +49,7 @@ def test_the_document_has_the_last_results() -> None:
 def test_a_verdict_is_of_the_medians(
     ours: float, theirs: float, kind: dict[str, float], *, met: bool
 ) -> None:
-    """A row is met if its medians meet the target, whatever the extremes."""
+    """Only the medians decide whether a row meets its target, not the extremes."""
     row = compare(
         "x", "y", [ours, ours, 1e9], [theirs, theirs, 0.0], show_seconds,
         at_least=kind.get("at_least"), at_most=kind.get("at_most"), more=bool(kind.get("more")),

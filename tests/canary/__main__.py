@@ -7,7 +7,7 @@ from tests.canary.sources import NEWEST, Module, UnavailableError, download
 
 
 def main() -> int:
-    """Print one line per module, and one per difference; 1 if there is a difference."""
+    """Print one line per module, and one per difference; returns 1 if there is a difference."""
     differs = False
     for path, known in NEWEST.items():
         module, remark = _download_newest(path, known)

@@ -54,7 +54,7 @@ _OTHER_NAMES = {
         *("descheduler", "virt-launcher"),
     ),
 }
-"""Those that only its controllers know."""
+"""Names that only the code of virt-controller and virt-api has."""
 _DECLARED = {
     "pkg/framework/types/types.go": (
         "type Plugin interface {\n\tName() string\n}",
@@ -105,7 +105,7 @@ def check_kubernetes(kubernetes: Module) -> Iterator[str]:
 
 
 def check_plugin(descheduler: Module) -> Iterator[str]:
-    """The declarations that the plugin is written against."""
+    """The declarations on which the plugin relies."""
     yield from _find_absent(descheduler, _DECLARED, quoted=False)
 
 

@@ -17,7 +17,7 @@ _TYPES: Mapping[Any, str] = {
     bytes: "string",
     bool: "boolean",
     int: "integer",
-    # Instants, and texts that are left undecoded.
+    # Instants, and strings that are not decoded.
     Any: "string",
     msgspec.Raw: "string",
 }

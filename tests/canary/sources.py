@@ -1,6 +1,6 @@
 """The sources of the newest KubeVirt, Kubernetes and descheduler, as Go modules.
 
-Nothing is built, so a version whose servers cannot be built is read too.
+Nothing is built, so that versions whose servers cannot be built are checked, too.
 """
 
 import json
@@ -26,7 +26,7 @@ NEWEST = {
     KUBERNETES: f"v{PINNED['kube-apiserver']}",
     DESCHEDULER: f"v{PINNED['descheduler']}",
 }
-"""The newest that `make canary` has found so far; the tests read these."""
+"""The newest versions that `make canary` has found so far; the tests check these."""
 
 _VALIDATIONS = "pkg/virt-operator/resource/generate/components/validations_generated.go"
 
@@ -46,7 +46,7 @@ class Module:
 
 
 class UnavailableError(Exception):
-    """A module cannot be had; the text is Go's."""
+    """A module cannot be downloaded; the text is Go's error."""
 
 
 def download(path: str, version: str) -> Module:

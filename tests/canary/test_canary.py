@@ -72,11 +72,11 @@ VMI = "virtualmachineinstance"
 METADATA_IS_ELSEWHERE = [
     f"{path} is gone" for path in read_paths(wire.VmiObject) if path.startswith("metadata.")
 ]
-"""A CRD does not describe metadata: that is looked up in Kubernetes' own schemas."""
+"""A CRD does not describe metadata, which is checked in Kubernetes' own schemas."""
 
 
 def test_every_decoded_field_is_looked_up() -> None:
-    """The paths go down to the last field, through lists and through what is decoded later."""
+    """The paths reach the last field, also through lists and fields that are decoded later."""
     vmi, pod = read_paths(wire.VmiObject), read_paths(wire.PodObject)
 
     assert vmi["status.migrationState.endTimestamp"] == "string"

@@ -4,4 +4,4 @@ import os
 
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
-"""What all that is random begins with: CHAOS_SEED repeats a run."""
+"""The seed of all random choices; set CHAOS_SEED to repeat a run."""

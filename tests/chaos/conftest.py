@@ -1,4 +1,4 @@
-"""The seed that a failing chaos test prints first."""
+"""Print the seed of each chaos test; pytest shows it if the test fails."""
 
 import pytest
 

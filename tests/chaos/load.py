@@ -1,4 +1,4 @@
-"""Clients that ask all the time, as a descheduler with two replicas does."""
+"""Clients that ask all the time, like a descheduler that knows two replicas."""
 
 import asyncio
 from collections import Counter
@@ -20,9 +20,10 @@ _PAUSE = 0.02
 async def load(
     replicas: Callable[[], Sequence[Replica]], candidates: Iterable[tuple[str, str]]
 ) -> AsyncIterator[Counter[str]]:
-    """Ask during the block, each client both replicas in turn; counts `answered`.
+    """Ask both replicas in turn during the block, and count the requests that were `answered`.
 
-    Who gets no answer asks the next replica, once (`retried`); then it has `failed`.
+    A request without an answer is sent once to the other replica (`retried`). If that replica does
+    not answer either, the request has `failed`.
     """
     counted: Counter[str] = Counter()
     asked = [{"namespace": namespace, "name": name} for namespace, name in candidates]

@@ -17,10 +17,11 @@ _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
 class Proxy:
-    """`async with Proxy(cluster) as proxy` forwards requests of `proxy.url` to the server.
+    """`async with Proxy(cluster) as proxy` forwards requests to `proxy.url` to the server.
 
-    `refusals` are status codes by method and part of the path; `refused` counts what was answered
-    so. `held` are parts of paths whose watches are told nothing until it is empty.
+    `refusals`: the status codes to answer with, by method and part of the path; `refused` counts
+    these answers. `held`: parts of paths; a watch of such a path gets nothing while the part is in
+    it.
     """
 
     def __init__(self, cluster: RealCluster) -> None:
@@ -72,7 +73,7 @@ class Proxy:
 
     async def _let_through(self, request: web.Request) -> None:
         if "watch" in request.query:
-            # No event to wait for: a test empties a set.
+            # It polls, because a test empties a plain set.
             while any(part in request.path for part in self.held):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -80,7 +81,7 @@ class Proxy:
 def _refusal(code: int) -> web.Response:
     reasons = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
     reason = reasons[code]
-    told = {
+    status = {
         "kind": "Status",
         "apiVersion": "v1",
         "status": "Failure",
@@ -88,4 +89,4 @@ def _refusal(code: int) -> web.Response:
         "reason": reason,
         "code": code,
     }
-    return web.json_response(told, status=code, headers={"Retry-After": "1"})
+    return web.json_response(status, status=code, headers={"Retry-After": "1"})

@@ -18,7 +18,7 @@ from tests.support.stored_history import FAULTS, WRITER
 
 CHECKPOINTS = ("filter", "preEviction", None)
 Answers: TypeAlias = dict[str, Any]
-"""What is compared of one VMI: three verdicts and, where it evacuates, the evacuation."""
+"""The compared answers about one VMI: three verdicts, and its evacuation if it has one."""
 
 
 class Down(aiohttp.ClientError):
@@ -41,7 +41,7 @@ class Replica:
 
     @property
     def now(self) -> Program:
-        """The running process. Raises `Down` if there is none: its port may be another's."""
+        """The running process. Raises `Down` if there is none: another one may use its port."""
         if self._now is None:
             raise Down(self.name)
         return self._now
@@ -61,17 +61,19 @@ class Replica:
         return begun
 
     async def kill(self) -> None:
-        """`kill -9`; returns when the process has ended, and checks that."""
+        """Send SIGKILL; returns when the process has ended, and checks that."""
         killed, self._now = self.now, None
         assert await killed.end(signal.SIGKILL) == -signal.SIGKILL
         assert state_of(killed.process.pid) is None
 
     async def freeze(self) -> None:
-        """SIGSTOP: the process keeps its connections and its state. Checks that it stands."""
+        """Send SIGSTOP: the process keeps its connections and its state. Checks that it has
+        stopped.
+        """
         freeze(self.pid)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.now.process.send_signal(signal.SIGCONT)
 
     async def close(self) -> None:
@@ -96,7 +98,7 @@ async def writer_of(*several: Replica) -> Replica:
     async def claimed() -> Replica | None:
         claiming = [one for one in several if await one.now.sample(WRITER)]
         if len(claiming) > 1:
-            # They were asked one after another: two write if the first still says so.
+            # They were asked one after another: two are writing only if the first still says so.
             assert not await claiming[0].now.sample(WRITER), "two writers by their own claims"
             return None
         return claiming[0] if claiming else None
@@ -120,8 +122,8 @@ async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[
         async with session.get("/v1/evacuations") as response:
             for one in (await response.json())["evacuations"]:
                 if one["name"] in answers and one["namespace"] == asked[0]["namespace"]:
-                    told = ("evacuationNodeName", "requestedAt", "failedAttempts", "stuck")
-                    answers[one["name"]]["evacuation"] = {key: one[key] for key in told}
+                    compared = ("evacuationNodeName", "requestedAt", "failedAttempts", "stuck")
+                    answers[one["name"]]["evacuation"] = {key: one[key] for key in compared}
     return answers
 
 

@@ -1,11 +1,11 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
-Instants are the current time minus a constant of each VM. So no two events have the same second,
-and the stored history, which has whole seconds, can distinguish them. Before the only object that
-shows what happened is deleted, `acknowledge` is awaited: everything else may be lost by design.
+The instants of a VM lie a constant time in the past. No two of its events have the same second, so
+the stored history, which has whole seconds, can distinguish them. Before the stream deletes the
+only object that shows an event, it awaits `acknowledge`: all other events may be lost by design.
 
-Brief VMs stay within KubeVirt's five VMIMs, none of which is ever deleted before the VM: of them
-nothing may be lost even without a stored history.
+Brief VMs have at most the five VMIMs that KubeVirt keeps, and none is deleted before the VM. So
+nothing about brief VMs may be lost, even without a stored history.
 """
 
 import asyncio
@@ -23,17 +23,18 @@ from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339
 Object = dict[str, Any]
 
 LAGS = (0, 0, 40, 3_000, 20_000, 80_000)
-"""By how many seconds a VM's instants lie in the past."""
+"""The seconds by which a VM's instants lie in the past; each VM has one of these values."""
 LEFT_LYING = 0
 """How many finished VMIMs beyond KubeVirt's five pile up before they are deleted together."""
 
 
 @dataclass
 class _Life:
-    """One VM; `loose`: only `migrationState` has its last migration, not yet stored.
+    """One VM. `loose`: only `migrationState` has its last migration, which is not stored yet.
 
-    `abandoned` are the nodes from which an evacuation was cancelled: who has not seen that, and is
-    not told when the next one was requested, takes the attempts of both for one's.
+    `abandoned`: the nodes from which an evacuation was cancelled. A replica that did not see the
+    cancellation takes the next evacuation from that node for the same one, unless its request has a
+    date.
     """
 
     name: str
@@ -69,7 +70,8 @@ async def _at_once() -> None:
 class Stream:
     """Plays random steps in one namespace; `happened` counts them by kind.
 
-    `marked` is told of an evacuation whose request instant only its first sight tells.
+    `marked` is called with the VM's name after a request without a date: such a request is dated by
+    when it is first seen.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Stream:
         again = life.vmi["status"]["nodeName"] in life.abandoned
         dated = life.rng.random() < 0.5 or life.brief or again
         if life.cancelled:
-            # That an evacuation was cancelled is seen, or else known to nobody.
+            # The replicas must see the cancellation now, because nothing shows it later.
             await self._acknowledge()
             life.cancelled = False
         status = life.vmi["status"]
@@ -194,7 +196,7 @@ class Stream:
             await self._acknowledge()
             if self._marked is not None:
                 await self._marked(life.name)
-            # An attempt that ends in the second in which it was seen unmarked is not this one's.
+            # An attempt that ends in the second in which the VMI was seen unmarked would not count.
             life.ripe_at = _next_second()
 
     async def _cancel(self, life: _Life) -> None:
@@ -274,8 +276,8 @@ class Stream:
     async def _advance(self, life: _Life, phase: str, state: Object | None = None) -> None:
         moving = life.moving
         assert moving is not None
-        told = moving["status"]["phaseTransitionTimestamps"]
-        status = {"phase": phase, **_transitions(told, phase, self._now(life))}
+        entered = moving["status"]["phaseTransitionTimestamps"]
+        status = {"phase": phase, **_transitions(entered, phase, self._now(life))}
         if state is not None:
             status["migrationState"] = state
         name = moving["metadata"]["name"]
@@ -289,7 +291,9 @@ class Stream:
         await self._admin.delete(VMIMS, self._namespace, one["metadata"]["name"])
 
     def _now(self, life: _Life) -> float:
-        """An evacuation is requested now, so its attempts are not in the past."""
+        """The VM's present instant; attempts have no lag, because their evacuation is requested
+        now.
+        """
         return time.time() - (0 if life.is_attempt else life.lag)
 
 
@@ -297,6 +301,6 @@ def _next_second() -> float:
     return float(int(time.time()) + 1)
 
 
-def _transitions(told: list[Object], phase: str, now: float) -> Object:
+def _transitions(entered: list[Object], phase: str, now: float) -> Object:
     entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
-    return {"phaseTransitionTimestamps": [*told, entry]}
+    return {"phaseTransitionTimestamps": [*entered, entry]}

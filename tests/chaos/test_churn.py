@@ -54,7 +54,7 @@ async def create(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 
 async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) -> None:
-    """Delete all of these."""
+    """Delete these VMIs and their VMIMs."""
     for number, name in enumerate(names):
         stage.server.store.delete(SIMULATED_VMIS, namespace, name, 0)
         stage.server.store.delete(MIGRATIONS, namespace, f"m-{name}", 0)
@@ -64,7 +64,7 @@ async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 @asynccontextmanager
 async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterator[Program]:
-    """The exporter on the simulated server, with its stored history in this file."""
+    """The exporter on the simulated server, with its stored history in a file of this directory."""
     login = open_kubeconfig(directory / "simulated.kubeconfig", stage.url)
     config = {"history": f"file:{directory / 'history'}", "kube": BRISK}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
@@ -85,7 +85,7 @@ async def until_keeps(exporter: Program, vmis: int) -> None:
 async def test_twenty_thousand_deleted_at_once(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """Deleted VMIs leave the answers and the stored history; the one that is left stays."""
+    """Deleted VMIs disappear from the answers and the stored history; the remaining one stays."""
     namespace = await simulated.make_namespace()
     names = [f"vm{number}" for number in range(20_000)]
     await create(simulated, namespace, [*names, "stays"])
@@ -131,10 +131,10 @@ async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_
 async def test_memory_is_flat_over_a_churn(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, rounds: int, vmis: int
 ) -> None:
-    """After many equal rounds of VMIs that come and go the memory has not grown.
+    """After many rounds in which VMIs are created and deleted, the memory has not grown.
 
-    Less than 64 bytes per VMI may stay, since whatever is kept of one takes more: its UID alone
-    takes 85. Short churns may grow by 3 MiB: the allocator may keep freed pages.
+    It may grow by 64 bytes per VMI: whatever is kept of a VMI takes more, because its UID alone
+    takes 85. In a short test it may grow by 3 MiB, because the allocator may keep freed pages.
     """
     namespace = await simulated.make_namespace()
     after: list[int] = []
@@ -148,10 +148,10 @@ async def test_memory_is_flat_over_a_churn(
             await until_keeps(exporter, 0)
             after.append(exporter.resident())
         assert not counted_in(tmp_path / "history")
-    told = ", ".join(f"{size / MIB:.0f}" for size in after[:: max(1, rounds // 8)])
+    sizes = ", ".join(f"{size / MIB:.0f}" for size in after[:: max(1, rounds // 8)])
     prove(
         f"churn: {rounds} x {vmis} VMIs; RSS {before / MIB:.0f} MiB before, after the rounds"
-        f" {told}, at last {after[-1] / MIB:.0f}"
+        f" {sizes}, at last {after[-1] / MIB:.0f}"
     )
 
     assert after[-1] <= after[0] + max(ROOM, 64 * rounds * vmis)

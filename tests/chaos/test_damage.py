@@ -42,7 +42,7 @@ Prove: TypeAlias = Callable[[str], None]
 Object: TypeAlias = dict[str, Any]
 
 KNOWN = 8
-"""Migrations of each VM that nothing but the stored history tells of."""
+"""Migrations of each VM that only the stored history has."""
 REGIONS = {
     "magic": range(4),
     "version": range(4, 6),
@@ -50,7 +50,7 @@ REGIONS = {
     "digest": range(10, 26),
     "payload": range(26, 200),
 }
-"""The bytes of a sealed shard, by what they say."""
+"""The bytes of a sealed shard, by field."""
 
 
 def damage(raw: bytes, region: range, rng: random.Random) -> bytes:
@@ -97,7 +97,7 @@ async def until_counts(exporter: Program, made: list[Object], wanted: list[int])
 async def with_file(
     real: RealStage, namespace: str, path: Path, **settings: object
 ) -> AsyncIterator[Program]:
-    """A process that keeps a file for the length of the block, and ends well."""
+    """A process with its stored history in a file during the block; it must exit with 0."""
     config = {"namespaces": [namespace], "kube": BRISK, "history": f"file:{path}", **settings}
     login = str(real.login.kubeconfig)
     async with program(path.parent, "--kubeconfig", login, config=config) as exporter:
@@ -110,7 +110,7 @@ async def with_file(
 async def test_damage_in_every_region_of_a_file(
     real: RealStage, tmp_path: Path, prove: Prove, seeds: int
 ) -> None:
-    """Damage in any part of a file costs its own shard and no other."""
+    """Damage in any part of a file loses its own shard and no other."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 8)
@@ -244,7 +244,7 @@ async def test_a_file_of_another_version_that_cannot_be_kept(
 async def test_damage_in_every_region_of_a_configmap(
     real: RealStage, tmp_path: Path, prove: Prove
 ) -> None:
-    """Damage costs its own shard; a shard of a later version is kept beside ours."""
+    """Damage loses its own shard; a shard of a later version is kept beside ours."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
@@ -321,7 +321,7 @@ def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
 async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> None:
     """Failed writes (ENOSPC, EFBIG) are counted and leave the old file; later ones succeed.
 
-    ENOSPC by `/dev/full` in the new file's place, EFBIG by a limit on the size of files.
+    `/dev/full` in place of the new file causes ENOSPC, and a limit on the size of files EFBIG.
     """
     namespace = await real.make_namespace()
     path = tmp_path / "history"
@@ -370,7 +370,7 @@ def _limit_files(exporter: Program, size: int) -> None:
 
 
 async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None:
-    """Beside an unfinished new file the old file is read; the unfinished one is overwritten."""
+    """If a new file is unfinished, the old file is read and the unfinished one is overwritten."""
     namespace = await real.make_namespace()
     path, part = tmp_path / "history", tmp_path / "history.part"
     made = await some_vmis(real, namespace, 2)

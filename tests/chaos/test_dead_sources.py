@@ -83,7 +83,7 @@ class TestLostNamespace:
     async def test_a_namespace_that_is_lost_goes_blind_alone(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """Without its RoleBinding a namespace's rules stop blocking; those of the other do not."""
+        """Without its RoleBinding the rules stop blocking in that namespace, and in no other."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         for namespace in (healthy, lost):
             await real.admin.create(VMIS, migrating(namespace))
@@ -157,7 +157,7 @@ class TestLostNamespace:
 async def test_a_watch_that_is_dead_silences_its_own_rule(
     simulated: SimulatedStage, tmp_path: Path, resource: Resource, reason: str
 ) -> None:
-    """While VMIMs or pods cannot be watched (5xx), only the rules on them stop blocking."""
+    """While VMIMs or pods cannot be watched (5xx), only the rule that reads them stops blocking."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, migrating(namespace, "running"))

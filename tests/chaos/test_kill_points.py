@@ -32,7 +32,7 @@ Prove: TypeAlias = Callable[[str], None]
 STEPS = 12
 """Steps of every VM between two comparisons."""
 LATEST = 0.6
-"""Seconds after a step, within which a kill comes: a stored history is written every half."""
+"""The most seconds between a step and a kill; the stored history is written every half second."""
 _marks = count(1)
 
 
@@ -48,19 +48,19 @@ class Watched:
     promised: dict[tuple[str, str], str] = field(default_factory=dict)
 
     async def mark(self) -> str:
-        """Create an object of each kind: a watcher that has it has seen all before it."""
+        """Create a VMI and a VMIM: a replica that has both has seen everything before them."""
         name = f"mark{next(_marks)}"
         await self.real.admin.create(VMIS, vmi(name, self.namespace))
         await self.real.admin.create(VMIMS, vmim(name, self.namespace, of=name))
         return name
 
     async def unmark(self, name: str) -> None:
-        """Delete these objects."""
+        """Delete the VMI and the VMIM of a mark."""
         await self.real.admin.delete(VMIMS, self.namespace, name)
         await self.real.admin.delete(VMIS, self.namespace, name)
 
     async def acknowledged(self) -> None:
-        """Wait until all have seen everything and both have stored it."""
+        """Wait until all replicas have seen everything and both keepers have stored it."""
         mark = await self.mark()
         await poll(lambda: self.has_seen(self.unbroken.now, mark), what="seen by the unbroken")
         for keeper in self.keepers:
@@ -86,13 +86,13 @@ class Watched:
         return bool(verdict["reason"] == "migration_in_progress")
 
     async def promise(self, name: str) -> None:
-        """Remember the request times that both give now: they must not change later."""
+        """Remember the request times that both keepers report now: they must not change later."""
         for keeper in self.keepers:
-            told = await poll(
+            requested_at = await poll(
                 lambda k=keeper: self._requested_at(k, name),  # type: ignore[misc]
                 what=f"the evacuation of {name} at {keeper.name}",
             )
-            self.promised[keeper.name, name] = told
+            self.promised[keeper.name, name] = requested_at
 
     async def _requested_at(self, keeper: Replica, name: str) -> str | None:
         try:
@@ -107,10 +107,10 @@ class Watched:
         names = stream.candidates(brief_alone=replica is self.forgetful)
         left, right = await asyncio.gather(ask(self.unbroken.now, names), ask(replica.now, names))
         for name in left:
-            told = right[name].get("evacuation")
-            if told is None or "evacuation" not in left[name] or stream.is_dated(name):
+            evacuation = right[name].get("evacuation")
+            if evacuation is None or "evacuation" not in left[name] or stream.is_dated(name):
                 continue
-            # The two saw it first at two instants: each has to stand by its own.
+            # Each replica dates the request by its own first sight, and must keep that date.
             left[name]["evacuation"]["requestedAt"] = self.promised[replica.name, name]
         return differences(left, right)
 
@@ -146,7 +146,8 @@ async def test_a_killed_process_answers_as_one_that_never_was(
 ) -> None:
     """After each kill the verdicts, attempts and requests are those of an unbroken process.
 
-    Kept in a file, in ConfigMaps, and nowhere: then of the VMs within the five VMIMs alone.
+    The history is stored in a file, in ConfigMaps, and nowhere; in the last case only the brief VMs
+    are compared.
     """
     killed, happened = await kill_often(real, tmp_path, points=points, seed=SEED)
     lines = ", ".join(f"{times} {what}" for what, times in sorted(happened.items()))
@@ -231,7 +232,7 @@ async def quiet(watched: Watched, victims: list[Replica]) -> None:
 
 
 async def equal(watched: Watched, victim: Replica, stream: Stream, when: str) -> None:
-    """The answers are equal; asked twice, as a cooldown may end between two questions."""
+    """The answers are equal in one of three tries: a cooldown may end between two requests."""
     found: list[str] = []
     for _ in range(3):
         found = await watched.compare(victim, stream)

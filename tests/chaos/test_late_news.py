@@ -1,4 +1,4 @@
-"""Changes that are read late, after a watch was down, give the same as a restart."""
+"""Changes that are read late, after a watch was down, give the same result as a restart."""
 
 from exporter.engine.model import Fact, Instant
 from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
@@ -12,7 +12,7 @@ MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 
 
 def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
-    """The request time and the failed attempts, read from these facts at once."""
+    """The request time and the failed attempts, if all these facts are read at one instant."""
     store = ClockedStore(keep=KEEP)
     store.see(pods=False)
     store.now = read_at
@@ -24,7 +24,7 @@ def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
 
 
 def test_attempts_that_failed_while_the_watch_was_away() -> None:
-    """KubeVirt dates the request, so reading earlier attempts late changes nothing."""
+    """Attempts that are read late count as after a restart, because KubeVirt dates the request."""
     restarted = attempts(MARKED, FAILED)
 
     assert restarted == (NOW - 30, 1)

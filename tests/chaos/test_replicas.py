@@ -44,7 +44,9 @@ from tests.support.stored_history import (
 Prove: TypeAlias = Callable[[str], None]
 
 TAKEN_WITHIN = 1.0
-"""Of a Lease's duration: who waits sees a renewal an eighth late, and takes it after 0.8."""
+"""The part of a Lease's duration after which a standby takes it: it sees a renewal up to an eighth
+late, and waits for 0.8.
+"""
 
 
 def alone(namespace: str, **kube: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ async def playing(stream: Stream) -> AsyncIterator[None]:
 async def test_a_killed_leader_under_load(
     real: RealStage, tmp_path: Path, prove: Prove, lease: int, interval: str
 ) -> None:
-    """After the Lease's duration the other replica writes; every request is answered."""
+    """After the leader was killed, the other replica writes, and every request is answered."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
     config = alone(namespace, leaseDuration=f"{lease}s", historyInterval=interval)
@@ -105,32 +107,32 @@ async def test_a_killed_leader_under_load(
     await stream.play(5)
     async with replicas(one, other, unbroken):
         leader = await writer_of(one, other)
-        heir = other if leader is one else one
+        standby = other if leader is one else one
         async with load(lambda: (one, other), stream.candidates()) as requests:
             async with playing(stream):
                 await poll(lambda: versions_in(real, namespace), what="a first history")
                 await leader.kill()
                 killed_at, before = time.monotonic(), await versions_in(real, namespace)
 
-                async def goes_on() -> bool:
+                async def has_written() -> bool:
                     return await versions_in(real, namespace) != before
 
-                await poll(goes_on, within=4 * lease + 30, what="a write after the kill")
+                await poll(has_written, within=4 * lease + 30, what="a write after the kill")
                 seconds = time.monotonic() - killed_at
-                await poll(lambda: heir.now.sample(WRITER), what="the heir as the writer")
+                await poll(lambda: standby.now.sample(WRITER), what="the standby as the writer")
                 await leader.start()
                 await leader.now.ready()
             await until_alike(one.now, other.now, stream.candidates())
         assert requests["failed"] == 0
         assert requests["retried"] > 0, "the killed leader was asked, or nothing was proven"
-        await until_alike(unbroken.now, heir.now, stream.candidates(brief_alone=True))
+        await until_alike(unbroken.now, standby.now, stream.candidates(brief_alone=True))
         assert await shards_in(real, namespace)
     prove(
         f"leader killed: a {lease} s Lease, written every {interval}: written again after"
         f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
         " failed"
     )
-    # On a busy machine a process waits for a processor: exact is `tests/unit/kube/test_lease.py`.
+    # The bound is loose, for a busy machine; `tests/unit/kube/test_lease.py` tests the exact time.
     assert seconds <= lease * TAKEN_WITHIN + 8
 
 
@@ -154,7 +156,7 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove
             await until_all_counted(several, namespace, uids, 2 * (turn + 1))
         for replica in several:
             await until_written(replica.now)
-        # Once more while nothing happens that would wake who is thawed.
+        # Once more, without events that would wake the thawed replica.
         await change_hands(several, asyncio.sleep(0))
         await until_alike(one.now, other.now, [(namespace, name) for name in uids])
         await until_written(one.now)
@@ -169,20 +171,20 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove
 async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
     """Freeze the holder of the Lease until another replica has it, then thaw it."""
     leader = await writer_of(*several)
-    heir = several[1 - several.index(leader)]
+    standby = several[1 - several.index(leader)]
     await leader.freeze()
     late = asyncio.create_task(leader.now.sample(WRITER))
     await during
-    await poll(lambda: heir.now.sample(WRITER), what="taken over")
-    await until_written(heir.now)
+    await poll(lambda: standby.now.sample(WRITER), what="taken over")
+    await until_written(standby.now)
     leader.thaw()
     assert await late == 0, "thawed, it still called itself the writer"
     await until_event(leader.now, "lease_lost")
-    assert await writer_of(*several) is heir
+    assert await writer_of(*several) is standby
 
 
 async def migrate_all(real: RealStage, namespace: str, names: Iterable[str], *, ago: int) -> None:
-    """One migration of each VM, this many seconds ago."""
+    """Write one migration of each VM, which ended this many seconds ago."""
     for name in names:
         await migrate(real.admin, namespace, name, ago=[ago])
 
@@ -213,14 +215,14 @@ async def test_a_rolling_update_loses_nothing(
         async with load(lambda: list(serving), stream.candidates()) as requests:
             async with playing(stream):
                 for name in "cd":
-                    come = Replica(tmp_path, *login, config=config, name=name)
-                    await replace(serving, serving[0], come, stack)
+                    new = Replica(tmp_path, *login, config=config, name=name)
+                    await replace(serving, serving[0], new, stack)
                 answered = requests["answered"]
 
-                async def goes_on() -> bool:
+                async def is_answered() -> bool:
                     return requests["answered"] > answered + 10
 
-                await poll(goes_on, what="answers of the new replicas")
+                await poll(is_answered, what="answers of the new replicas")
             for replica in serving:
                 await until_counted(replica.now, namespace, "db", 8)
             await until_written((await writer_of(*serving)).now)
@@ -233,15 +235,15 @@ async def test_a_rolling_update_loses_nothing(
 
 
 async def replace(
-    serving: list[Replica], gone: Replica, come: Replica, stack: AsyncExitStack
+    serving: list[Replica], old: Replica, new: Replica, stack: AsyncExitStack
 ) -> None:
     """Replace a replica as a rolling update does: the new one is ready before the old ends."""
-    stack.push_async_callback(come.close)
-    await come.start()
-    await come.now.ready()
-    serving.remove(gone)
-    serving.append(come)
-    assert await gone.now.end() == 0
+    stack.push_async_callback(new.close)
+    await new.start()
+    await new.now.ready()
+    serving.remove(old)
+    serving.append(new)
+    assert await old.now.end() == 0
 
 
 class _Within(Program):
@@ -255,7 +257,7 @@ class _Within(Program):
 async def in_process(
     login: Path, config: dict[str, Any], clock: Callable[[], float]
 ) -> AsyncIterator[Program]:
-    """The program within this process, by a clock of its own."""
+    """The program within this process, with a clock of its own."""
     stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = read_settings({**ANYWHERE, **config})
     running = asyncio.create_task(
@@ -304,7 +306,7 @@ async def test_clocks_that_differ(real: RealStage) -> None:
             await e.until("/v1/evacuations", lambda _, body: body["evacuations"])
             for e in (one, ahead)
         ]
-        early, late = (instant(told["evacuations"][0]["requestedAt"]) for told in evacuations)
+        early, late = (instant(answer["evacuations"][0]["requestedAt"]) for answer in evacuations)
         assert 0 <= late - early < apart + 1
 
 
@@ -330,7 +332,7 @@ async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
         await until_counted(exporter, namespace, "db", 3)
 
         ahead = -hour
-        # What ended ends in the future now, further ahead than clocks differ: it is not believed.
+        # The ends are now further in the future than clocks may differ, so they do not count.
         await until_counted(exporter, namespace, "db", 0)
         assert (await exporter.verdict(namespace, "db", dryRun=True))["allowed"]
         await migrate(real.admin, namespace, "db", ago=[40])

@@ -56,7 +56,9 @@ class Scene:
         self.several: list[Replica] = []
 
     async def until_followed(self) -> None:
-        """Wait until both watch again, as what comes and goes meanwhile is unknown to both."""
+        """Wait until both replicas watch again; they never see an object that is deleted before
+        that.
+        """
         await self.real.admin.create(VMIS, vmi("back", self.namespace))
         for one in self.several:
             path = f"/v1/vmis/{self.namespace}/back"
@@ -77,7 +79,7 @@ class Scene:
 
 
 async def killed_and_compacted(scene: Scene) -> None:
-    """SIGKILL; the server restarts on a compacted store: a real 410."""
+    """Kill the server with SIGKILL, and restart it on a compacted store: a real 410."""
     await scene.real.stop()
     assert not scene.real.cluster.api.running
     await lost_by_both(scene)
@@ -88,7 +90,7 @@ async def killed_and_compacted(scene: Scene) -> None:
 
 
 async def frozen(scene: Scene) -> None:
-    """SIGSTOP for longer than the Lease lasts."""
+    """Stop the server with SIGSTOP for longer than the Lease lasts."""
     scene.real.freeze()
     try:
         await lost_by_both(scene)
@@ -97,21 +99,21 @@ async def frozen(scene: Scene) -> None:
 
 
 async def half_open(scene: Scene) -> None:
-    """Every connection stays open without data for longer than the Lease lasts."""
+    """Keep every connection open without data for longer than the Lease lasts."""
     scene.gate.stall()
     await lost_by_both(scene)
     scene.gate.open()
 
 
 async def cut(scene: Scene) -> None:
-    """Every connection breaks, and new ones are refused for a while."""
+    """Break every connection, and refuse new ones for a while."""
     await scene.gate.shut()
     await lost_by_both(scene)
     scene.gate.open()
 
 
 async def lost_by_both(scene: Scene) -> None:
-    """Wait until no replica calls itself the writer, as neither can renew the Lease."""
+    """Wait until no replica calls itself the writer, because neither can renew the Lease."""
 
     async def lost() -> bool:
         return not any([await one.now.sample(WRITER) for one in scene.several])
@@ -187,7 +189,7 @@ async def test_writes_that_are_refused(
 async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Path) -> None:
     """A replica whose watch is behind gets a conflict, and merges what it missed.
 
-    As a holder does it that was frozen for long and is not aware of it yet.
+    This happens to a holder of the Lease that was frozen for long and does not know it yet.
     """
     namespace = await real.make_namespace()
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -227,7 +229,7 @@ async def proxied(real: RealStage, directory: Path, namespace: str, proxy: Proxy
 async def holding(
     real: RealStage, directory: Path, namespace: str, ago: list[int]
 ) -> AsyncIterator[Program]:
-    """The holder of the Lease, which knows of migrations of `db` that it will not write soon."""
+    """The holder of the Lease, with migrations of `db` that it has not written yet."""
     login = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
     unhurried = keeping(namespace, historyInterval="1h", leaseDuration="15s")
@@ -241,9 +243,10 @@ async def holding(
 
 
 async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
-    """On SIGTERM it is not ready, answers long polls, writes, releases the Lease and exits 0.
+    """On SIGTERM it becomes unready, answers long polls, writes, releases the Lease and exits with
+    0.
 
-    The API server stands still meanwhile: so the flush takes as long as the test needs.
+    The API server is frozen meanwhile, so that the flush takes as long as the test needs.
     """
     namespace = await real.make_namespace()
     async with holding(real, tmp_path, namespace, ago=[300, 200, 100]) as exporter:
@@ -251,7 +254,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
         asked = asyncio.Event()
         polling = asyncio.create_task(long_poll(exporter, asked))
         await asked.wait()
-        # What is asked after it is answered after it was read.
+        # This request is answered after the long poll has been read.
         assert (await exporter.get("/readyz"))[0] == 200
         assert not polling.done()
         real.freeze()
@@ -273,7 +276,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
 
 
 async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: Prove) -> None:
-    """Without a server the history cannot be written: this is logged, and it ends in time."""
+    """Without a server the history cannot be written: the exporter logs this, and exits with 0."""
     namespace = await real.make_namespace()
     async with holding(real, tmp_path, namespace, ago=[100]) as exporter:
         real.freeze()
@@ -288,7 +291,7 @@ async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: 
 
 
 async def long_poll(exporter: Program, asked: asyncio.Event) -> int:
-    """Start a long poll of the blocked VMIs; returns when it waits."""
+    """Send a long poll, set `asked` when it is sent, and return the status of its answer."""
 
     async def sent(
         _session: object, _context: object, sent: aiohttp.TraceRequestHeadersSentParams

@@ -1,6 +1,6 @@
 """Real servers for tests: etcd, kube-apiserver, KubeVirt's CRDs.
 
-With KubeVirt's own controllers and played nodes on them: `tests.cluster.rig`.
+`tests.cluster.rig` adds KubeVirt's own controllers and simulated nodes.
 """
 
 from .binaries import MissingBinaryError, find_binary

@@ -1,4 +1,4 @@
-"""RBAC objects that give a user exactly the permissions that they name."""
+"""RBAC objects that give a user exactly the listed permissions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def role(name: str, rules: Iterable[Object]) -> Object:
-    """A ClusterRole of these rules."""
+    """A ClusterRole with these rules."""
     return {
         "apiVersion": CLUSTER_ROLES.api_version,
         "kind": CLUSTER_ROLES.kind,
@@ -23,7 +23,7 @@ def role(name: str, rules: Iterable[Object]) -> Object:
 
 
 def reading_rules(resources: Iterable[Resource]) -> list[Object]:
-    """Rules of exactly `list` and `watch` on these resources."""
+    """Rules that allow exactly `list` and `watch` on these resources."""
     reads = ["list", "watch"]
     return [{"apiGroups": [r.group], "resources": [r.plural], "verbs": reads} for r in resources]
 
@@ -44,7 +44,7 @@ async def grant(
 ) -> None:
     """Bind a user to this role in these namespaces; None stands for all.
 
-    Returns when the API server grants it: it reads roles by watches, so some time later.
+    Returns when the API server grants the permissions: it watches roles, so this takes a moment.
     """
     await admin.create(CLUSTER_ROLES, role(name, rules))
     for namespace in namespaces:

@@ -28,7 +28,7 @@ POLICY: Object = {
         {"level": "None"},
     ],
 }
-"""Every migration that is created, as a whole; every eviction that is asked for; nothing else."""
+"""Log each created migration as a whole, the metadata of each requested eviction, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Creation:
     resource: str
     namespace: str
     name: str
-    """Empty where the server was to choose it."""
+    """Empty if the server chooses the name."""
     code: int
     message: str
     made: Object
-    """What came of it, of migrations alone."""
+    """The created object; only migrations have it."""
     notes: Object
     """The audit annotations, of webhooks among others."""
 

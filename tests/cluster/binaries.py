@@ -20,11 +20,11 @@ _PARTS = {
     "kube-apiserver": "kube-apiserver",
     "descheduler": "descheduler",
 }
-"""By server or printed file, the part whose version it has."""
+"""The part whose version a server or generated file has."""
 
 
 class MissingBinaryError(Exception):
-    """A server or tool that `make tools` builds is not there."""
+    """A server or tool that `make tools` builds is missing."""
 
     def __init__(self, name: str) -> None:
         part = _PARTS.get(name)

@@ -80,7 +80,7 @@ class Client:
     async def merge(
         self, resource: Resource, namespace: str | None, name: str, patch: Object
     ) -> Object:
-        """Merge-patch an object; where status is a subresource the server leaves it out."""
+        """Merge-patch an object; the server ignores the status if that is a subresource."""
         path = resource.path(namespace, name)
         return await self.request("PATCH", path, json=patch, headers=_MERGE)
 
@@ -92,7 +92,7 @@ class Client:
         return await self.request("PATCH", path, json={"status": status}, headers=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """Delete an object without a grace period, which only a kubelet would end."""
+        """Delete an object without a grace period, because only a kubelet would end that."""
         path = resource.path(namespace, name)
         return await self.request("DELETE", path, json={"gracePeriodSeconds": 0})
 

@@ -39,7 +39,7 @@ _ACCOUNTS = "accounts"
 class RealCluster:
     """Real servers with their files in a directory, running inside `async with`.
 
-    `admin` and whatever else is awaited belong to the event loop that entered the block.
+    Await everything, also of `admin`, in the event loop that entered the block.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RealCluster:
 
     @property
     def url(self) -> str:
-        """The API server's."""
+        """The API server's URL."""
         return self.api.url
 
     def client(self, user: User) -> Client:
@@ -138,7 +138,7 @@ class RealCluster:
         Wait until everything that the exporter reads can be watched.
 
         An API server that is ready still answers watches of custom resources with 404 or 429 for
-        some tenths of a second: after `api.restart()` a test that watches by itself calls this.
+        some tenths of a second. So a test that watches by itself calls this after `api.restart()`.
         """
         await poll(self._watchable, within=_SETTLE_SECONDS, what="watches opened")
 

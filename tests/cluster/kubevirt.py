@@ -1,7 +1,7 @@
 """KubeVirt's own virt-api and virt-controller on a real control plane.
 
 They run under their own service accounts, with the roles, webhooks and API services that KubeVirt's
-operator would install for them. What needs a node is not here: see `player.py`.
+operator would install for them. `player.py` simulates the parts that need a node.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from .servers import PROBE, Server
 
 NAMESPACE = "kubevirt"
 DESCHEDULER = {"requested-by": "sigs.k8s.io/descheduler"}
-"""The annotation by which KubeVirt knows the descheduler's evictions."""
+"""The annotation by which KubeVirt recognises the descheduler's evictions."""
 
 _GUEST: Object = {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}
 _SETTLE_SECONDS = 180.0
-# A folder of its own: KubeVirt reads a pair again, and logs it, at every write beside it.
+# A folder of its own: KubeVirt reads and logs a pair again at every write to its folder.
 _SERVING = "serving"
 _PAIR = (("cert", "crt"), ("key", "key"))
 _INSTALLED = {
@@ -128,8 +128,9 @@ class VirtController(_KubeVirtServer):
 class KubeVirtCluster:
     """A real control plane with KubeVirt's own servers.
 
-    `control` is the plane without KubeVirt; its `admin` is no service account of KubeVirt's, so the
-    webhooks take its writes for a user's. Nothing runs a pod here: enter a `Player` as well.
+    `control` is the control plane without KubeVirt. Its `admin` is not a service account of
+    KubeVirt, so KubeVirt's webhooks treat its writes as those of a user. No pod runs here: enter a
+    `Player` as well.
     """
 
     def __init__(self, control: RealCluster) -> None:
@@ -182,7 +183,7 @@ class KubeVirtCluster:
         return await self.admin.create(VMIMS, body)
 
     async def evict(self, pod: Object, *, descheduler: bool = True) -> ApiError | None:
-        """Evict a pod; the text of the refusal, None if there was none."""
+        """Evict a pod; returns the refusal, or None if there was none."""
         metadata = pod["metadata"]
         body = {
             "apiVersion": "policy/v1",
@@ -211,7 +212,9 @@ class KubeVirtCluster:
 
     @asynccontextmanager
     async def configured(self, **configuration: Any) -> AsyncIterator[None]:
-        """Change `spec.configuration` of the KubeVirt CR during the block; its servers have it."""
+        """Change `spec.configuration` of the KubeVirt CR during the block, and wait for its
+        servers.
+        """
         before = (await self.cr())["spec"]["configuration"]
         await self._configure(configuration)
         try:
@@ -222,23 +225,23 @@ class KubeVirtCluster:
     async def _configure(self, configuration: Object) -> None:
         patch = {"spec": {"configuration": configuration}}
         changed = await self.admin.merge(KUBEVIRTS, NAMESPACE, "kubevirt", patch)
-        told = (
+        logged = (
             f"config from KubeVirt to resource version '{changed['metadata']['resourceVersion']}'"
         )
 
         async def is_read() -> bool:
-            return all(told in server.log.read_text() for server in (self.api, self.controller))
+            return all(logged in server.log.read_text() for server in (self.api, self.controller))
 
         await poll(is_read, within=_SETTLE_SECONDS, what="the KubeVirt CR read")
 
     @asynccontextmanager
     async def virt_api(self) -> AsyncIterator[Client]:
-        """A client for virt-api's account, for what virt-api only does in a race."""
+        """A client with virt-api's account, for writes that virt-api itself does only in a race."""
         account = await self.control.account(NAMESPACE, "kubevirt-apiserver")
         async with self.control.client(account) as client:
             yield client
 
-    # What is there
+    # Reading objects
 
     async def cr(self) -> Object:
         """The KubeVirt CR."""
@@ -272,7 +275,7 @@ class KubeVirtCluster:
         bundle = {"metadata": {"name": "kubevirt-ca", "namespace": NAMESPACE}}
         await self.admin.create(CONFIG_MAPS, bundle | {"data": {"ca-bundle": authority}})
         head = {"apiVersion": KUBEVIRTS.api_version, "kind": KUBEVIRTS.kind}
-        # Without a phase KubeVirt's servers take the CR for one not yet deployed, and ignore it.
+        # Without a phase KubeVirt's servers treat the CR as not yet deployed, and ignore it.
         deployed = {"status": {"phase": "Deployed", "defaultArchitecture": "amd64"}}
         await self.admin.create(KUBEVIRTS, head | build_kubevirt(NAMESPACE) | deployed)
         # RBAC lets a role be bound before it exists.

@@ -60,9 +60,9 @@ def vmim(
     evacuates: str | None = None,
     **overrides: Any,
 ) -> Object:
-    """A pending migration of a VMI; with a node that it evacuates, virt-controller's own.
+    """A pending migration of a VMI; with `evacuates`, as virt-controller creates it.
 
-    Without the finalizer that KubeVirt holds until the end: here nobody would take it off.
+    It lacks the finalizer that KubeVirt sets until the end, because nothing would remove it here.
     """
     made = _object(
         VMIMS,
@@ -132,7 +132,7 @@ def _object(resource: Resource, metadata: Object, **fields: Any) -> Object:
 
 
 def _condition(kind: str) -> Object:
-    # KubeVirt leaves both instants of these conditions null.
+    # KubeVirt leaves both times of these conditions null.
     return {"type": kind, "status": "True", "lastProbeTime": None, "lastTransitionTime": None}
 
 

@@ -30,7 +30,7 @@ async def serve_perses(directory: Path) -> AsyncIterator[str]:
     plugins = str(write_plugins(directory / "plugins"))
     settings = {
         "database": {"file": {"folder": str(directory / "perses"), "extension": "json"}},
-        # Without a folder for archives, even if none is in it, the server loads no plugin.
+        # Without a folder for archives, even an empty one, the server loads no plugin.
         "plugin": {"path": plugins, "archive_paths": [plugins]},
         "frontend": {"disable": True},
     }

@@ -1,12 +1,12 @@
-"""The parts that need nodes, played: scheduler, kubelets and virt-handlers.
+"""The simulated parts that need nodes: scheduler, kubelets and virt-handlers.
 
-What each of them writes is decided by the pure functions of `exporter.demo.node`, the same ones
-that move the simulated cluster; here they are sent to a real API server, each in the name of whom
-it belongs to: `system:kube-scheduler`, `system:node:NAME`, and KubeVirt's service account
-`kubevirt-handler` with a token bound to the node. RBAC and KubeVirt's webhooks hold them to that.
+The pure functions of `exporter.demo.node` decide what each of them writes, as in the simulated
+cluster. Here the writes go to a real API server, each with its component's own account:
+`system:kube-scheduler`, `system:node:NAME`, and KubeVirt's service account `kubevirt-handler` with
+a token bound to the node. So RBAC and KubeVirt's webhooks check them.
 
-A `Player` acts by itself while entered, on everything it sees, by a plan for each VMI; what the
-plan holds back (`hangs`, `never bound`) a test may do by its explicit calls.
+While it is entered, a `Player` acts by itself on everything that it sees, by a plan for each VMI. A
+test can do by explicit calls what a plan leaves out (`hangs`, `never bound`).
 """
 
 import asyncio
@@ -36,16 +36,16 @@ Outcome = Literal[
     "hangs",  # it starts, and never ends
     "keeps source",  # it succeeds, and the pod that it left never ends
     "unschedulable",  # no node takes the target pod
-    "never bound",  # the scheduler says nothing of the target pod
+    "never bound",  # the scheduler ignores the target pod
     "never ready",  # the target pod is bound, and does not start
     "crashes",  # the target pod fails before it is ready
     "loses target",  # the target pod fails after the hand-off
-    "loses ready target",  # the same, when its ports are published
+    "loses ready target",  # the same, after its ports are published
 ]
 
 
 Choice = Callable[[Object, Sequence[str]], str | None]
-"""A pod and the nodes that may take it, to the node that does, or to none."""
+"""Chooses a node for a pod, among the nodes that may take it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,17 @@ class Fate:
 
     outcome: Outcome = "succeeds"
     seconds: float = 1.2
-    """
-    Seconds that it copies, or until its target is lost.
+    """Seconds that the migration copies, or until its target is lost.
 
-    Less than one may upset KubeVirt: it orders migrations by the second of their creation, so that
-    a failure and the next attempt within one second escape the backoff.
+    At least one is needed: KubeVirt orders migrations by the second of their creation, so a failure
+    and the next attempt within one second would have no backoff.
     """
     reason: str = (
         "virError(Code=9, Domain=10, Message='operation failed: migration failed. Message from the "
         "source host: operation failed: job 'migration out' failed: Unable to write to socket: "
         "Connection reset by peer')"
     )
-    """As a real libvirt said it when the target's QEMU was killed."""
+    """The message of a real libvirt when the target's QEMU was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,11 @@ class _Step:
 
 
 class Player:
-    """Plays the nodes of a `KubeVirtCluster`, and everything that runs on them.
+    """Simulates the nodes of a `KubeVirtCluster`, and everything that runs on them.
 
-    Entered after it and left before it. `plan` says what becomes of a VMI's migrations, `place`
-    where it starts; a VMI without a plan starts on the first node that is free for it, and each
-    of its migrations succeeds.
+    Enter it after the cluster, and leave it before. `plan` sets the fates of a VMI's migrations,
+    `place` the node on which the VMI starts. A VMI without a plan starts on the first node that is
+    free for it, and each of its migrations succeeds.
     """
 
     def __init__(
@@ -99,9 +98,9 @@ class Player:
         self.cluster = cluster
         self.nodes = list(nodes)
         self.allocatable = dict(allocatable or {})
-        """What each node has to give; nothing is said of it by default."""
+        """The allocatable resources of each node; by default the nodes have none."""
         self.choose = choose or _choose_first
-        """The scheduler's choice among the nodes that are free for a pod, its home first."""
+        """The scheduler's choice among the nodes that are free for a pod; its home comes first."""
         self.pace = pace
         """Seconds that a small step takes: binding, starting, preparing."""
         self.leaves_after = leaves_after
@@ -110,17 +109,16 @@ class Player:
         nodes. Until then KubeVirt makes no further VMIM.
         """
         self.heartbeat = heartbeat
-        """
-        Seconds between a virt-handler's signs of life on its node, 60 to 132 in a real cluster.
+        """Seconds between a virt-handler's heartbeats on its node, 60 to 132 in a real cluster.
 
-        They matter: no pod event wakes the evacuation controller, so where a target pod ends after
-        its failed migration, the next attempt comes with the next event of the node.
+        No pod event wakes the evacuation controller. So if a target pod ends after its failed
+        migration, the next attempt waits for the next event of the node.
         """
         self.beating = asyncio.Event()
-        """Cleared, no virt-handler says that it lives."""
+        """While it is cleared, no virt-handler sends heartbeats."""
         self.beating.set()
         self.handlers: dict[str, Client] = {}
-        """By node, who speaks as its virt-handler."""
+        """The client of each node's virt-handler."""
         self._plans: dict[str, Iterator[Fate]] = defaultdict(lambda: itertools.repeat(Fate()))
         self._fates: dict[str, Fate] = {}
         self._homes: dict[str, str] = {}
@@ -165,7 +163,7 @@ class Player:
 
     @property
     def pods(self) -> list[Object]:
-        """The pods that are there, as last seen."""
+        """All pods, as last seen."""
         return list(self._seen[PODS.plural].values())
 
     # Scheduler
@@ -246,7 +244,7 @@ class Player:
         return await self._target(vmi, rules.end_migration(vmi, _now()))
 
     async def finalise_migration(self, vmi: Object) -> Object:
-        """Report it as completed, one reconcile later."""
+        """Report the migration as completed, one reconcile later."""
         return await self._target(vmi, rules.finalise_migration(vmi))
 
     async def clean_up_target(self, vmi: Object) -> Object:
@@ -275,7 +273,7 @@ class Player:
         target = _state(vmi)["targetNode"]
         return await self.handlers[target].replace(VMIS, after)
 
-    # Playing by itself
+    # Acting by itself
 
     async def _sign_in(self, stack: AsyncExitStack) -> None:
         """Create the nodes, and log in as each component that acts on them."""
@@ -287,7 +285,7 @@ class Player:
 
         for name in self.nodes:
             await admin.create(NODES, _node(name, self.allocatable))
-            # A new node is born tainted as not ready; the node controller would take that off.
+            # A new node has the taint not-ready, which the node controller would remove.
             await admin.merge(NODES, None, name, {"spec": {"taints": None}})
         await admin.create(CLUSTER_ROLE_BINDINGS, _KUBELETS)
         scheduler = control.certified("system:kube-scheduler")
@@ -361,7 +359,7 @@ class Player:
                     await self._changed.wait()
 
     async def _act(self) -> float | None:
-        """Run the steps that are due; the seconds until the next one, None without one."""
+        """Run the steps that are due; returns the seconds until the next one, or None."""
         waits: list[float] = []
         asked: set[tuple[str, str]] = set()
         for step, seen in [*self._steps()]:
@@ -378,7 +376,7 @@ class Player:
             try:
                 await step.act(seen)
             except aiohttp.ClientError:
-                # The API server is not there: once more when it is.
+                # The API server does not answer: try again later.
                 del self._acted[key]
                 waits.append(self.pace)
             except ApiError as refusal:
@@ -516,14 +514,14 @@ class _Gone(Exception):
     """A watch has ended in an error event."""
 
 
-# Somebody was faster, or the object has gone: the watch will say how it is now.
+# Another writer was faster, or the object is gone: the watch will show its present state.
 _OVERTAKEN = {404, 409}
 _CPU: Mapping[str, str] = {
     "cpu-vendor.node.kubevirt.io/Intel": "true",
     "cpu-model-migration.node.kubevirt.io/Skylake-Client-IBRS": "true",
     "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",
 }
-"""What virt-handler's labeller writes: by it a target gets the source's kind of CPU."""
+"""Labels of virt-handler's labeller, by which a target gets the source's CPU model."""
 _KUBELETS: Object = {
     "metadata": {"name": "kubelets"},
     "roleRef": {

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 120.0
-"""Seconds for what comes within a few on an idle machine; a busy one may take its time."""
+"""The longest wait in seconds; an idle machine needs a few, a busy one more."""
 _PAUSE = 0.05
 
 
@@ -18,7 +18,7 @@ async def poll(
     """Repeat for `within` seconds until the result is true, and return it."""
     try:
         async with asyncio.timeout(within):
-            # No event to wait for: what is awaited is in another process.
+            # The condition is in another process, so there is no event to wait for.
             while not (answer := await attempt()):  # noqa: ASYNC110
                 await asyncio.sleep(_PAUSE)
             return answer

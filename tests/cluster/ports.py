@@ -6,8 +6,8 @@ import socket
 from contextlib import ExitStack, suppress
 
 
-# Below the kernel's ephemeral range: else a client's own connection may sit on a killed server's
-# port when the server returns.
+# Below the kernel's ephemeral range: otherwise a client's connection may use the port of a killed
+# server when the server restarts.
 _CANDIDATES = range(20_000, 32_000)
 
 
@@ -20,8 +20,8 @@ def free_port(count: int = 1) -> int:
         with ExitStack() as names, suppress(OSError):
             for one in range(port, port + count):
                 name = names.enter_context(socket.socket(socket.AF_UNIX))
-                # The kernel lets no other test process have this name: a port is picked some time
-                # before a server binds it.
+                # No other test process can bind this name. It reserves the port until a server
+                # binds it.
                 name.bind(f"\0exporter-test-port-{one}")
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", one))

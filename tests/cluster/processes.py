@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LOG_TAIL = 4_000
 _FROZEN_WITHIN = 60.0
-"""Seconds within which a stopped process stands still; usually some microseconds."""
+"""The most seconds until all threads of a process have stopped; usually some microseconds."""
 
 
 class ServerFailedError(Exception):
@@ -20,7 +20,7 @@ class ServerFailedError(Exception):
 
 
 def freeze(pid: int) -> None:
-    """Stop a process (SIGSTOP); returns when all its threads stand still."""
+    """Stop a process (SIGSTOP); returns when all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _FROZEN_WITHIN
     while {state_of(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()} != {"T"}:
@@ -67,7 +67,8 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                # One system call, no lock taken: safe where threads make this hook unsafe.
+                # The hook makes one system call and takes no lock, so it is safe in spite of
+                # threads.
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
 
@@ -79,7 +80,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process ID of what was started last."""
+        """The ID of the process that was started last."""
         return self._started().pid
 
     def send(self, number: signal.Signals) -> None:

@@ -117,7 +117,7 @@ async def record(
     """Write the scene to its file if `RECORD` is set; else compare it with the file.
 
     The file's name is the state, its folder the version; `further/STATE.case` is another case of
-    it. `others` are VMIs of the same cluster without which the state is not to be understood.
+    the state. `others`: VMIs of the same cluster that are needed to explain the state.
     """
     path = RECORDED / RUNNING["kubevirt"] / f"{name}.json"
     if _IS_RECORDING:

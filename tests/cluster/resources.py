@@ -13,7 +13,7 @@ class Resource:
     kind: str
     namespaced: bool = True
     has_status: bool = False
-    """Whether status is a subresource: a plain create or update then loses it."""
+    """Whether status is a subresource, so that a plain create or update ignores it."""
 
     @property
     def api_version(self) -> str:

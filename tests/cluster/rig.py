@@ -1,4 +1,4 @@
-"""A KubeVirt cluster for tests: real controllers, played nodes."""
+"""A KubeVirt cluster for tests: real controllers, simulated nodes."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -21,7 +21,7 @@ class Rig:
     """
     A KubeVirt cluster with a player on it. Keys are "namespace/name".
 
-    No pod event wakes KubeVirt's evacuation controller, a node's does: hence the quick heartbeat.
+    The heartbeat is quick, because only events of nodes wake KubeVirt's evacuation controller.
     """
 
     def __init__(self, cluster: KubeVirtCluster, player: Player) -> None:
@@ -31,7 +31,7 @@ class Rig:
     @classmethod
     @asynccontextmanager
     async def opened(cls, *, audited: bool = False, **options: Any) -> AsyncIterator[Self]:
-        """Run a rig in its own directory, with or without audit log; options are the player's."""
+        """Run a rig in its own directory, with or without audit log; the player gets `options`."""
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
             async with (
@@ -79,7 +79,7 @@ class Rig:
         return str(refusal.status["message"])
 
     async def drain(self, key: str) -> str:
-        """Evict the VMI's current pod as a drain does; the words of a refusal, or none."""
+        """Evict the VMI's current pod as a drain does; returns the message of a refusal, if any."""
         refusal = await self.cluster.evict(await self.pod(key), descheduler=False)
         return "" if refusal is None else str(refusal.status["message"])
 

@@ -23,7 +23,7 @@ PROBE = aiohttp.ClientTimeout(total=10)
 
 
 class Server(ABC):
-    """A process with a port, ready when it says so; as a context manager it ends with the block."""
+    """A server process with a port; as a context manager it ends with the block."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -128,7 +128,7 @@ class Etcd(Server):
 
     async def compact(self) -> int:
         """Compact to a revision above every one seen so far, and return it."""
-        # Twice: a watch from revision N reads on from N + 1, which must be lost too.
+        # Twice: a watch at revision N continues from N + 1, which must be compacted too.
         await self.advance()
         revision = await self.advance()
         await self._call("kv/compaction", {"revision": str(revision), "physical": True})
@@ -147,8 +147,8 @@ class ApiServer(Server):
     """A kube-apiserver with RBAC, on a running etcd.
 
     The directory holds the pairs ca, server, aggregator and service-account of the tool
-    `certificates`, and tokens.csv. Where it is audited, `audit` is the log of `audit.POLICY`.
-    `flags` come last and so win.
+    `certificates`, and tokens.csv. If `audited`, the file `audit` has the log of `audit.POLICY`.
+    `flags` come last, so they override the others.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ RUNNING = {
     part: os.environ.get(part.replace("-", "_").upper()) or pinned
     for part, pinned in PINNED.items()
 }
-"""Per part, what the environment (KUBEVIRT, KUBE_APISERVER, DESCHEDULER) says instead."""
+"""The version of each part: from the environment (such as KUBE_APISERVER), else the pinned one."""
 
 
 def is_kubevirt_at_least(version: str) -> bool:

@@ -19,7 +19,7 @@ from tests.support.program import ANYWHERE, Program
 
 @dataclass(frozen=True)
 class Pair:
-    """The files of a certificate, and its authority's."""
+    """The files of a certificate, its key and its CA."""
 
     certificate: Path
     key: Path
@@ -44,7 +44,7 @@ def playable(config: Object, pair: Pair) -> Object:
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
     assert all(one.keys() == files.keys() for one in config["tls"].values())
     config["tls"] = dict.fromkeys(config["tls"], files)
-    # Roles come and go here, within what the API server's answers are kept for.
+    # The tests change roles faster than cached answers would expire.
     config["auth"] = {**config["auth"], "cache": "0"}
     return config
 
@@ -58,7 +58,7 @@ class Caller:
     token: str = ""
     host: str | None = None
 
-    def as_who_has(self, token: str | None) -> "Caller":
+    def with_token(self, token: str | None) -> "Caller":
         """The same client with another token."""
         return replace(self, token=token or "")
 

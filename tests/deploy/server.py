@@ -18,7 +18,7 @@ _OF_EVERYBODY = (
     "selfsubjectrulesreviews",
     "clustertrustbundles",
 )
-"""What every service account may ask, and from Kubernetes 1.37 on read."""
+"""Resources that every service account may use."""
 
 Grants: TypeAlias = set[tuple[str, str, str, str]]
 """Verb, group, resource and name (or none)."""
@@ -53,7 +53,7 @@ def _root(version: str) -> str:
 
 
 async def apply(client: Client, objects: Iterable[Object], **query: str) -> None:
-    """`kubectl apply --server-side`, unknown fields refused."""
+    """Apply objects like `kubectl apply --server-side`; unknown fields are refused."""
     paths = await Paths.discover(client, objects)
     for one in objects:
         await client.send(
@@ -66,7 +66,7 @@ async def apply(client: Client, objects: Iterable[Object], **query: str) -> None
 
 
 async def delete(client: Client, objects: Iterable[Object]) -> None:
-    """`kubectl delete`."""
+    """Delete objects like `kubectl delete`."""
     paths = await Paths.discover(client, objects)
     for one in objects:
         await client.send("DELETE", paths.of(one))
@@ -104,7 +104,7 @@ async def account(
 
 
 def bound_rules(objects: Iterable[Object], role: Object) -> list[Object]:
-    """The rules that the bindings among these objects give to the exporter's account."""
+    """The rules of a role, if one of these objects binds it to the exporter's account."""
     name = role["metadata"]["name"]
     bound = any(
         (one["roleRef"]["kind"], one["roleRef"]["name"]) == (role["kind"], name)

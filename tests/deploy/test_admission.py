@@ -145,9 +145,9 @@ async def test_the_exporter_runs_under_its_roles(
 async def test_every_verb_is_needed(
     cluster: RealCluster, paging: RealCluster, verb: str, tmp_path: Path
 ) -> None:
-    """Without a verb on an optional resource that is missing; on VMIs nothing is known.
+    """A missing verb on VMIs ends the exporter; on an optional resource it is reported.
 
-    A server that streams lists asks for `watch` alone.
+    A server with streaming lists needs only `watch`.
     """
     server = paging if verb == "list" else cluster
     async with account(server, "base", without=(verb, OPTIONAL)) as user:
@@ -160,7 +160,7 @@ async def test_every_verb_is_needed(
                 seen = {one: await exporter.sample(missing, resource=one) for _, one in READS}
                 return seen == {one: float(one in OPTIONAL) for _, one in READS}
 
-            # It may be ready before it knows what it may see of the nodes and budgets.
+            # The exporter may be ready before it knows whether it may read nodes and budgets.
             await poll(find_missing, what="every optional resource missing")
 
     config = {"kube": {"syncTimeout": "2s"}}
@@ -192,14 +192,14 @@ CHECKPOINT = [
     *(("configmaps", verb) for verb in ("list", "watch", "create", "patch")),
     *(("leases", verb) for verb in ("get", "create", "update")),
 ]
-"""`get` of a ConfigMap is left out: it is used after a conflict of two writers alone."""
+"""`get` of a ConfigMap is left out: it is used only after a conflict of two writers."""
 
 
 @pytest.mark.parametrize(("resource", "verb"), [("", ""), *CHECKPOINT])
 async def test_the_history_is_written_with_every_verb_and_with_none_less(
     paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """The history is written with the rendered role; without a verb the log names it."""
+    """The history is written with the rendered role; without a verb the log names that verb."""
     await forget_history(paging.admin)
     config = runnable("overlays/standalone", pair)
     config["kube"] = {"leaseDuration": "1s", "historyInterval": "100ms"}

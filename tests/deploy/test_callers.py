@@ -86,13 +86,13 @@ async def test_everybody_gets_what_their_role_says(
         tokens = {"caller": caller, "scraper": scraper, "stranger": stranger, "made up": made_up}
 
         async def roles_are_in_force() -> bool:
-            return (await statuses(standalone.as_who_has(caller)))[REQUESTS[0]] == 200 and (
-                await statuses(standalone.as_who_has(scraper))
+            return (await statuses(standalone.with_token(caller)))[REQUESTS[0]] == 200 and (
+                await statuses(standalone.with_token(scraper))
             )["query", "GET", "/metrics"] == 200
 
         await poll(roles_are_in_force, what="roles in force")
         got = {
-            who: await statuses(standalone.as_who_has(tokens.get(who)))
+            who: await statuses(standalone.with_token(tokens.get(who)))
             for who in ("nobody", *tokens)
         }
 
@@ -113,10 +113,10 @@ async def test_everybody_gets_what_their_role_says(
 
 
 async def test_a_refusal_says_who_and_what(cluster: RealCluster, standalone: Caller) -> None:
-    """A problem+json with the account's name and the path, and never the token."""
+    """A refusal is a problem+json with the account's name and the path, but without the token."""
     url = f"{standalone.exporter.query}/v1/blocked"
     async with somebody(cluster, "a-stranger") as token:
-        status, problem = await standalone.as_who_has(token).ask("GET", url)
+        status, problem = await standalone.with_token(token).ask("GET", url)
 
     assert status == 403
     assert problem["detail"] == (
@@ -143,10 +143,10 @@ async def test_both_reviews_are_needed(
         await caller.ready()
         status, problem = await caller.ask("POST", f"{exporter.query}/v1/verdicts", QUESTION)
 
-        (told,) = exporter.events("callers_not_reviewed")
+        (event,) = exporter.events("callers_not_reviewed")
 
     assert (status, problem["title"]) == (503, "API server unavailable")
-    assert resource in told["why"]
+    assert resource in event["why"]
     assert resource not in problem["detail"], "a stranger learns nothing of the cluster"
 
 
@@ -250,7 +250,7 @@ async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
         assert (await nobody.ask("GET", f"{exporter.metrics}/metrics"))[0] == 401
 
         prometheus = await cluster.account(NAME, SCRAPER)
-        scraping = nobody.as_who_has(prometheus.token)
+        scraping = nobody.with_token(prometheus.token)
 
         async def is_let_in() -> bool:
             return (await scraping.ask("GET", f"{exporter.metrics}/metrics"))[0] == 200

@@ -51,7 +51,7 @@ MODES: dict[str, tuple[Object, str, list[str]]] = {
         ["components/cert-manager"],
     ),
 }
-"""What the chart is given, and what kustomize is given for the same."""
+"""The chart's values, and the folder and components with which kustomize renders the same."""
 
 
 def helm(*arguments: str, values: Object | None = None) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ def template(
 
 @cache
 def charted(*arguments: str, values: str | None = None, namespace: str = NAMESPACE) -> list[Object]:
-    """The objects that the chart makes; `values` is JSON."""
+    """The objects that the chart renders; `values` is JSON."""
     given = None if values is None else json.loads(values)
     made = template(*arguments, values=given, namespace=namespace)
     assert made.returncode == 0, made.stderr
@@ -91,7 +91,7 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
         one["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
         if one["kind"] == "ConfigMap":
             one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}
-        if one["kind"] == "PodMonitor":  # for kustomize's transformer alone
+        if one["kind"] == "PodMonitor":  # only kustomize's transformer needs them
             one["metadata"].pop("annotations", None)
         found[f"{one['kind']} {one['metadata']['name']}"] = one
     return found
@@ -100,7 +100,7 @@ def comparable(objects: list[Object]) -> dict[str, Object]:
 @pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
-    """The objects are equal, without the namespace, which Helm or an administrator creates."""
+    """Both render equal objects, except the namespace, which Helm or an administrator creates."""
     values, folder, components = MODES[mode]
     kustomized = overlay(
         {"namespace": namespace},
@@ -147,7 +147,7 @@ def test_every_object_says_that_helm_made_it() -> None:
 async def test_a_real_api_server_takes_every_object(
     cluster: RealCluster, values: Path, tmp_path: Path
 ) -> None:
-    """`helm lint --strict`, kubeconform, and a strict dry run on the API server."""
+    """`helm lint --strict`, kubeconform and a strict dry run on the API server find no fault."""
     linted = helm("lint", "--strict", str(CHART), "--values", str(values))
     assert linted.returncode == 0, linted.stdout
     objects = charted("--values", str(values))
@@ -194,7 +194,7 @@ def test_each_mode_has_values_for_ci() -> None:
     ids=str,
 )
 def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
-    """Wrong values are refused by name before anything is installed."""
+    """`helm template` refuses wrong values, and its error names them."""
     refused = template(values=values)
 
     assert refused.returncode != 0
@@ -230,7 +230,7 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     ids=["value", "setting"],
 )
 def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
-    """To observe, the setting is on and the condition on users is missing."""
+    """With `admission.observe` the webhook is called for all users, and the setting is on."""
     objects = tuple(charted(values=json.dumps({"mode": "standalone", **values})))
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
@@ -276,7 +276,7 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
 
 
 def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
-    """`dashboards.fleet` replaces both files."""
+    """With `dashboards.fleet` the dashboards are those of `dashboards/fleet`."""
     objects = charted(values=json.dumps({"dashboards": {"enabled": True, "fleet": True}}))
     made = [one["data"] for one in objects if one["metadata"]["labels"].get("grafana_dashboard")]
 
@@ -313,7 +313,7 @@ def test_a_changed_setting_makes_new_pods() -> None:
 
 
 def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
-    """The schema has the keys of values.yaml, and refuses others."""
+    """The schema has the keys of values.yaml, each with a description."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     del schema["properties"]["global"]  # Helm's own

@@ -27,7 +27,7 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 def arguments(kubeconfig: Path, directory: Path, plugin: Object | None = None) -> list[str]:
     """The container's flags, with another policy file and port.
 
-    `plugin` is what the policy has of KubeVirtVerdicts in place of what it has.
+    `plugin` replaces the policy's configuration of KubeVirtVerdicts.
     """
     objects = render("overlays/sidecar")
     container = containers(only(objects, "Deployment")["spec"]["template"])["descheduler"]
@@ -76,7 +76,7 @@ async def crowded(cluster: RealCluster) -> AsyncIterator[RealCluster]:
     compute = {"name": "compute", "image": "virt-launcher", "resources": request}
     for name in ("n1", "n2"):
         await cluster.admin.create(NODES, node(name))
-        # Every node is born with the taint not-ready, which only a controller takes off.
+        # Every new node has the taint not-ready, which only a controller removes.
         await cluster.admin.merge(NODES, None, name, {"spec": {"taints": None}})
     for name in names:
         made = await cluster.admin.create(VMIS, vmi(name))
@@ -92,7 +92,7 @@ async def crowded(cluster: RealCluster) -> AsyncIterator[RealCluster]:
 async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
     """The descheduler's log until it has evicted a pod and written an Event, or gets a 403.
 
-    `lacking` is a verb and a resource.
+    `lacking`: a verb and a resource for which the permission is missing.
     """
     less = (lacking[0], (lacking[1],)) if lacking else None
     async with account(cluster, "overlays/sidecar", without=less) as user:
@@ -104,14 +104,14 @@ async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
     process = Process(command, directory / "descheduler.log")
     process.start()
 
-    async def told() -> bool:
+    async def is_done() -> bool:
         assert process.running, process.tail()
         said = process.log.read_text()
         events = await cluster.admin.list(EVENTS, "default")
         return (EVICTED in said and bool(events["items"])) or "forbidden" in said
 
     try:
-        await poll(told, what="an eviction and its event")
+        await poll(is_done, what="an eviction and its event")
     finally:
         process.kill()
         await cluster.admin.send("DELETE", LEASES.path(NAMESPACE))  # the next one need not wait
@@ -119,7 +119,7 @@ async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
 
 
 async def test_a_cycle_under_the_rendered_roles(crowded: RealCluster, tmp_path: Path) -> None:
-    """It reads what it needs, evicts a pod, writes an Event, and gets no 403."""
+    """The descheduler reads what it needs, evicts a pod, writes an Event, and gets no 403."""
     said = await cycle(crowded, tmp_path)
 
     assert EVICTED in said
@@ -173,7 +173,7 @@ def test_the_files_of_a_pod_of_its_own_are_mounted() -> None:
 async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
     crowded: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """With the example's arguments it sends its token, and evicts what is allowed."""
+    """With the example's arguments the descheduler sends its token, and evicts allowed VMs."""
     plugin, _ = as_a_caller()
     async with (
         account(crowded, "overlays/standalone") as user,

@@ -1,7 +1,8 @@
 """Each documented way to install, in two namespaces: five typed lines, then verdicts.
 
-The API server is real. The kubelet, cert-manager and the controllers are played: the exporter runs
-here, under the account, the roles and the configuration that the typed lines have made.
+The API server is real; the kubelet, cert-manager and the controllers are simulated. The exporter
+runs as a process of the test, with the account, the roles and the configuration that the typed
+lines have created.
 """
 
 import re
@@ -49,7 +50,7 @@ WAYS = {
     for name, text in parts(SECTIONS[FIVE_LINES]).items()
 }
 PICKED = {picked: bare(value) for picked, _, value in table(README, "Pick one of three")}
-"""What the README lets one pick, and the value of the chart for it."""
+"""The choices of the README, each with its value of the chart."""
 KINDS = (
     "deployment,service,networkpolicy,poddisruptionbudget,configmap,secret,serviceaccount,role,"
     "rolebinding,clusterrole,clusterrolebinding,certificate,issuer,podmonitor,prometheusrule"
@@ -189,14 +190,16 @@ async def test_the_typed_lines_end_in_verdicts(
 
     assert "shop/db1" in said[-1]
     assert "cooldown" in said[-1]
-    if by_helm:  # the notes name the label trap
+    if by_helm:  # its notes name the labels that Prometheus needs
         assert any("podMonitor.additionalLabels" in one for one in said)
     prove(f"{way}, in {namespace}: {len(lines)} lines typed, verdicts after {took:.1f} s")
 
     for line in commands(UPGRADE) if not by_helm else []:
         await adopter.type(adopter.moved(line))
     helm, *kubectl, everything = commands(UNINSTALL)
-    assert everything == f"kubectl delete namespace {NAMESPACE}"  # nobody would empty it here
+    assert (
+        everything == f"kubectl delete namespace {NAMESPACE}"
+    )  # no controller would empty it here
     for line in [helm] if by_helm else kubectl:
         await adopter.type(adopter.moved(line))
     assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""

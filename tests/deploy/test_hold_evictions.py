@@ -35,7 +35,7 @@ def commands(heading: str) -> list[str]:
 
 
 def test_the_outcomes_are_the_program_s() -> None:
-    """Each outcome of the program has its row."""
+    """Each outcome of the program has its row in the page's table."""
     steps = chapters(HOLD_EVICTIONS)["Five steps"]
     rows = re.findall(r"^ *\| (`\w+`) \|", steps, re.MULTILINE)
     assert {bare(row) for row in rows} == set(ReviewOutcome)
@@ -44,10 +44,10 @@ def test_the_outcomes_are_the_program_s() -> None:
 def test_the_users_named_are_the_shipped_ones() -> None:
     """The users that the page names are those of the shipped list."""
     listed = chapters(HOLD_EVICTIONS)["Which users to list"]
-    told = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
+    named = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
     shipped = read_settings(config_of(render(OVERLAY))).admission.users
-    assert told
-    assert set(told) <= set(shipped)
+    assert named
+    assert set(named) <= set(shipped)
 
 
 class Reader:
@@ -108,8 +108,8 @@ async def exporter(cluster: RealCluster, directory: Path, *, mode: str) -> Async
 async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_path: Path) -> None:
     """All commands of the page work: certificate, install, warn, enforce, exception, off.
 
-    The API server calls the shipped configuration by the Service's name and verifies the
-    certificate by it; the Service leads to this machine in place of a pod.
+    The API server calls the webhook by the Service's name, and verifies the certificate for that
+    name. The Service leads to this machine instead of a pod.
     """
     admin, reader = cluster.admin, Reader(cluster, tmp_path)
     for command in install_commands("A certificate first"):
@@ -122,7 +122,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         await reader.type(command)
     webhook = await admin.get(MUTATING_WEBHOOKS, None, NAME)
     assert webhook["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-    await _lead_here(cluster)
+    await _point_here(cluster)
 
     account: Object = {"metadata": {"name": ACCOUNT, "namespace": "kube-system"}}
     await admin.create(SERVICE_ACCOUNTS, account)
@@ -144,19 +144,19 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         await reader.type(again)
         patched = await admin.get(MUTATING_WEBHOOKS, None, NAME)
         assert patched["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-        await _lead_here(cluster)
+        await _point_here(cluster)
         pod = await _name_pod(cluster)
         async with exporter(cluster, tmp_path, mode="enforce") as running:
             denied = await descheduler.evict(pod)
             assert denied.code == 429
             (explain,) = commands("What an evictor shows")
-            told = await shell(
+            printed = await shell(
                 explain.replace("python ", f"{sys.executable} ").replace(
                     "bank/churn-1", "shop/db1"
                 ),
                 KUBEVIRT_EVICTION_EXPORTER_URL=running.query,
             )
-            assert f"by system:serviceaccount:kube-system:{ACCOUNT}" in told
+            assert f"by system:serviceaccount:kube-system:{ACCOUNT}" in printed
             (through,) = commands("Let one eviction through")
             await reader.type(through)
             pod = await _name_pod(cluster)
@@ -186,8 +186,8 @@ async def _descheduler(cluster: RealCluster) -> AsyncIterator[Evictor]:
         yield evictor
 
 
-async def _lead_here(cluster: RealCluster) -> None:
-    """Point the Service to this machine, as there are no pods and no kube-proxy."""
+async def _point_here(cluster: RealCluster) -> None:
+    """Point the Service to this machine, because there are no pods and no kube-proxy."""
     await cluster.admin.delete(SERVICES, NAMESPACE, NAME)
     spec = {"type": "ExternalName", "externalName": "127.0.0.1"}
     place = {"name": NAME, "namespace": NAMESPACE}

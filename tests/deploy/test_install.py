@@ -57,7 +57,7 @@ TYPED = [
     for section in SECTIONS
     if section not in TYPED_ELSEWHERE and any("kubectl" in command for command in commands(section))
 ]
-"""The sections that install something, but for those that have tests of their own."""
+"""The sections that install something, except those that have tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ async def play_controllers(cluster: RealCluster) -> None:
 
 
 async def uninstall(cluster: RealCluster) -> None:
-    """Delete the objects of all folders except the namespace, which no controller would end."""
+    """Delete the objects of all folders except the namespace, which no controller would remove."""
     with suppress(ApiError):
         await cluster.admin.send("DELETE", SECRET)
     for folder in (*OVERLAYS, *ADDITIONS):
@@ -145,7 +145,7 @@ class Reader:
         self.forwarded = ""
 
     async def follow(self, section: str, forward: Callable[[], Awaitable[str]]) -> None:
-        """Run every command of a section; `forward` plays kubectl port-forward."""
+        """Run every command of a section; `forward` simulates kubectl port-forward."""
         for command in commands(section):
             await play_controllers(self._cluster)
             if " port-forward " in command:
@@ -156,13 +156,13 @@ class Reader:
             else:
                 output = await self._type(command)
                 if command.startswith("curl"):
-                    told = (
+                    expected = (
                         "db1",
                         '"churn-1","known":true',
                         "descheduler_kubevirt",
                         '"evacuations"',
                     )
-                    assert any(one in output for one in told)
+                    assert any(one in output for one in expected)
 
     async def _export(self, command: str) -> None:
         name = command.removeprefix("export ").partition("=")[0]
@@ -189,7 +189,7 @@ def mounted(secret: Object, directory: Path) -> Pair:
 async def test_every_command_runs_as_written(
     fresh: RealCluster, exporter: Program, section: str, tmp_path: Path
 ) -> None:
-    """Every command runs as written on a real API server; pods and port-forward are played."""
+    """Every command runs as written on a real API server; pods and port-forward are simulated."""
     reader = Reader(fresh, tmp_path)
 
     async def forward() -> str:
@@ -202,9 +202,9 @@ async def test_every_command_runs_as_written(
 async def test_a_caller_of_one_s_own_is_answered(
     fresh: RealCluster, exporter: Program, tmp_path: Path
 ) -> None:
-    """From the certificate to the verdict: every command as written, then the program.
+    """All commands from the certificate on run as written, and the caller's program is answered.
 
-    It leaves out the VM that has just been moved; unheard, it does not.
+    It leaves out the VM that has just been moved; without an answer it lists both VMs.
     """
     await exporter.ready()  # the VMs are there
     await fresh.admin.create(NAMESPACES, namespace("my-tools"))

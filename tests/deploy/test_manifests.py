@@ -46,7 +46,7 @@ from tests.support.documents import OPERATE, read
 
 SELECTED = {"app.kubernetes.io/name": NAME}
 SERVED_AS = f"{NAME}.{NAMESPACE}.svc"
-"""What a caller in another pod asks for, and the certificate has to say."""
+"""The host name that callers in other pods use, and that the certificate must have."""
 SOCKET_FOLDER = "/run/eviction-exporter"
 EVERYTHING = (*OVERLAYS, *ADDITIONS)
 
@@ -107,7 +107,7 @@ def test_what_is_derived_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("folder", EVERYTHING)
 def test_only_the_release_s_images_are_pulled(folder: str) -> None:
-    """Every overlay has this version's images, and none with a moving tag."""
+    """Every overlay has the images of this version, and no moving tag."""
     wanted = {"exporter": EXPORTER_IMAGE, "descheduler": DESCHEDULER_IMAGE}
     found = {
         name: container["image"]
@@ -124,7 +124,7 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
 
 
 def test_no_file_names_another_image() -> None:
-    """Images in deploy/ have one registry, and their tag is in one place."""
+    """The files in deploy/ name only our two images."""
     text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
     named = set(re.findall(r"(?:image|repository|- name): ([^\s,}]+/[^\s,}]+)", text))
 
@@ -138,7 +138,7 @@ def test_no_file_names_another_image() -> None:
 def test_everything_named_is_there(folder: str) -> None:
     """Every role, account and ConfigMap that an object names exists once.
 
-    But for the certificate: that is made first.
+    Only the certificate's Secret is missing, because it is created first.
     """
     made = identities(render(folder))
 
@@ -190,7 +190,7 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
-    """The socket that the CLI uses is opened in a volume that the container may write."""
+    """The socket that the CLI uses is in a volume to which the container may write."""
     template = pod_templates(render(folder))[0]
     mounts = {one["mountPath"]: one for one in containers(template)["exporter"]["volumeMounts"]}
     mount = mounts[str(SOCKET.parent)]
@@ -213,7 +213,7 @@ def test_configurations_are_valid(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
-    """Probes, scrapes, Services and NetworkPolicies have the ports of the listeners."""
+    """Container ports, probes and NetworkPolicies have the ports of the listeners."""
     objects, settings = render(folder), settings_of(folder)
     exporter = containers(only(objects, "Deployment")["spec"]["template"])["exporter"]
     named = {port["name"]: port["containerPort"] for port in exporter["ports"]}
@@ -256,7 +256,7 @@ def test_selectors_select_the_pods(folder: str) -> None:
 
 
 def test_only_an_account_that_is_used_is_mounted() -> None:
-    """The account's token is mounted only in pods that need it."""
+    """The ServiceAccount mounts no token by default, but our pods request theirs."""
     for folder in OVERLAYS:
         assert only(render(folder), "ServiceAccount")["automountServiceAccountToken"] is False
         assert pod_templates(render(folder))[0]["spec"]["automountServiceAccountToken"] is True
@@ -294,7 +294,7 @@ def test_the_sidecar_is_a_native_one() -> None:
 
 
 def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
-    """The program's and the policy's paths are those of the Dockerfile and the flag."""
+    """The path of the program is the Dockerfile's, and that of the policy the flag's."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     descheduler = containers(template)["descheduler"]
     dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")
@@ -333,7 +333,7 @@ def test_the_chart_makes_the_same_pod() -> None:
 
 
 def test_the_chart_and_what_goes_with_it_are_whole() -> None:
-    """Both together have exactly the objects of the sidecar overlay, each once."""
+    """Both together have the kinds of the sidecar overlay, and each object once."""
     together = (*render("helm"), *render_chart())
     made = identities(together)
 
@@ -344,7 +344,7 @@ def test_the_chart_and_what_goes_with_it_are_whole() -> None:
 
 
 def test_prometheus_finds_the_ports_and_keeps_the_vms_labels() -> None:
-    """The monitors' ports are the pods', and `namespace` stays the VM's."""
+    """The monitors have the ports of the pods, and the label `namespace` stays that of the VM."""
     objects = render("overlays/monitoring")
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     ports = {port["name"] for one in containers(template).values() for port in one["ports"]}
@@ -378,7 +378,7 @@ def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
 
 
 def test_openshift_s_authority_is_known_to_its_prometheus() -> None:
-    """The service CA makes the Service's certificate, and its ConfigMap has the CA."""
+    """The service CA issues the Service's certificate, and adds the CA to a ConfigMap."""
     objects = render("overlays/openshift")
     service, known = only(objects, "Service"), only(objects, "ConfigMap", f"{NAME}-ca")
     (endpoint,) = only(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
@@ -472,7 +472,7 @@ def test_nothing_on_openshift_asks_for_a_user() -> None:
 
 
 def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
-    """It has every object of both, and what the cluster's Prometheus needs."""
+    """OpenShift's overlay adds to both only what the cluster's Prometheus needs."""
     both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
     more = set(identities(render("overlays/openshift"))) - both
     space = only(render("overlays/openshift"), "Namespace")
@@ -485,7 +485,7 @@ ADMISSION = "overlays/admission"
 
 
 def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
-    """The common part of both files is equal, because kustomize does not merge text."""
+    """The common settings of both files are equal; kustomize cannot merge them."""
     plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
     own = more.pop("admission")
     port = more["listen"].pop("admission")
@@ -518,7 +518,7 @@ def test_to_observe_the_webhook_is_called_for_all_users() -> None:
 
 
 def test_the_webhook_reaches_the_pods_by_the_service() -> None:
-    """The webhook's Service leads to the container's port, and only to ready pods."""
+    """The webhook's Service leads to the container's port."""
     objects = render(ADMISSION)
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     service = only(objects, "Service")
@@ -581,10 +581,10 @@ def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
     exporter = containers(only(render(folder), "Deployment")["spec"]["template"])["exporter"]
     probe = exporter["startupProbe"]
     allowed = probe["periodSeconds"] * probe["failureThreshold"]
-    told = re.search(r"Above (\d+) minutes raise the `failureThreshold`", read(OPERATE))
-    assert told is not None
+    documented = re.search(r"Above (\d+) minutes raise the `failureThreshold`", read(OPERATE))
+    assert documented is not None
 
-    assert settings_of(folder).kube.sync_timeout < 60 * int(told[1]) < allowed
+    assert settings_of(folder).kube.sync_timeout < 60 * int(documented[1]) < allowed
 
 
 def test_every_overlay_replaces_pods_in_the_same_way() -> None:
@@ -629,7 +629,7 @@ def test_another_namespace_is_everywhere(folder: str) -> None:
     """With the transformer an outer `namespace:` changes every object and reference."""
     here = (*render(folder), *render("overlays/monitoring"), *render("components/cert-manager"))
     parts = {"resources": [folder], "components": ["components/cert-manager"]}
-    if folder != "overlays/openshift":  # it has them
+    if folder != "overlays/openshift":  # this overlay has the monitors already
         parts["resources"].append("overlays/monitoring")
     moved = overlay({"namespace": ELSEWHERE}, transformers=["namespace"], **parts)
     places = {one["metadata"].get("namespace", ELSEWHERE) for one in moved}

@@ -1,7 +1,7 @@
 """The real Prometheus operator selects our monitors and rules by the label only.
 
-It runs as a process on a real API server. Of its work only what it selects matters here: the
-configuration that it writes for a Prometheus. No pod runs.
+It runs as a process on a real API server. The tests read what it selects from the configuration
+that it writes for a Prometheus. No pod runs.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from tests.generate.manifests import NAME, NAMESPACE, ROOT, TLS_SECRET, Object, 
 
 Renderer: TypeAlias = Callable[[Object], tuple[Object, ...]]
 RELEASE = {"release": "kube-prometheus-stack"}
-"""What kube-prometheus-stack selects monitors and rules by."""
+"""The label by which kube-prometheus-stack selects monitors and rules."""
 MODULE = "github.com/prometheus-operator/prometheus-operator"
 JOB = f"podMonitor/{NAMESPACE}/{NAME}/0"
 WRITTEN = "prometheus-stack"
-"""What the operator's Secret and ConfigMaps for the Prometheus `stack` begin with."""
+"""The prefix of the operator's Secret and ConfigMaps for the Prometheus `stack`."""
 CONTROL = f"podMonitor/{NAMESPACE}/control/0"
 
 
@@ -62,7 +62,7 @@ def prometheus() -> Object:
 
 
 def control() -> Object:
-    """A PodMonitor that is always selected: when it appears, the others were checked too."""
+    """A PodMonitor that is always selected: once it appears, the operator has checked the rest."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -101,7 +101,7 @@ async def operated(
                 await apply(cluster.admin, [prometheus()])
             except KeyError:  # the kind is not served yet
                 return False
-            except ApiError as error:  # no kind of theirs is
+            except ApiError as error:  # none of the operator's kinds is served yet
                 if error.code == 404:
                     return False
                 raise

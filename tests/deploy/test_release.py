@@ -45,7 +45,7 @@ FILES = {
 
 
 def dry_run(folder: Path) -> str:
-    """`make release-dry-run`, which prints the checksums."""
+    """Run `make release-dry-run`; returns the checksums."""
     make = shutil.which("make")
     assert make
     command = [make, "release-dry-run", "--old-file=.venv/.development", f"DIST={folder}"]
@@ -107,7 +107,7 @@ def test_artifact_hub_reads_the_chart_s_annotations() -> None:
 
 
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
-    """install.yaml has all objects but cert-manager's, the namespace first."""
+    """install.yaml begins with the namespace, and has the exporter with its Certificate."""
     objects = list(yaml.safe_load_all((dist / "install.yaml").read_text(encoding="utf-8")))
     kinds = [one["kind"] for one in objects]
 
@@ -168,7 +168,7 @@ def test_actionlint_finds_no_fault() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
-    """Each job has the permissions that it needs, and each action is pinned by its digest."""
+    """A workflow has no permissions by default, each job its own, and each action its digest."""
     text = path.read_text(encoding="utf-8")
     workflow: dict[str, Any] = yaml.safe_load(text)
     uses = re.findall(r"uses: (\S+)(.*)", text)
@@ -212,7 +212,7 @@ def test_signatures_are_verified_by_workflow_and_tag() -> None:
 
 
 def test_ci_runs_what_everybody_can_run() -> None:
-    """CI runs the documented commands; the release has the manifests' registry."""
+    """CI runs `.ci/run`, and the release workflow has the registry of the manifests."""
     ci = RELEASE.with_name("ci.yaml")
 
     assert ".ci/run" in ci.read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ SPOKEN = {
     ("kubevirt-eviction-exporter-descheduler", "leases", 1): "the lease of the leader",
     ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",
 }
-"""What is said of rules that hold for a namespace or for names."""
+"""The table's words for rules that hold for a namespace or for names."""
 
 
 def tables() -> list[list[list[str]]]:
@@ -50,7 +50,7 @@ def table(first: str) -> list[list[str]]:
     return tables()[heads.index(first)]
 
 
-def told(cell: str) -> str:
+def full_name(cell: str) -> str:
     """A role's full name."""
     return cell.strip("`").replace("…", NAME)
 
@@ -71,7 +71,7 @@ def rules() -> set[tuple[str, str, str]]:
 
 def test_the_rules_are_those_of_the_manifests() -> None:
     """Each rule of each role has its row, and each row its rule."""
-    rows = {(told(row[0]), row[1], row[2]) for row in table("role")}
+    rows = {(full_name(row[0]), row[1], row[2]) for row in table("role")}
 
     assert rows == rules()
     assert len(rows) == len(table("role"))
@@ -105,7 +105,7 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
 
 
 def test_the_pods_are_as_told() -> None:
-    """The pods have no root, no privileges, a read-only root, and a seccomp profile."""
+    """The pods do not run as root; they have no privileges, a read-only root and seccomp."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         assert template["spec"]["securityContext"]["runAsNonRoot"]
@@ -121,7 +121,7 @@ def test_the_pods_are_as_told() -> None:
 
 
 def test_the_certificate_is_the_only_secret_mounted() -> None:
-    """No other Secret is mounted, and nothing of the node."""
+    """No other Secret and no path of the node is mounted."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         kinds = [next(kind for kind in one if kind != "name") for one in volumes(template)]

@@ -1,4 +1,4 @@
-"""Changing one installation into another: nothing is left, and only one evicts."""
+"""Changing one installation into another: nothing is left, and only one descheduler evicts."""
 
 import itertools
 import re
@@ -64,7 +64,7 @@ async def _applied(cluster: RealCluster, folder: str) -> Object:
 
 
 async def test_only_one_of_two_deschedulers_evicts(cluster: RealCluster, tmp_path: Path) -> None:
-    """With the rendered flags and roles the second waits until the first has stopped."""
+    """With the rendered flags and roles a second descheduler waits until the first has stopped."""
     async with account(cluster, "overlays/sidecar") as user:
         processes = []
         for name in ("first", "second"):

@@ -31,7 +31,9 @@ CYCLE_BEGAN = "Resetting pod evictor counters"
 CYCLE_ENDED = "Number of evictions/requests"
 EVICTED = "Eviction in background assumed"
 STALLED_AFTER = 20
-"""After this many cycles without an eviction, a descheduler that still counts some has stalled."""
+"""A descheduler has stalled if it evicts nothing in this many cycles and counts evictions as under
+way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Descheduler(Server):
         return int(self.said(CYCLE_ENDED)[-1]["evictionRequests"])
 
     async def ran(self, cycles: int) -> None:
-        """Wait until this many more cycles have ended, with the running one."""
+        """Wait until this many more cycles have ended, including the running one."""
         await self.ran_in_all(self.cycles + cycles)
 
     async def ran_in_all(self, cycles: int) -> None:
@@ -199,7 +201,7 @@ async def log_in(cluster: RealCluster) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on evictions at once."""
+    """The limits on evictions at the same time."""
 
     per_node: int = 2
     in_all: int = 5
@@ -222,9 +224,9 @@ AROUND_MEAN = Bounds(10, 10, of_mean=True)
 def build_policy(
     verdicts: Verdicts | None, *, bounds: Bounds = AROUND_MEAN, limits: Limits = SHIPPED
 ) -> Object:
-    """The shipped policy, on requested memory; optionally without our plugin.
+    """The shipped policy for requested memory; without verdicts it lacks our plugin.
 
-    Limits and thresholds are set where a scene needs others.
+    Limits and thresholds replace the shipped ones.
     """
     policy: Object = yaml.safe_load(POLICY.read_text())
     policy["maxNoOfPodsToEvictPerNode"] = limits.per_node
@@ -238,7 +240,7 @@ def build_policy(
         "evictionLimits": {"node": limits.per_node},
     }
     if verdicts is None:
-        _take_out(profile, PLUGIN)
+        _remove_plugin(profile, PLUGIN)
     else:
         configured[PLUGIN] |= {
             "urlPrefix": verdicts.url,
@@ -248,7 +250,7 @@ def build_policy(
     return policy
 
 
-def _take_out(profile: Object, plugin: str) -> None:
+def _remove_plugin(profile: Object, plugin: str) -> None:
     kept = [one for one in profile["pluginConfig"] if one["name"] != plugin]
     profile["pluginConfig"] = kept
     for point in profile["plugins"].values():

@@ -19,7 +19,7 @@ class Row:
 
     gate: bool
     held_by: str
-    """Who keeps VMs from being moved: nothing, the plugin, or the webhook."""
+    """What prevents moves of VMs: nothing, the plugin, or the webhook."""
     first_cycle: int
     """The VMs that were evicted in the descheduler's first cycle."""
     moved: int
@@ -38,7 +38,7 @@ def keep(rows: Sequence[Row]) -> None:
 
 
 def fill_table(text: str) -> str:
-    """The document with the table of the results that are kept."""
+    """The document with the table of the stored results."""
     rows = [Row(**one) for one in json.loads(RESULTS.read_bytes())]
     head = [
         "gate",

@@ -1,6 +1,6 @@
 """Which VM moved when, from the audit log and the migrations' timestamps.
 
-Nothing here asks the exporter, or shares its arithmetic.
+Nothing here uses the exporter or its arithmetic.
 """
 
 import asyncio
@@ -68,12 +68,12 @@ class Ledger:
     namespace: str
     evictions: list[Eviction] = field(default_factory=list)
     refused: list[Creation] = field(default_factory=list)
-    """The descheduler's evictions that KubeVirt did not take for a new request."""
+    """The descheduler's evictions that KubeVirt did not accept as a new request."""
     moves: list[Move] = field(default_factory=list)
     creators: Counter[str] = field(default_factory=Counter)
-    """By user, how many evacuation migrations each created."""
+    """The number of evacuation migrations that each user created."""
     by_hand: Counter[str] = field(default_factory=Counter)
-    """By user, how many other migrations."""
+    """The number of other migrations that each user created."""
 
     def evictions_of(self, vm: str) -> int:
         """How often a VM was evicted."""
@@ -86,7 +86,8 @@ class Ledger:
     def too_early(self, rules: Rules) -> list[tuple[Eviction, Move]]:
         """The evictions inside the cooldown of the VM's earlier moves.
 
-        The API server's log dates them when they are received; they are judged within a second.
+        The audit log has the time at which the API server received an eviction; the verdict follows
+        within a second.
         """
         found = []
         for eviction in self.evictions:
@@ -101,7 +102,8 @@ class Ledger:
         return [
             eviction
             for eviction in self.evictions
-            # A start is cut to its second: that of the eviction's own migration may look earlier.
+            # A start has whole seconds, so the start of the eviction's own migration may look
+            # earlier.
             if any(
                 one.start < eviction.at.replace(microsecond=0) and eviction.at < one.end
                 for one in self.moves_of(eviction.vm)

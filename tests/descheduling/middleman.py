@@ -19,9 +19,9 @@ _TIMEOUT = aiohttp.ClientTimeout(total=90)
 
 
 class Middleman:
-    """`async with Middleman(url) as middle` forwards requests of `middle.url` to the exporter.
+    """`async with Middleman(url) as middle` forwards requests to `middle.url` to the exporter.
 
-    `requests` counts by path. `tamper` may answer instead, and `on_request` is told before.
+    `requests` counts by path. `on_request` is called first; then `tamper` may answer instead.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,7 +58,7 @@ class Middleman:
                 passed = {key: answer.headers[key] for key in _HEADERS if key in answer.headers}
                 return web.Response(status=answer.status, body=await answer.read(), headers=passed)
         except aiohttp.ClientError:
-            # As a dead peer does it: without an answer.
+            # Like a dead peer, close the connection without an answer.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=502)

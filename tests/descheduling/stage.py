@@ -64,7 +64,7 @@ class Stage:
         return {one.vm for one in self.ledger(namespace).evictions}
 
     def evicted_pods(self, namespace: str) -> set[str]:
-        """The pods of a namespace, not of VMs, that the descheduler has evicted."""
+        """The pods of a namespace that the descheduler has evicted and that are not of VMs."""
         return {
             one.name
             for one in read_audit(self.world.control.api.audit)

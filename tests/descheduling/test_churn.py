@@ -25,11 +25,11 @@ BATCH = LAYOUT["node-1"][:8]
 MOVABLE = LAYOUT["node-1"][:10]
 EVERY = 3.0
 CHURN = 3
-"""So many evictions inside a cooldown are churn."""
+"""The number of evictions inside a cooldown that counts as churn."""
 LIMITS = Limits(per_node=12, in_all=24)
-"""
-More than is shipped: during a migration the descheduler may evict the target pod too, and then
-counts that eviction as in progress. Two of those use up the shipped limit of a node.
+"""Higher limits than the shipped ones: during a migration the descheduler may also evict the target
+pod, and then counts that eviction as in progress. Two such evictions use up the shipped limit of a
+node.
 """
 WITHIN = 1200.0
 pytestmark = pytest.mark.timeout(2 * WITHIN)
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Story:
-    """The same cluster without and with verdicts, and the sidecar's counts in the second."""
+    """The runs without and with verdicts, and the sidecar's counts in the second run."""
 
     without: Run
     asking: Run
@@ -76,7 +76,8 @@ async def story(
 ) -> AsyncIterator[Story]:
     """Run forty VMs without verdicts, then with them, each for this many cycles.
 
-    On a slow machine for more of them: until the first forty have churned, and as many again.
+    On a slow machine there are more cycles: in the first run until the VMs have churned, and as
+    many in the second run.
     """
     cycles = int(request.param)
     folder = tmp_path_factory.mktemp("churn")
@@ -115,7 +116,8 @@ async def _run(world: World, namespace: str, process: Descheduler, enough: Enoug
             ledger = write_ledger(namespace, audit, migrations.values())
             return enough(process.cycles, ledger)
 
-        # It ends between two cycles: what the sidecar counted has been logged.
+        # The descheduler ends between two cycles, so its log has all blocks that the sidecar
+        # counted.
         await process.run_until(has_enough, within=WITHIN, what=f"enough of {namespace}")
         await world.at_rest(namespace)
         log = process.said()
@@ -130,7 +132,7 @@ async def _counted(exporter: Program) -> dict[str, float]:
 
 
 def test_without_verdicts_the_cluster_churns(story: Story) -> None:
-    """The scheduler packs what the descheduler spreads: the same VMs move again and again."""
+    """Without verdicts the same VMs move again and again: the scheduler undoes each eviction."""
     ledger = story.without.ledger
 
     assert max(ledger.evictions_of(vm) for vm in BATCH) >= 2
@@ -150,7 +152,7 @@ def test_with_verdicts_no_vm_moves_inside_its_cooldown(story: Story) -> None:
 def test_with_verdicts_no_vm_is_told_to_leave_while_it_moves(story: Story) -> None:
     """No pod of a VM is evicted between the start and the end of its migration.
 
-    What was let go at once (201) was the pod that a VM had left: KubeVirt holds only its own.
+    An eviction with the answer 201 was of a pod that its VM had left.
     """
     ledger = story.asking.ledger
 
@@ -159,7 +161,7 @@ def test_with_verdicts_no_vm_is_told_to_leave_while_it_moves(story: Story) -> No
 
 
 def test_with_verdicts_the_others_go_on(story: Story) -> None:
-    """While some VMs cool down, others are moved, and also those that have cooled down."""
+    """While some VMs cool down, others are evicted; VMs that have cooled down are evicted again."""
     ledger = story.asking.ledger
     first_block = min(one["ts"] / 1000 for one in story.asking.log if one["msg"] == BLOCKED)
 
@@ -168,7 +170,7 @@ def test_with_verdicts_the_others_go_on(story: Story) -> None:
 
 
 def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
-    """The descheduler's own rules still apply beside our plugin."""
+    """The descheduler's own rules still apply together with our plugin."""
     for run in (story.without, story.asking):
         assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
 

@@ -60,7 +60,7 @@ TEN_MINUTES = Size(600, 60, 20, ("nothing", "the plugin", "the webhook"), is_kep
 async def test_without_its_gate_a_descheduler_reaches_no_limit(
     size: Size, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """It counts each eviction of a VM as failed, and evicts more VMs in a cycle than it may."""
+    """Without the gate evictions of VMs count as failed, and a cycle exceeds the limit."""
     async with asyncio.TaskGroup() as group:
         tasks = []
         for gate, held_by in itertools.product((True, False), size.held_by):
@@ -96,7 +96,7 @@ async def _run(folder: Path, size: Size, held_by: str, *, gate: bool) -> Row:
             verdicts = Verdicts((await enter(theatre.asked(DEFAULT))).query)
         elif held_by == "the webhook":
             await enter(theatre.exporter("enforce", USER, policy=DEFAULT))
-        # They are not cleared away: without the gate the migrations wait for minutes.
+        # The VMs are not deleted at the end: without the gate their migrations wait for minutes.
         await world.start(SPACE, LAYOUT, fate=Fate(seconds=size.copies))
         process = Descheduler(
             folder / "descheduler",

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def run_go(*arguments: str, cgo: bool = False) -> str:
-    """Run `go`; returns what it prints, and fails the test with it.
+    """Run `go`; returns its output, or fails the test with that output.
 
-    Without cgo the flags are those of `tests/tools/build`, so that what it compiled is used.
-    `make check` vets; vetting in tests would only compile more.
+    Without cgo the flags are those of `tests/tools/build`, so that its compiled packages are
+    reused. `make check` runs `go vet`, so the tests do not.
     """
     flags = "-mod=readonly -buildvcs=false" if cgo else "-mod=readonly -trimpath -buildvcs=false"
     env = os.environ | {"CGO_ENABLED": str(int(cgo)), "GOWORK": "off", "GOFLAGS": flags}
@@ -35,7 +35,7 @@ def run_go(*arguments: str, cgo: bool = False) -> str:
 
 
 def test_its_tests_pass_under_the_race_detector(prove: Callable[[str], None]) -> None:
-    """The plugin against real HTTP servers and a fake clock: no failure and no race."""
+    """The plugin's own tests pass, and the race detector finds no race."""
     compiler = run_go("env", "CC").strip()
     if shutil.which(compiler) is None:
         pytest.fail(

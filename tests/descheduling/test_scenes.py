@@ -1,7 +1,7 @@
 """What the real descheduler evicts and does not evict with verdicts, scene by scene.
 
-Every node but one is overloaded by what cannot be moved, so that each VM is a candidate wherever
-it is, and only what the plugin says keeps it there.
+Pods that cannot be moved overload every node but one. So each VM on such a node is a candidate, and
+only the plugin's answer keeps it there.
 """
 
 import itertools
@@ -32,9 +32,9 @@ from tests.support.program import program
 
 SMALL = 2**30
 BY_ONE = Bounds(20, 72)
-"""With 64 GiB of ballast and four VMs of 8 GiB a node is above it, and with three it is not."""
+"""A node with 64 GiB of ballast is above it with four VMs of 8 GiB, and not with three."""
 TIMEOUT = 5.0
-"""A busy machine adds seconds of its own, but not another one of these."""
+"""The plugin's timeout in seconds; a busy machine may add less than that to a cycle."""
 BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 
 
@@ -42,9 +42,10 @@ BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 async def test_a_cycle_over_many_launcher_pods(
     pods: int, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A cycle needs one request per blocked pod and per eviction, and the long poll.
+    """A cycle needs one request per blocked pod and per candidate for eviction, and the long poll.
 
-    On eight overloaded nodes: a twentieth of the VMs migrate, the rest cool down, nobody may go.
+    Eight nodes are overloaded. A twentieth of the VMs migrate and the rest cool down, so that none
+    may be evicted.
     """
     migrating = pods // 20
     async with RealCluster(tmp_path / "cluster") as cluster:
@@ -55,7 +56,8 @@ async def test_a_cycle_over_many_launcher_pods(
         listen = {"query": ["127.0.0.1:0", socket], "metrics": "127.0.0.1:0"}
         async with program(tmp_path, *kubeconfig, config=LONG | {"listen": listen}) as exporter:
             await exporter.ready()
-            # One late answer would open the breaker: VMs are held then without being asked for.
+            # One late answer would open the circuit breaker: then VMs are blocked without a
+            # request.
             patient = Verdicts(socket, timeout="30s")
             asking = await run_cycle(tmp_path / "with", login, patient, exporter)
             without = await run_cycle(tmp_path / "without", login, None, exporter)
@@ -104,8 +106,8 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
 ) -> None:
     """VMs that migrate, wait, cool down or evacuate are not evicted; the others are.
 
-    What the snapshot has said holds for a while when the sidecar is dead. Without the verdicts the
-    same four are told to leave, but for the one that leaves already.
+    When the sidecar is dead, its last snapshot holds for a while. Without verdicts the same four
+    VMs are evicted, except the one that evacuates already.
     """
     names = ["running", "pending", "cooling", "evacuating", "free-1", "free-2"]
     held = set(names[:4])
@@ -115,7 +117,7 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
         rig.player.plan(f"{space}/running", "hangs")
         rig.player.plan(f"{space}/pending", "never bound")
         rig.player.plan(f"{space}/evacuating", "never bound")
-        # One after another: KubeVirt has two leave a node at a time, and the others wait.
+        # One after another: KubeVirt lets two VMs leave a node at a time, and the others wait.
         await rig.cluster.migrate("cooling", space)
         await exporter.until_verdict(space, "cooling", "preEviction", "cooldown")
         await rig.cluster.migrate("running", space)
@@ -129,10 +131,10 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
         async with stage.descheduler(Verdicts(exporter.query)) as asking:
             await _until_evicted(stage, space, 2, by=asking)
             await asking.ran(3)
-            told = stage.evicted(space)
+            evicted = stage.evicted(space)
             exporter.process.kill()
             await asking.ran(2)
-            told_after_death = stage.evicted(space)
+            evicted_later = stage.evicted(space)
         held_by = {
             one["vmi"]["name"]
             for one in asking.said(BLOCKED_UNANSWERED)
@@ -141,21 +143,21 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
 
         async with stage.descheduler(None) as unasking:
             await _until_evicted(stage, space, 5, by=unasking)
-        told_without = stage.evicted(space)
+        evicted_without = stage.evicted(space)
 
-    assert told == told_after_death == {"free-1", "free-2"}
+    assert evicted == evicted_later == {"free-1", "free-2"}
     assert "cooling" in held_by
-    assert held & told_without == held - {"evacuating"}
+    assert held & evicted_without == held - {"evacuating"}
     assert set(stage.ledger(space).creators) == {CONTROLLER}
     prove(
-        f"descheduling: told to leave with verdicts {sorted(told)}, without {sorted(told_without)}"
+        f"descheduling: evicted with verdicts {sorted(evicted)}, without {sorted(evicted_without)}"
     )
 
 
 async def test_exceptions_are_held_for_their_own_time(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """Policies by label, by priority class and for all apply: 30 s, never, and an hour."""
+    """VMs have the policy of their label (30 s), of their priority class (never) or of all VMs."""
     world, rig, space = stage.world, stage.world.rig, "exceptions"
     names = ["brief", "never", "long", "free"]
     overrides = [
@@ -183,7 +185,7 @@ async def test_exceptions_are_held_for_their_own_time(
         async with stage.descheduler(Verdicts(exporter.query)) as asking:
             await _until_evicted(stage, space, 2, by=asking, within=90)
             await asking.ran(3)
-        # Of each VM the first one: once it is evicted, its migration blocks it as well.
+        # The first reason of each VM: once a VM is evicted, its migration blocks it as well.
         blocks = reversed(asking.said("Eviction blocked"))
         blocked = {one["vmi"]["name"]: one["reason"] for one in blocks}
         moved = stage.ledger(space).evictions
@@ -195,7 +197,7 @@ async def test_exceptions_are_held_for_their_own_time(
     assert {one.vm for one in moved} == {"brief", "free"}
     released = datetime.fromisoformat(held["notBefore"])
     waited = min(one.at for one in moved if one.vm == "brief") - released
-    # The API server's log dates an eviction when it is received; it is judged within a second.
+    # The audit log has the time at which an eviction was received; the verdict follows in a second.
     assert waited > -timedelta(seconds=1)
     prove(
         f"descheduling: an exception of 30 s is evicted {waited.total_seconds():.1f} s after its"
@@ -206,8 +208,9 @@ async def test_exceptions_are_held_for_their_own_time(
 async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
     """Nothing is evicted while virt-controller counts an outdated VM.
 
-    It corrects any other number. A VM is outdated whose launcher pod has another image than
-    virt-controller would give it; it counts them when the KubeVirt object has changed.
+    The test makes a VM outdated, because virt-controller corrects a wrong number. A VM is outdated
+    if its launcher pod has another image than virt-controller would use. virt-controller counts
+    outdated VMs when the KubeVirt object changes.
     """
     world, space = stage.world, "updating"
     rig = world.rig
@@ -285,12 +288,12 @@ async def test_a_migration_that_began_since_the_snapshot(
                 questions = await asking.samples(
                     "descheduler_kubevirt_verdicts_total", "checkpoint", "outcome"
                 )
-        told = stage.evicted(space)
+        evicted = stage.evicted(space)
 
-    assert told == {"free"}
+    assert evicted == {"free"}
     assert questions["filter", "blocked"] == 0, "the snapshot does not show the migration"
     assert questions["preEviction", "blocked"] > 0
-    prove(f"descheduling: migration since the snapshot, told to leave: {sorted(told)}")
+    prove(f"descheduling: migration since the snapshot, evicted: {sorted(evicted)}")
 
 
 @pytest.mark.parametrize("outage", [killed, slow, unready, stale], ids=lambda one: one.__name__)
@@ -301,9 +304,10 @@ async def test_a_sidecar_that_fails(
     ignorable: bool,
     prove: Callable[[str], None],
 ) -> None:
-    """If it may be ignored, the descheduler goes on after a timeout; else it evicts no VM.
+    """If the sidecar fails and is ignorable, VMs are evicted after a timeout; else no VM is
+    evicted.
 
-    Pods that are no VMs are evicted in both.
+    Pods that are not of VMs are evicted in both cases.
     """
     world = stage.world
     space = f"outage-{next(stage.numbers)}"
@@ -322,25 +326,25 @@ async def test_a_sidecar_that_fails(
             without = await descheduler.sample(
                 "descheduler_kubevirt_verdicts_total", outcome="unavailable"
             ) + await descheduler.sample("descheduler_kubevirt_verdicts_total", outcome="stale")
-        told = stage.evicted(space)
+        evicted = stage.evicted(space)
         longest = max(descheduler.durations())
 
     assert without > 0
-    assert told == (vms if ignorable else set())
+    assert evicted == (vms if ignorable else set())
     assert longest < 2 * TIMEOUT
     prove(
-        f"descheduling: sidecar {outage.__name__}, ignorable {ignorable}: {len(told)} of 2 VMs and "
-        f"2 of 2 plain pods evicted, longest cycle {longest:.2f} s, "
+        f"descheduling: sidecar {outage.__name__}, ignorable {ignorable}: {len(evicted)} of 2 VMs "
+        f"and 2 of 2 plain pods evicted, longest cycle {longest:.2f} s, "
         f"{failing.asked} verdicts asked for"
     )
 
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """An evicted target pod counts as under way for ten minutes; verdicts prevent that.
+    """The eviction of a target pod counts as under way after its end; verdicts prevent that.
 
-    KubeVirt answers an eviction of any pod of a marked VMI with the words by which the descheduler
-    knows an eviction under way; but a target pod never ends by it.
+    KubeVirt answers the eviction of any pod of a marked VMI with the message by which the
+    descheduler recognises an eviction under way. But a target pod does not end after that.
     """
     rig, space = stage.world.rig, f"target-{'with' if asking else 'without'}"
     one = f"{space}-vm"
@@ -360,7 +364,7 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
             await rig.until(key, _has_left)
             await process.ran(3)
             under_way = process.under_way
-        told = {refused.name for refused in stage.ledger(space).refused}
+        evicted = {refused.name for refused in stage.ledger(space).refused}
 
     targets = {
         pod["metadata"]["name"]
@@ -368,7 +372,7 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
         if objects.MIGRATION_JOB in objects.labels(pod)
     }
     assert len(targets) == 1
-    assert told == (set() if asking else targets)
+    assert evicted == (set() if asking else targets)
     assert under_way == (0 if asking else 1)
 
 
@@ -396,15 +400,16 @@ if not is_kubevirt_at_least(MARKS_EXTERNAL):
 
 @pytest.fixture(scope="module")
 async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
-    """Three nodes have one VM too many each, and one VM of each is leaving.
+    """Three nodes have one VM too many each, and one VM of each node is leaving.
 
-    By what that one waits for, which others moved: without verdicts, and with.
+    The result is the other VMs that moved, by the state of the leaving VM, without and with
+    verdicts.
     """
     world, rig = stage.world, stage.world.rig
     world.closed = set(NODES) - {"node-4"}
     async with AsyncExitStack() as stack:
         for node, state in zip(NODES, LEAVING, strict=False):
-            # Of names of their own: KubeVirt counts a node's migrations by name in all namespaces.
+            # The names are unique: KubeVirt counts a node's migrations by name in all namespaces.
             one, rest = f"{state}-leaving", [f"{state}-{number}" for number in range(3)]
             strategy = "External" if state == "external" else "LiveMigrate"
             layout = {node: [one, *rest]}
@@ -438,14 +443,14 @@ async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
 def test_a_vm_that_is_leaving_makes_no_other_one_leave(
     leaving: dict[str, dict[str, set[str]]], state: str, prove: Callable[[str], None]
 ) -> None:
-    """A VM that is leaving is enough: no other VM of its node is evicted.
+    """While one VM leaves a node, no other VM of that node is evicted.
 
-    The descheduler counts a pod that carries `eviction-in-progress` as gone, if it may see it.
+    The descheduler counts a pod with `eviction-in-progress` as gone, if it may see the pod.
     """
     assert leaving[state]["without"] == set()
     assert leaving[state]["with"] == set()
-    told = {name: len(vms) for name, vms in leaving[state].items()}
-    prove(f"descheduling: one VM leaving ({state}), so many others moved by then: {told}")
+    evicted = {name: len(vms) for name, vms in leaving[state].items()}
+    prove(f"descheduling: one VM leaving ({state}), so many others moved by then: {evicted}")
 
 
 async def _until_evicted(

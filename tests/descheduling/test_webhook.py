@@ -77,7 +77,7 @@ class Run:
 
     @property
     def held(self) -> float:
-        """How often a VM was denied, or in `warn` would have been, by webhook or plugin."""
+        """How many evictions the webhook or the plugin denied, or would have denied in `warn`."""
         blocks = sum(bool(one["msg"] == "Eviction blocked") for one in self.log)
         return self.denied + self.warned + blocks
 
@@ -91,7 +91,7 @@ Story = dict[str, Run]
 
 
 @dataclass
-class Theatre:
+class Stage:
     """A cluster, and what webhooks need on it."""
 
     world: World
@@ -151,11 +151,11 @@ class Theatre:
 
 
 @pytest.fixture(scope="module")
-async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Theatre]:
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """A cluster of five nodes, and a descheduler's account."""
     folder = tmp_path_factory.mktemp("webhook")
     async with World.opened() as world:
-        yield Theatre(world, folder, await log_in(world.control))
+        yield Stage(world, folder, await log_in(world.control))
 
 
 @pytest.fixture(
@@ -167,36 +167,36 @@ async def theatre(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[The
         ),
     ],
 )
-async def story(request: pytest.FixtureRequest, theatre: Theatre) -> Story:
-    """Forty new VMs for each column: the first until they churn, the others as long."""
+async def story(request: pytest.FixtureRequest, stage: Stage) -> Story:
+    """Forty new VMs for each column: in the first until they churn, in the others as long."""
     cycles, columns = request.param
     runs: Story = {}
     for column in columns:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
-        # Only what nothing holds churns.
+        # VMs churn only if nothing blocks their evictions.
         churns = int(column in ("nothing", "warn"))
-        runs[column] = await _run(theatre, column, at_least, churns)
+        runs[column] = await _run(stage, column, at_least, churns)
     return runs
 
 
-async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
-    world, namespace = theatre.world, f"column-{column}"
+async def _run(stage: Stage, column: str, cycles: int, churns: int) -> Run:
+    world, namespace = stage.world, f"column-{column}"
     audit = world.control.api.audit
     pinned = set(VMS) - set(MOVABLE)
     async with AsyncExitStack() as stack:
-        failed_open = await theatre.failed_open()
+        failed_open = await stage.failed_open()
         exporter: Program | None = None
         if column in ("warn", "enforce"):
-            exporter = await stack.enter_async_context(theatre.exporter(column, USER))
+            exporter = await stack.enter_async_context(stage.exporter(column, USER))
         elif column == "plugin":
-            exporter = await stack.enter_async_context(theatre.asked())
+            exporter = await stack.enter_async_context(stage.asked())
         verdicts = Verdicts(exporter.query) if exporter and column == "plugin" else None
         binary = "descheduler" if verdicts else STOCK
         migrations = await stack.enter_async_context(recording(world.control.admin))
         await stack.enter_async_context(world.vms(namespace, LAYOUT, batch=BATCH, pinned=pinned))
         process = Descheduler(
-            theatre.folder / namespace,
-            theatre.login,
+            stage.folder / namespace,
+            stage.login,
             build_policy(verdicts, limits=LIMITS),
             interval=EVERY,
             binary=binary,
@@ -219,7 +219,7 @@ async def _run(theatre: Theatre, column: str, cycles: int, churns: int) -> Run:
             0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
             for outcome in ("warned", "denied")
         ]
-        failed_open = await theatre.failed_open() - failed_open
+        failed_open = await stage.failed_open() - failed_open
         noticed = [] if exporter is None else read_ends(exporter, namespace)
     seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
     return Run(column, ledger, process.cycles, seconds, log, warned, denied, failed_open, noticed)
@@ -240,10 +240,10 @@ def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
 
 
 def _is_news(eviction: Eviction, run: Run) -> bool:
-    """Whether the exporter had read the end of the VM's last migration only just before.
+    """Whether the exporter had read the end of the VM's last migration just before the eviction.
 
-    That is a second for the plugin. The webhook lets a VM with an `evacuationNodeName` pass for
-    KubeVirt to answer, and on a busy machine that field may be cleared seconds later.
+    "Just before" is a second for the plugin, and more for the webhook: the webhook allows the
+    eviction of a VM with an `evacuationNodeName`, which a busy machine may clear seconds later.
     """
     just_before = timedelta(seconds=1 if run.name == "plugin" else 5)
     ends = [one.end for one in run.ledger.moves_of(eviction.vm) if one.end <= eviction.at]
@@ -257,10 +257,10 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
-            # The webhook lets pass a VM that evacuates, for KubeVirt to answer, until it has read
-            # the end.
+            # The webhook allows the eviction of an evacuating VM until it has read the end of the
+            # migration.
             late = [one for one, _ in early if not _is_news(one, run)]
-            # The API server lets pass what the webhook takes more than a second for.
+            # The API server allows an eviction if the webhook takes more than a second.
             assert len(late) + len(run.ledger.moving()) <= run.failed_open
         else:
             assert early
@@ -273,15 +273,15 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     early = [eviction for eviction, _ in ledger.too_early(RULES)]
 
     assert early
-    # The API server lets an eviction pass where our answer takes more than a second, and the
-    # exporter reads a migration's end a moment after it is written.
+    # The API server allows an eviction if our answer takes more than a second, and the exporter
+    # reads a migration's end a moment after it is written.
     unwarned = [one for one in early if not one.warned and not _is_news(one, run)]
     assert len(unwarned) <= run.failed_open
     assert run.denied == 0
     assert run.denials == []
     held = {(one.vm, one.at) for one in (*early, *ledger.moving())}
     beyond = [one for one in ledger.evictions if one.warned and (one.vm, one.at) not in held]
-    # A migration that waits is held too, and the ledger knows only those that have ended.
+    # VMs with a waiting migration have warnings too, but the ledger has only ended migrations.
     assert len(beyond) <= len(early)
 
 
@@ -295,7 +295,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 
 
 def test_a_denied_vm_is_not_marked(story: Story) -> None:
-    """Every evacuation has an accepted eviction: a denial makes none."""
+    """A denial creates no evacuation: each evacuation has an accepted eviction."""
     ledger = story["enforce"].ledger
 
     assert sum(ledger.creators.values()) == len(ledger.evictions)
@@ -303,7 +303,7 @@ def test_a_denied_vm_is_not_marked(story: Story) -> None:
 
 
 def test_the_others_go_on(story: Story) -> None:
-    """The descheduler goes on with the next pod, and later with those that have cooled down."""
+    """After a denial the descheduler evicts other VMs, and later those that have cooled down."""
     run = story["enforce"]
     denied = find_denials(run.ledger)
     first = min(one.at for one in denied)
@@ -328,13 +328,13 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
         assert sum(ledger.creators.values()) == len(ledger.evictions)
 
 
-async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
-    """The eviction of an evacuating VM is allowed; of one that cools down it is denied."""
+async def test_kubevirt_s_own_words_reach_the_evictor(stage: Stage) -> None:
+    """The webhook denies the eviction of a cooling VM, and leaves an evacuating VM to KubeVirt."""
     space, user = "words", "words-evictor"
-    rig = theatre.world.rig
+    rig = stage.world.rig
     async with (
-        theatre.world.vms(space, {"node-5": ["one", "two"]}),
-        Evictor.made(theatre.control, user, space) as evictor,
+        stage.world.vms(space, {"node-5": ["one", "two"]}),
+        Evictor.made(stage.control, user, space) as evictor,
     ):
         rig.player.plan(f"{space}/one", "succeeds", "hangs")
         await rig.evict(f"{space}/one", descheduler=False)
@@ -343,8 +343,8 @@ async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
         )
         pod = objects.current_pod(moved.vmi, moved.pods)
         assert pod is not None
-        # On a busy machine the exporter starts for longer than the others' cooldown takes.
-        async with theatre.exporter("enforce", user, policy=UNHURRIED) as exporter:
+        # On a busy machine the exporter takes longer to start than the other tests' cooldown lasts.
+        async with stage.exporter("enforce", user, policy=UNHURRIED) as exporter:
             await exporter.until_verdict(space, "one", "preEviction", "cooldown")
             before = await versions(rig.cluster.admin, space)
             denied = await evictor.evict(pod["metadata"]["name"])
@@ -367,16 +367,16 @@ async def test_kubevirt_s_own_words_reach_the_evictor(theatre: Theatre) -> None:
     assert OURS not in passed.message
 
 
-async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None:
+async def test_an_exception_is_denied_for_its_own_time(stage: Stage) -> None:
     """A VM with a cooldown of 30 s is allowed while one of ten minutes is still denied."""
     space, user = "own-time", "own-time-evictor"
-    rig, admin = theatre.world.rig, theatre.world.rig.cluster.admin
+    rig, admin = stage.world.rig, stage.world.rig.cluster.admin
     brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
     names = ("brief", "long")
     async with (
-        theatre.world.vms(space, {"node-5": names}),
-        Evictor.made(theatre.control, user, space) as evictor,
-        theatre.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
+        stage.world.vms(space, {"node-5": names}),
+        Evictor.made(stage.control, user, space) as evictor,
+        stage.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
     ):
         labels = {"metadata": {"labels": {"tier": "brief"}}}
         await admin.merge(VMIS, space, "brief", labels)
@@ -400,19 +400,19 @@ async def test_an_exception_is_denied_for_its_own_time(theatre: Theatre) -> None
     assert OURS in later[1].message
 
 
-async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> None:
+async def test_kubectl_drain(stage: Stage, prove: Callable[[str], None]) -> None:
     """A drain by an unlisted user passes at once; by a listed one after the cooldown."""
-    space, rig = "drained", theatre.world.rig
+    space, rig = "drained", stage.world.rig
     admin = rig.cluster.admin
     logins = {}
     for name in ("listed", "unlisted"):
-        user = theatre.control.certified(f"drain-{name}")
+        user = stage.control.certified(f"drain-{name}")
         daemons = {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}
         await allow(admin, user, user.name, *EVICTS, daemons)
-        logins[name] = theatre.control.kubeconfig(user)
+        logins[name] = stage.control.kubeconfig(user)
 
     async def drain(name: str, node: str) -> tuple[float, list[str]]:
-        """Drain a node; the seconds that it took, and the errors."""
+        """Drain a node; returns the seconds that it took, and the errors."""
         began = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(
             *(str(find_binary("kubectl")), "--kubeconfig", str(logins[name]), "drain", node),
@@ -427,15 +427,15 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
         errors = [line for line in said.splitlines() if line.startswith("error")]
         return asyncio.get_running_loop().time() - began, errors
 
-    async with theatre.world.vms(space, {"node-1": ["vm-1"]}):
+    async with stage.world.vms(space, {"node-1": ["vm-1"]}):
         rig.player.plan(f"{space}/vm-1", "succeeds")
-        async with theatre.exporter("enforce", "drain-listed") as exporter:
+        async with stage.exporter("enforce", "drain-listed") as exporter:
             free, _ = await drain("listed", "node-1")
             await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
-            node = await _node_of(theatre, space)
+            node = await _node_of(stage, space)
             waited, errors = await drain("listed", node)
             await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
-            node = await _node_of(theatre, space)
+            node = await _node_of(stage, space)
             passed, others = await drain("unlisted", node)
 
     held = [line for line in errors if OURS in line]
@@ -451,16 +451,16 @@ async def test_kubectl_drain(theatre: Theatre, prove: Callable[[str], None]) -> 
     )
 
 
-async def _node_of(theatre: Theatre, space: str) -> str:
-    scene = await theatre.world.rig.look(f"{space}/vm-1")
+async def _node_of(stage: Stage, space: str) -> str:
+    scene = await stage.world.rig.look(f"{space}/vm-1")
     return str(scene.vmi["status"]["nodeName"])
 
 
-async def test_the_target_pod_of_an_evacuation_holds_no_slot(theatre: Theatre) -> None:
-    """The webhook denies its eviction, so KubeVirt's words never count it as under way."""
-    world, rig, key = theatre.world, theatre.world.rig, "leaving/one"
+async def test_the_target_pod_of_an_evacuation_holds_no_slot(stage: Stage) -> None:
+    """The webhook denies the eviction of a target pod, so it does not count as under way."""
+    world, rig, key = stage.world, stage.world.rig, "leaving/one"
     world.packs, world.closed = False, {NODES[-1]}
-    await theatre.control.namespace("ballast")
+    await stage.control.namespace("ballast")
     async with AsyncExitStack() as stack:
         for node in NODES[:-1]:
             ballast = world.plain_pods("ballast", node, [f"on-{node}"], memory="64Gi", bare=True)
@@ -471,10 +471,10 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(theatre: Theatre) -
         await rig.until(
             key, lambda scene: "Running" in scene.phases and objects.is_migrating(scene.vmi)
         )
-        exporter = await stack.enter_async_context(theatre.exporter("enforce", USER))
+        exporter = await stack.enter_async_context(stage.exporter("enforce", USER))
         process = Descheduler(
-            theatre.folder / "leaving",
-            theatre.login,
+            stage.folder / "leaving",
+            stage.login,
             build_policy(None, bounds=FULL, limits=AMPLE),
             interval=EVERY,
             binary=STOCK,
@@ -483,11 +483,11 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(theatre: Theatre) -
             await process.ran(3)
             under_way = process.under_way
         denied = await exporter.sample(REVIEWS, outcome="denied")
-        ledger = write_ledger("leaving", theatre.control.api.audit)
+        ledger = write_ledger("leaving", stage.control.api.audit)
     world.packs, world.closed = True, set()
 
     assert denied == len(ledger.refused) > 0
     assert all(OURS in one.message for one in ledger.refused)
     assert all("migration_in_progress" in one.message for one in ledger.refused)
-    # The VM's own pod, which has KubeVirt's annotation.
+    # The one under way is the VM's own pod, which has KubeVirt's annotation.
     assert under_way == 1

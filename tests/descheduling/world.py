@@ -1,8 +1,8 @@
 """Forty VMs on five nodes, with a scheduler that undoes the descheduler's work.
 
-The nodes and the launcher pods carry what a real cluster's carry: room to give, and requests. The
-scheduler packs (kube-scheduler's `MostAllocated`): whatever leaves a full node goes to the fullest
-other one that still has room, which is then too full itself. Left alone, that never comes to rest.
+Nodes have allocatable memory, and launcher pods have requests, as in a real cluster. The scheduler
+packs, like kube-scheduler with `MostAllocated`: a VM that leaves a full node goes to the fullest
+other node with room, which is then too full itself. Without verdicts the moves never end.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ALLOCATABLE = {"cpu": "32", "memory": "128Gi", "pods": "110"}
 ROOM = 128 * 2**30
 GUEST = 8 * 2**30
 BATCH = "batch"
-"""The priority class of what a descheduler picks first."""
+"""The priority class of the VMs that a descheduler evicts first."""
 _SETTLES_WITHIN = 120.0
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -37,7 +37,7 @@ class World:
     rig: Rig
     packs: bool = True
     closed: set[str] = field(default_factory=set)
-    """Nodes that no migration goes to."""
+    """Nodes to which no migration goes."""
 
     @classmethod
     @asynccontextmanager
@@ -98,7 +98,7 @@ class World:
     ) -> list[Object]:
         """Start these VMs, given by node, and wait until they run.
 
-        What is `batch` work is picked first; who owns a `pinned` one does not want it evicted.
+        `batch`: VMs that are evicted first. `pinned`: VMs whose owner does not want them evicted.
         """
         admin = self.rig.cluster.admin
         await self.rig.cluster.control.namespace(namespace)
@@ -140,7 +140,7 @@ class World:
                 return not (await admin.list(kind, namespace))["items"]
 
             await poll(gone, within=_SETTLES_WITHIN, what=f"no {kind.plural} in {namespace}")
-        # One that has not ended counts among those that may run at a time.
+        # An unfinished migration would count towards the limit on parallel migrations.
         await self.at_rest(namespace)
 
     async def _delete_all(self, kind: Resource, namespace: str) -> None:
@@ -172,7 +172,7 @@ class World:
 
 
 def requested_memory(pod: Object) -> int:
-    """What a pod's containers request, in bytes."""
+    """The memory that a pod's containers request, in bytes."""
     return sum(
         parse_quantity(container.get("resources", {}).get("requests", {}).get("memory", "0"))
         for container in pod["spec"]["containers"]

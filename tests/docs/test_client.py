@@ -20,7 +20,7 @@ from tests.unit.server.test_api import ServedApi
 EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "external": 0}
 
 
-def a_busy_desk() -> ServedApi:
+def a_busy_cluster() -> ServedApi:
     """VMs of every strategy on three nodes: migrating, cooling down or evacuating."""
     api = ServedApi()
     api.store.put(KubeVirtSettings())
@@ -68,7 +68,7 @@ class Client:
         assert one == other, what
 
     def compare_all(self) -> None:
-        """Every VM at every endpoint, and every sum."""
+        """Compare every VM at every endpoint, and every sum."""
         evacuations = {one["name"]: one for one in self.ask("/v1/evacuations")["evacuations"]}
         blocked = {(o["name"], o["checkpoint"]): o for o in self.ask("/v1/blocked")["blocked"]}
         drains: Counter[str] = Counter()
@@ -88,7 +88,9 @@ class Client:
         self.compare(status["known"], drains.total(), "VMs of the status")
 
     def compare_vm(self, one: Any, evacuation: Any, blocked: dict[Any, Any]) -> None:
-        """One VM: as a candidate of its node, alone, as a verdict, an evacuation, and blocked."""
+        """Compare what the node, the VM, its verdict, its evacuation and the blocked set say of one
+        VM.
+        """
         name = one["name"]
         vmi = self.ask(f"/v1/vmis/{one['namespace']}/{name}")
         asked = {"candidates": [{"namespace": one["namespace"], "name": name}], "dryRun": True}
@@ -114,8 +116,8 @@ class Client:
 
 
 async def test_no_endpoint_contradicts_another(prove: Callable[[str], None]) -> None:
-    """A stuck or failing VM is so at every endpoint, and each count is the sum of its VMs."""
-    async with serving(make_query_app(a_busy_desk().service)) as url:
+    """All endpoints agree on each VM, and each count is the sum over its VMs."""
+    async with serving(make_query_app(a_busy_cluster().service)) as url:
         client = Client(url)
         await asyncio.to_thread(client.compare_all)
     prove(f"client of docs/api.md: {client.compared} comparisons, all equal")

@@ -1,4 +1,4 @@
-"""docs/install.md: the checks after an installation can be made."""
+"""docs/install.md: the checks after an installation name metrics that exist."""
 
 import re
 

@@ -38,7 +38,7 @@ class _Everything(Mapping[str, Any]):
     """A mapping that has every key, with itself as the value, which no setting accepts."""
 
     def get(self, key: str, default: object = None) -> Any:
-        """The wrong value."""
+        """Return the mapping itself, which is a wrong value for every setting."""
         del key, default
         return self
 
@@ -80,7 +80,7 @@ def test_every_setting_has_its_row() -> None:
 
 
 def test_the_memory_limit_is_the_sum_of_its_parts() -> None:
-    """The manifests' memory limit includes what all callers may use."""
+    """The manifests' memory limit is the sum of the table, whose first row is `BUDGET`."""
     (deployment,) = yaml.safe_load_all(read(ROOT / "deploy/base/deployment.yaml"))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     parts = [int(row[0]) for row in table(REFERENCE, "What callers may hold")]
@@ -179,7 +179,7 @@ def test_the_alerts_are_the_rule_file_s() -> None:
 
 
 def test_the_reasons_are_the_program_s() -> None:
-    """The reasons' table has every reason with the stored history of its rules."""
+    """The reasons' table has every reason with the checkpoint of its rules."""
     rows = {bare(row[0]): bare(row[1]) for row in table(REFERENCE, "Reasons")}
 
     assert rows == {str(rule.reason): str(rule.checkpoint) for rule in RULES}
@@ -187,7 +187,7 @@ def test_the_reasons_are_the_program_s() -> None:
 
 
 def test_the_events_are_the_program_s() -> None:
-    """Each Event with its type, in their order; then each outcome."""
+    """The tables of Events have each Event with its type, and each outcome, in order."""
     reasons, outcomes = tables(REFERENCE, "Events")
 
     types = [(reason, kind) for reason, (kind, _) in TYPES_AND_ACTIONS.items()]

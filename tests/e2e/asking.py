@@ -31,7 +31,7 @@ class Caller:
     trust: ssl.SSLContext
     token: str
     address: str
-    """Where to connect to, port 9810: the Service's, or a pod's."""
+    """The address to which it connects: the Service's, or a pod's."""
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """The status and the JSON of an answer."""
@@ -79,7 +79,7 @@ class Caller:
 def let_in(
     cluster: Cluster, folder: Path, checkout: Path = ROOT
 ) -> Iterator[tuple[Terminal, Caller]]:
-    """Two replicas and a caller with permission, installed by the documents; removed later."""
+    """Install two replicas and a caller with permission as documented; remove them later."""
     cluster.kubectl("create", "namespace", "my-tools")
     with cluster.terminal(folder, checkout) as terminal:
         type_section(terminal, CERTIFICATE)

@@ -22,9 +22,9 @@ T = TypeVar("T")
 Object = dict[str, Any]
 
 ONLY_FULL = pytest.mark.skipif(not FULL, reason="only in make e2e FULL=1")
-"""For what takes longer."""
+"""Marks tests that take longer."""
 PATIENCE = 180.0
-"""Seconds for what takes a few on an idle machine."""
+"""The longest wait in seconds; an idle machine needs a few."""
 DEPLOYMENT = f"deployment/{NAME}"
 
 
@@ -46,7 +46,7 @@ class Cluster:
     """Where its logs and certificates are."""
     node: Node
     kubeconfig: Path
-    """The administrator's."""
+    """The administrator's kubeconfig."""
 
     @property
     def environment(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tests.support.lives import rfc3339
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Ready cluster of one node; the tests are in its network."""
+    """A Ready cluster of one node; the tests run in its network."""
     directory = tmp_path_factory.mktemp("cluster")
     config = prepare(directory, IMAGES)
     with running("n1", directory) as node, inside_network(node):

@@ -1,10 +1,10 @@
 """The images of the e2e cluster, built by buildah from our own Dockerfiles.
 
-No registry is asked. The images that the Dockerfiles begin with are played by stand-ins of the same
-name, made from Debian's own packages: for `python` and `golang` a Debian with its Python and with
-the machine's Go, for distroless the packages that distroless itself is made of.
+No registry is used. Stand-ins of the same names replace the base images of the Dockerfiles. They
+are made from Debian's own packages: for `python` and `golang` a Debian with its Python and with the
+machine's Go, for distroless the packages of which distroless itself is made.
 
-`python -m tests.e2e.images` writes what is out of date as archives to `.tools/e2e`.
+`python -m tests.e2e.images` writes the outdated images as archives to `.tools/e2e`.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
 EARLIER_COMMIT = "084e44b"
-"""What is upgraded from: the oldest commit whose stored history ours reads."""
+"""The commit from which a test upgrades: the oldest whose stored history we can read."""
 
 PYTHON = "docker.io/library/python:3.13-slim-trixie"
 GO = "docker.io/library/golang:1.26-trixie"
@@ -39,7 +39,7 @@ DISTROLESS_PACKAGES = (
     *("libtinfo6", "libuuid1", "zlib1g"),
     *("libpython3.13-minimal", "libpython3.13-stdlib", "python3.13-minimal"),
 )
-"""As in distroless' own `base`, `cc` and `python3`."""
+"""The packages of distroless' own `base`, `cc` and `python3`."""
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 _PATH = "PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _GO_CACHES = {
@@ -58,7 +58,7 @@ class Image:
     sources: Sequence[str]
     """Files and folders of the checkout."""
     build: Callable[[str], None]
-    """Called with the revision."""
+    """Builds the image; called with the revision."""
 
     @property
     def archive(self) -> Path:
@@ -178,7 +178,7 @@ def build_file(
 ) -> None:
     """Build a Dockerfile, by default the folder's; its steps trust the machine's CAs.
 
-    The stand-ins of the base images have no digests, so those of the Dockerfile are left out.
+    The stand-ins of the base images have no digests, so the Dockerfile's digests are removed.
     """
     dockerfile = FOLDER / "Dockerfile"
     text = (file or folder / "Dockerfile").read_text(encoding="utf-8")
@@ -260,10 +260,10 @@ EXPORTER = Image(
 DESCHEDULER = Image(DESCHEDULER_IMAGE, ["deploy/descheduler"], _build_descheduler)
 PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
 LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"], _build_launcher)
-"""Under the name that virt-controller takes if it is given none."""
+"""Its name is virt-controller's default."""
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
-"""Whether to run what takes longer, too."""
+"""Whether to run the tests that take longer, too."""
 OPERATOR = of_binaries("prometheus-operator", "prometheus-operator", "prometheus-operator")
 RELOADER = of_binaries(
     "prometheus-operator-reloader", "prometheus-operator", "prometheus-config-reloader"

@@ -1,7 +1,7 @@
 """KubeVirt on the e2e cluster: its virt-api and virt-controller, and running launcher pods.
 
-The scheduler and the kubelet are real here. What stays played is virt-handler, and QEMU: in its
-place a launcher's containers run the program `pause`.
+The scheduler and the kubelet are real here. virt-handler is simulated, and so is QEMU: a launcher's
+containers run the program `pause` instead.
 """
 
 import time
@@ -37,7 +37,7 @@ class RunningCluster(RealCluster):
 
     @property
     def url(self) -> str:
-        """The API server's."""
+        """The API server's URL."""
         return SERVER
 
     async def __aenter__(self) -> Self:
@@ -46,7 +46,7 @@ class RunningCluster(RealCluster):
 
 
 class Handlers(Player):
-    """Plays virt-handlers on real nodes, which schedule and run pods themselves."""
+    """Simulates virt-handlers on real nodes; the scheduler and the kubelets are real."""
 
     async def _sign_in(self, stack: AsyncExitStack) -> None:
         control = self.cluster.control
@@ -78,7 +78,7 @@ class Handlers(Player):
         del pod
 
     async def finish_pod(self, pod: Object, phase: Literal["Succeeded", "Failed"]) -> Object:
-        """Delete the pod, as its containers only wait."""
+        """Delete the pod, because its containers only wait."""
         del phase
         metadata = pod["metadata"]
         return await self.cluster.admin.delete(PODS, metadata["namespace"], metadata["name"])

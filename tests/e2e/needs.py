@@ -21,18 +21,18 @@ PROGRAMS = {
     "runc": "runc",
     "unshare": "util-linux",
 }
-"""By program, the Debian package that has it."""
+"""The Debian package of each program."""
 VMS_PROGRAMS = {"gcc": "gcc libc6-dev", "pkg-config": "pkg-config"}
 """The same for `make vms`, which compiles with cgo."""
 LIBVIRT = Path("/usr/include/libvirt/libvirt.h")
 VMS_MEMORY = 5
-"""GB that two nodes and five VMs need, each of them on both nodes."""
+"""GB for two nodes and five VMs, each of which may be on both nodes at once."""
 CNI = Path("/usr/lib/cni/ptp")
 CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 def find_missing(target: str = "e2e") -> list[str]:
-    """What is missing for a target, each with its remedy."""
+    """What is missing for a target, each with the command or change that helps."""
     missing = []
     for_vms = target == "vms"
     path = f"{os.environ['PATH']}:/usr/sbin"

@@ -23,7 +23,7 @@ _SUPERVISE = Path(__file__).parent / "node" / "supervise"
 _NETWORK = 0x40000000
 """CLONE_NEWNET of sched.h."""
 _SERVICE = "10.96.0.1"
-"""The API server's, the first of its range."""
+"""The API server's Service: the first address of its range."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Node:
 def running(name: str, directory: Path) -> Iterator[Node]:
     """Run a node during the block.
 
-    The first one has the control plane. The directory is one for all nodes of a cluster, and gets
-    their logs: NAME-SERVER.log.
+    The node n1 has the control plane. All nodes of a cluster share the directory, which gets their
+    logs: NAME-SERVER.log.
     """
     tools = {find_binary(one).parent for one in ("kubelet", "containerd")}
     path = os.pathsep.join([*map(str, tools), os.environ["PATH"], "/usr/sbin"])
@@ -94,7 +94,7 @@ def joined(first: Node, directory: Path) -> Iterator[Node]:
 
 
 def prepare(directory: Path, images: Iterable[Image]) -> Path:
-    """Write certificates, kubeconfigs and images for a cluster; the administrator's kubeconfig."""
+    """Write certificates, kubeconfigs and images; returns the administrator's kubeconfig."""
     services = "kubernetes.default.svc,kubernetes.default,kubernetes"
     nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
     write_certificates(
@@ -119,7 +119,7 @@ def prepare(directory: Path, images: Iterable[Image]) -> Path:
 def inside_network(node: Node) -> Iterator[None]:
     """Enter a node's network during the block, for this thread and what it starts.
 
-    So nothing of the machine's network is used or changed, and every port is free.
+    There every port is free, and nothing of the machine's network is used or changed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 

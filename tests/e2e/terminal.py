@@ -14,7 +14,7 @@ _DONE = "e2e-terminal-done"
 
 
 class Terminal:
-    """One bash with its variables and background jobs, which end with the block."""
+    """A bash that keeps its variables and background jobs until the end of the block."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._shell = subprocess.Popen(
@@ -45,7 +45,7 @@ class Terminal:
         """
         Run any other command in the same shell.
 
-        A port-forward in the background has succeeded when it forwards.
+        For a port-forward in the background it returns once that forwards.
         """
         assert self._shell.stdin
         assert self._shell.stdout

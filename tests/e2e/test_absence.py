@@ -1,4 +1,4 @@
-"""A cluster leaves nothing on the machine, however it ends. Runs before the other tests."""
+"""A cluster leaves nothing on the machine, even if it is killed. Runs before the other tests."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def read(path: Path) -> str:
 
 def output(*command: str) -> set[str]:
     """The output of a program, without counters and dates."""
-    # `find` fails where a folder goes meanwhile.
+    # `find` fails if a folder is removed meanwhile.
     ended = subprocess.run(command, capture_output=True, text=True, check=command[0] != "find")
     return {line for line in ended.stdout.splitlines() if not line.startswith("#")}
 

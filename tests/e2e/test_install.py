@@ -26,14 +26,14 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "way",
-    # Another test compares what Helm and kustomize make: one way by Helm is enough here.
+    # Another test compares the objects of Helm and kustomize: one way by Helm is enough here.
     [
         pytest.param(way, marks=ONLY_FULL if "Helm" in way and "sidecar" not in way else ())
         for way in WAYS
     ],
 )
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
-    """Installed as documented it is Ready and answers; the documented lines remove it."""
+    """The documented commands install it, Ready and answering, and remove it."""
     with cluster.terminal(scratch) as terminal:
         *_, said = type_section(terminal, way).values()
         print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
@@ -46,8 +46,6 @@ def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) ->
             assert "Healthy" in [*printed.values()][-1]
             assert any("db1" in one for one in printed.values())
         uninstall(cluster, scratch, by_helm=way.endswith("by Helm"))
-        # The reader's own, for `status`: no manifest has it.
-        cluster.kubectl("delete", "clusterrolebinding", f"{NAME}-itself", "--ignore-not-found")
 
 
 def containers(pod: dict[str, dict[str, list[dict[str, bool]]]]) -> list[dict[str, bool]]:

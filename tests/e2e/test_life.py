@@ -22,7 +22,7 @@ from tests.support.lives import rfc3339
 
 
 HISTORY = 2
-"""Migrations of shop/db2; KubeVirt shows the last one only."""
+"""Migrations of shop/db2; its VMI has only the last one."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_an_upgrade_and_the_way_back_lose_nothing(
             cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(folder))
             cluster.rolled_out()
             revisions.append({image for pod in cluster.pods() for image in images(pod)})
-            # The old writer's last write comes as it ends, after the new replicas are ready.
+            # The old writer writes once more when it ends, after the new replicas are ready.
             wait_for(lambda: caller.history("shop", "db2") == before, "the whole history")
     cluster.kubectl(
         "apply",

@@ -21,11 +21,11 @@ from tests.support.lives import rfc3339
 
 
 MONITORING = "monitoring"
-"""The namespace of that Prometheus."""
+"""The namespace of the operator, its Prometheus and its Alertmanager."""
 METADATA = {"name": "stack", "namespace": MONITORING}
 STUCK_FOR = timedelta(hours=2)
 VERSION = re.compile(r"github.com/prometheus/alertmanager (v\S+)")
-"""In the go.mod of the tool; the operator gives each version the flags that it knows."""
+"""Finds the version in the tool's go.mod: the operator passes the flags of this version."""
 
 
 def operator() -> list[Object]:
@@ -162,7 +162,7 @@ async def test_the_page_through_a_port_forward(
 def test_an_alert_reaches_alertmanager(
     cluster: Cluster, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """With our overlay alone targets are scraped by TLS and token, and an alert is sent."""
+    """With nothing but our overlay, targets are scraped by TLS and token, and an alert is sent."""
     cluster.apply(operator_crds())
     cluster.apply(operator())
     wait_for(lambda: cluster.try_kubectl("get", "prometheus,alertmanager").returncode == 0, "kinds")

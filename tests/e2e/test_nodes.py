@@ -1,4 +1,4 @@
-"""A lost node: the other replica answers, and the lost one starts elsewhere."""
+"""A node is lost: the other replica answers, and the lost one is replaced on another node."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Every command of every runbook runs as written, with KubeVirt's own controllers.
 
-The VMs are stand-ins: their launcher pods run, and nothing is in them.
+The launcher pods run, but there are no real VMs in them.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from tests.generate.manifests import NAMESPACE
 
 STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
-"""Where a reader puts the name of the attempt."""
+"""The example that a reader replaces by the name of the attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
-"""What a reader exports: the VM and its node, in place of the demo's."""
+"""The variables that a reader exports for this cluster, by the example's line for the demo."""
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,9 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
         async def evict_until(expected: str) -> None:
             """Evict repeatedly until the answer is as expected.
 
-            KubeVirt evacuates where the API server has not read the webhook's configuration yet,
-            or where a replica of the mode before answers; the webhook then lets the VM pass.
+            Until the API server has read the webhook's configuration, and while a replica with the
+            old mode still answers, KubeVirt evacuates the VM. The webhook lets a VM that is marked
+            for evacuation pass, so each attempt cancels the evacuation.
             """
             answers = []
             try:

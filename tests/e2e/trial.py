@@ -1,6 +1,6 @@
 """A cluster with a pod, for the test that kills it: `python -m tests.e2e.trial DIRECTORY`.
 
-It prints a line when the pod runs, and ends when standard input does.
+It prints a line when the pod runs, and ends with its standard input.
 """
 
 import sys

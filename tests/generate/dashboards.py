@@ -3,7 +3,7 @@
 It is not a screenshot, because Grafana cannot run here. The data are real: the exporter on the
 simulated cluster, queried through a real Prometheus, as in the live test of the dashboards.
 
-`python -m tests.generate.dashboards` writes it; three minutes.
+`python -m tests.generate.dashboards` writes it in three minutes.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def ask(watched: Watched, panel: dict[str, Any]) -> Shown:
 
 
 def draw(axes: Axes, panel: dict[str, Any], shown: Shown) -> None:
-    """One panel under its title."""
+    """Draw a panel under its title."""
     axes.set_title(panel["title"], loc="left", fontsize=9, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=7)

@@ -1,8 +1,8 @@
-"""The files of `deploy/`: rendering, and those that are derived from others.
+"""Renders the folders of `deploy/`, and writes the files there that are derived from others.
 
-`python -m tests.generate.manifests` (`make manifests`) writes what is derived: this version in each
-place, the copy of the descheduler's policy, the table of our chart's values, and what the values
-for the descheduler's chart share with the sidecar.
+`python -m tests.generate.manifests` (`make manifests`) writes what is derived: the version wherever
+a file has it, the copy of the descheduler's policy, the table of our chart's values, and the values
+for the descheduler's chart that are also in the sidecar overlay.
 """
 
 import json
@@ -29,7 +29,7 @@ DEPLOY = ROOT / "deploy"
 REGISTRY = "quay.io/kubevirt-eviction-exporter"
 """Where the images are published: the one place to change it."""
 REMOTE = f"{REPOSITORY}//deploy/"
-"""What an adopter's overlay begins the folders of `deploy/` with."""
+"""How a user's overlay begins the URL of a folder of `deploy/`."""
 EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
@@ -42,14 +42,14 @@ ENCRYPTED = (
     "overlays/openshift",
 )
 PLAIN = "overlays/plain"
-"""Without a certificate."""
+"""The overlay without a certificate."""
 OVERLAYS = (*ENCRYPTED, PLAIN)
-"""Each is a whole installation."""
+"""Each is a complete installation."""
 ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
-"""Each goes with something else."""
+"""Each is used with something else."""
 
 TLS_SECRET = f"{NAME}-tls"
-"""The certificate: made beside the manifests, by the one or the other."""
+"""The Secret with the certificate, which openssl, cert-manager or OpenShift creates."""
 
 IMAGES = DEPLOY / "components/images/kustomization.yaml"
 POLICY = DEPLOY / "descheduler/policy.yaml"
@@ -82,7 +82,7 @@ def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
 
 
 def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
-    """The objects of an overlay elsewhere that refers to folders of `deploy/`."""
+    """The objects of an overlay outside `deploy/` that refers to its folders."""
     with TemporaryDirectory() as directory:
         write_overlay(Path(directory), more, **folders)
         return build(Path(directory))
@@ -173,7 +173,7 @@ def derive_images(text: str) -> str:
 
 
 def derive_values(text: str) -> str:
-    """The chart's values: the part by hand with this version, then the shared part."""
+    """The values: the handwritten part with this version, then the sidecar's part."""
     own, marker, _ = text.partition(_IN_BOTH)
     assert marker, f"{VALUES} has no line {_IN_BOTH!r}"
     sidecar = pod_templates(render("overlays/sidecar"))[0]["spec"]["initContainers"]
@@ -199,7 +199,7 @@ def derive_policy_values(text: str) -> tuple[str, str]:
 
 
 def derive_chart(text: str) -> str:
-    """Chart.yaml with this version, and with the images that have it."""
+    """Chart.yaml with this version, also in the tags of the images."""
     text = re.sub(r"^(version|appVersion): .*", rf"\1: {__version__}", text, flags=re.MULTILINE)
     return re.sub(rf"(?<=image: )({REGISTRY}/\w+):.*", rf"\1:{__version__}", text)
 
@@ -240,7 +240,7 @@ DERIVED: dict[Path, Callable[[str], str]] = {
     ROOT / "docs/install.md": derive_references,
     ROOT / "docs/hold-evictions.md": derive_references,
 }
-"""Files of which parts are derived from this version or from others."""
+"""Files with parts that are derived from this version or from other files."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Trims recordings of real nodes for `tests/recorded`: `python -m tests.generate.recorded FOLDER`.
 
 FOLDER holds recordings of watches on a cluster with KubeVirt's own virt-handlers: JSON lines of
-`{"at": seconds, "type": ..., "object": ...}`. A sequence is one VM's objects; a scene is what was
-there at one instant.
+`{"at": seconds, "type": ..., "object": ...}`. A sequence has all versions of one VM's objects; a
+scene has its objects at one instant.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def _read(folder: Path, recording: str, vm: str) -> list[tuple[float, str, Objec
 
 
 def write_sequence(folder: Path, name: str) -> None:
-    """Write one VM's versions from a recording, without what had ended before."""
+    """Write all versions of one VM's objects in a recording, without objects that never changed."""
     found = [one for _, kind, one in _read(folder, *SEQUENCES[name]) if kind != "DELETED"]
     versions: dict[str, list[Object]] = {}
     for one in found:

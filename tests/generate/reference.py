@@ -55,7 +55,7 @@ class Example:
 
     @property
     def curl(self) -> str:
-        """The request as a person types it."""
+        """The request as a command."""
         headers = "".join(f" -H {quote(f'{k}: {v}')}" for k, v in self.headers.items())
         body = "" if self.body is None else f" -d {quote(json.dumps(self.body))}"
         return f'curl -s{headers} "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
@@ -132,7 +132,7 @@ async def ask() -> dict[str, Answer]:
 
 
 def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
-    """The text of docs/api.md: its own words, with the endpoints and types as they are now."""
+    """docs/api.md: the handwritten parts of this text, with the current endpoints and types."""
     head, table, rest = text.partition(_ENDPOINTS)
     _, _, conventions = rest.partition("\n\n")
     conventions, heading, _ = conventions.partition(f"\n## {NAMES[ROUTES[0].name]}\n")

@@ -2,8 +2,8 @@
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
 distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
-checksums of whatever is in the folder then. `--check` (`make release-check`) fails if a base image
-is not pinned by its digest. The images, signatures and attestations are made by
+checksums of all files that are then in the folder. `--check` (`make release-check`) fails if a base
+image is not pinned by its digest. The images, signatures and attestations are made by
 .github/workflows/release.yaml, which needs a registry.
 """
 
@@ -33,14 +33,14 @@ DOCKERFILES = (ROOT / "Dockerfile", ROOT / "deploy/descheduler/Dockerfile")
 
 
 def build_packages(folder: Path, epoch: int) -> None:
-    """The wheel and the source distribution."""
+    """Write the wheel and the source distribution."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def build_chart(folder: Path, epoch: int) -> None:
-    """The chart as one file, with real files where the checkout has links."""
+    """Write the chart as one file, with real files where the checkout has links."""
     with TemporaryDirectory() as directory:
         copy = Path(directory) / CHART.name
         shutil.copytree(CHART, copy)
@@ -69,7 +69,7 @@ def pack_again(archive: bytes, epoch: int) -> bytes:
 
 
 def pin_urls(text: str) -> str:
-    """The runbooks' URLs of this version, in place of those of the branch."""
+    """The text with the runbook URLs of this version instead of the branch's."""
     return text.replace(f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/blob/v{__version__}/")
 
 

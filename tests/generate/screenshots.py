@@ -1,7 +1,7 @@
 """`make screenshots`: the documents' pictures of the status page, taken from the demo.
 
 Beside each picture a file of the same name has its headings and next steps: a test compares these
-words with those of today's page.
+words with those of the current page.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
 WORDS = "h1, h2, th[scope=col]:not(:has(svg)), [data-field=nextStep]"
 SCALE = 1.5
-"""Pixels of a picture to one of the page: sharp on most screens."""
+"""Pixels of a picture for each one of the page: enough to be sharp on most screens."""
 
 
 class Shot(NamedTuple):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def main(only: Sequence[str]) -> int:
-    """Run the pairs that have one of these versions, or all; 1 if a test failed."""
+    """Run the pairs that have one of these versions, or all; returns 1 if a test failed."""
     failed = False
     for pair in PAIRS:
         if only and not set(only) & set((pair.changed or pair.versions).values()):
@@ -33,7 +33,7 @@ def main(only: Sequence[str]) -> int:
 
 
 def run(pair: Pair) -> Result:
-    """Build what is not pinned, and run the pair's suites."""
+    """Build the versions that are not pinned, and run the pair's suites."""
     result = Result(pair.versions)
     for part, version in pair.changed.items():
         command = [str(ROOT / "tests/tools/build"), f"{part}@{version}"]

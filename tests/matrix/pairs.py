@@ -18,7 +18,7 @@ SUITES = {
 }
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
-"""How the tests begin what they report of the version that runs."""
+"""How a test's line begins if it is about the version of KubeVirt that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ PAIRS = (
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.34.4"),
     Pair.of("descheduler's scenes", kube_apiserver="1.36.3", descheduler="0.33.0"),
 )
-"""Each part in each version that can be had, beside the newest of the others."""
+"""The versions of each part that are tested, with fitting versions of the others."""
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class Result:
     passed: dict[str, int] = field(default_factory=dict)
     """Tests that passed, by suite."""
     failed: list[str] = field(default_factory=list)
-    """The names of those that failed."""
+    """The names of the tests that failed."""
     lacks: list[str] = field(default_factory=list)
-    """Why tests were not run: what this version does not have."""
+    """What this version lacks, so that tests were skipped."""
     proven: list[str] = field(default_factory=list)
-    """What the tests measured of KubeVirt."""
+    """The lines in which tests report about KubeVirt."""
     unbuilt: str = ""
-    """Why it cannot be built."""
+    """Why the versions cannot be built; empty if they can."""
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""How `make matrix` reads and stores the results of a run."""
+"""How `make matrix` reads the results of a run."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_what_pytest_reports(tmp_path: Path) -> None:
 
 
 def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
-    """A pytest that did not start is a failure too."""
+    """A suite without a report has failed: pytest did not start."""
     result = Result({})
     read_report(tmp_path / "report.xml", "rig", result)
 

@@ -2,8 +2,10 @@
 
 A mutant that no test notices is printed as `file:line before -> after`: either a test is missing,
 or the mutant means the same as the original and is listed with its reason in `equivalent.toml`.
-mutmut runs the whole suite before it begins and cosmic-ray writes mutants into the working tree.
-Here every run is in a temporary copy, with the few test files that specify the module.
+
+mutmut is not used, because it runs the whole suite before it begins; nor is cosmic-ray, which
+writes mutants into the working tree. Here every run is in a temporary copy, with the few test files
+that specify the module.
 """
 
 import argparse
@@ -77,7 +79,7 @@ MODULES = {
     f"exporter/{module}.py": [_file_of(name) for name in names.split()]
     for module, names in _TESTS.items()
 }
-"""Each module with the tests that specify it, the most telling first; none needs a real server."""
+"""The tests that specify each module, first those that fail most; none needs a real server."""
 
 ENOUGH = 0.95
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +107,7 @@ CALLS = {"min": "max", "max": "min"}
 FORK = get_context("fork")
 OUTPUT = "mutants.log"
 IMPORTED = ("hypothesis.stateful", "pytest_asyncio", "tests.conftest", "xdist.plugin")
-"""Imported once with all that they import, and not by each of the processes that are forked."""
+"""Modules that are imported before forking, so that not every process has to import them."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
 def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """The nodes that can be changed, with their functions.
 
-    Nor the step of a revision, of which readers ask only whether it has changed.
+    Not changed are annotations, decorators, base classes, keywords of classes, f-strings, and the
+    step of a revision: its readers only ask whether it has changed.
     """
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "returns", "decorator_list", "bases", "keywords"} and (
@@ -224,7 +227,7 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     """Run the module's tests with this source in another process; returns its exit code."""
     path = tree / file
     path.write_text(source)
-    # Python tells sources apart by size and whole seconds: not enough here.
+    # Python compares the size and the whole second of a source with its cache, which is not enough.
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
         cached.unlink()
     for name in [one for one in sys.modules if one.split(".")[0] in {"exporter", "tests"}]:
@@ -281,7 +284,7 @@ def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
 
 
 def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> bool:
-    """Run a module's mutants and print the survivors; whether enough were killed."""
+    """Run a module's mutants and print the survivors; returns whether enough were killed."""
     original = (ROOT / file).read_text()
     mutants = drop_equivalent(find_mutants(file, original), file)
     if sample is not None and sample < len(mutants):
@@ -306,7 +309,7 @@ def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> boo
 
 
 def main() -> None:
-    """Every module of the table, or those that are named."""
+    """Check every module of the table, or those that are named."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("modules", nargs="*", help=f"of {', '.join(MODULES)}; default: all")
     parser.add_argument("--all", action="store_true", help="every mutant, not a sample")

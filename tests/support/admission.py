@@ -35,7 +35,7 @@ EVICTS: tuple[Object, ...] = (
 
 @dataclass(frozen=True)
 class Pair:
-    """The files of a serving certificate for 127.0.0.1, and its authority's."""
+    """The files of a serving certificate for 127.0.0.1, its key and its CA."""
 
     certificate: Path
     key: Path

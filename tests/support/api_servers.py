@@ -1,6 +1,6 @@
 """The two API servers of the tests, the real and the simulated one, behind one interface.
 
-Tests write to both through the same HTTP client, so that they cannot tell them apart.
+Tests write to both through the same HTTP client, so they do not depend on one of them.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Nobody(User):
 
     @property
     def tls(self) -> bool:  # type: ignore[override]
-        """None, as the server speaks plain HTTP."""
+        """The default, because the server speaks plain HTTP."""
         return True
 
 

@@ -69,7 +69,7 @@ def a_vmi(**overrides: Any) -> Vmi:
 
 
 def a_vmim(**overrides: Any) -> Vmim:
-    """A VMIM of that VMI, waiting since two minutes ago."""
+    """A VMIM of that VMI that has been waiting for two minutes."""
     fields: Json = {
         "namespace": NAMESPACE,
         "name": "mig-1",
@@ -172,7 +172,7 @@ def a_vmi_json(*, metadata: Json | None = None, **status: Any) -> Json:
 
 
 def a_vmim_json(*, metadata: Json | None = None, vmi_name: str = NAME, **status: Any) -> Json:
-    """A VMIM of that VMI, waiting since two minutes ago; keywords go into its status."""
+    """A VMIM of that VMI that has been waiting for two minutes; keywords go into its status."""
     own = {"name": "mig-1", "uid": "m1", "creationTimestamp": rfc3339(NOW - 120.0)}
     return {
         "apiVersion": "kubevirt.io/v1",

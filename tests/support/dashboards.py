@@ -37,7 +37,7 @@ def load_dashboards() -> dict[str, dict[str, Any]]:
 
 
 def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]:
-    """Every query of every panel, or of those of one dashboard, its variables filled in.
+    """Every query of every panel, or of the panels of one dashboard, with its variables filled in.
 
     Raises KeyError for a variable that has no value.
     """

@@ -43,7 +43,7 @@ class FaultyApiServer(SimulatedApiServer):
         self.requests: deque[RequestInfo] = deque(maxlen=10_000)
         """The requests for resources, oldest first."""
         self.tokens: Collection[str] = ()
-        """The bearer tokens it accepts; without any it asks for none."""
+        """The bearer tokens that it accepts; if there are none, it needs no token."""
         self._serves_streaming_lists = True
         self._faults: dict[ApiResource, Fault] = {}
         self._thawed = Event()
@@ -67,7 +67,7 @@ class FaultyApiServer(SimulatedApiServer):
         return len(streams)
 
     def compact(self, resource: str | None = None) -> None:
-        """Answer 410 to watches and paged lists that continue from before now."""
+        """Answer 410 to watches and paged lists that continue from an earlier version."""
         self.store.compact(None if resource is None else _resource_named(resource))
 
     def freeze(self) -> None:

@@ -1,7 +1,7 @@
 """Metrics of other programs that rules and panels read: their types and labels.
 
-Those of the descheduler's plugin come from its source. The others are written down here, as
-descheduler 0.36, Kubernetes 1.37, node_exporter 1.9 and Prometheus 3 have them.
+Those of the descheduler's plugin come from its source. The others are listed here, as in
+descheduler 0.36, Kubernetes 1.37, node_exporter 1.9 and Prometheus 3.
 """
 
 import re

@@ -15,7 +15,7 @@ HOSTILE = {
     "template": "{{ 7 * 7 }} ${x} %s {0}",
     "markup": "[bold red]rich[/] [link=http://x]y[/link]",
 }
-"""By what they would do."""
+"""Malicious texts, by what they could do."""
 
 
 def hostile_json(value: object) -> bytes:

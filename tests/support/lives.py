@@ -132,7 +132,7 @@ class Script:
         life.target = self._rng.choice(NODES)
 
     async def _go_on(self, life: _Life) -> None:
-        """The next thing that can happen to a migration under way (`kubevirt.md` 1.1, 3.1)."""
+        """Play the next step of a running migration, in KubeVirt's order."""
         assert life.moving is not None
         phase = life.moving["status"]["phase"]
         if phase in ("Pending", "Scheduling") and self._rng.random() < 0.15:

@@ -1,7 +1,7 @@
 """A metrics page with the metrics of other programs.
 
-The descheduler and its plugin, the API server and node_exporter. Only names and labels are theirs;
-the numbers grow with each scrape.
+The programs are the descheduler with its plugin, the API server and node_exporter. The names and
+labels are real; the numbers grow with each scrape.
 """
 
 import time
@@ -17,7 +17,7 @@ FAILURES = (
     'descheduler_pods_evicted_total{namespace="a",node="n",profile="p",result="error",strategy="s"}',
     f'apiserver_admission_webhook_fail_open_count{{name="{WEBHOOK}",type="admit"}}',
 )
-"""What counts up while something is broken."""
+"""The counters that grow while something is broken."""
 
 
 class OtherPrograms:
@@ -30,7 +30,7 @@ class OtherPrograms:
         self._renewed = 0.0
 
     def write(self) -> str:
-        """Set the page of the next scrape."""
+        """Write the page of the next scrape."""
         self._counts["descheduler_loop_duration_seconds_count"] += 1
         for name in FAILURES:
             self._counts[name] += self.broken

@@ -39,7 +39,7 @@ class Program:
         return self._log.read_text()
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """The log, one object per line; of one event name where that is given."""
+        """The events of the log, all of them or those with one name."""
         # The last line may be half written.
         written = self.output.rpartition("\n")[0].splitlines()
         lines = [json.loads(line) for line in written if line.startswith("{")]
@@ -80,7 +80,7 @@ class Program:
         return only
 
     async def sample(self, metric: str, /, **labels: str) -> float:
-        """The value of one series of a scrape; 0 where it is absent."""
+        """The sum of a metric's series with these labels in a scrape; 0 if there is none."""
         _, text = await _ask("GET", self.metrics + "/metrics")
         total = 0.0
         for line in text.splitlines():
@@ -142,7 +142,7 @@ async def program(
 ) -> AsyncIterator[Program]:
     """Run the program during the block, on its own ports; killed if it still runs.
 
-    Python's development mode, which makes it slow, is off where it is `measured`.
+    If `measured`, Python's development mode is off, because it makes the program slow.
     """
     number = time.monotonic_ns()
     file = directory / f"config-{number}.yaml"

@@ -20,7 +20,7 @@ KINDS = {
 }
 LEFT_OUT = re.compile(
     r"\.(kind|apiVersion|spec|metadata\.(managedFields|resourceVersion|generation)"
-    # By pod UID, what a container does, and what a node gives it: the exporter reads none of it.
+    # Fields by pod UID, of containers, and of what a node assigns: the exporter reads none of them.
     r"|status\.(activePods|\w*[cC]ontainerStatuses|\w*IPs?|resources|allocatedResources|startTime"
     r"|observedGeneration|conditions\[\w+\]\.observedGeneration"
     r"|conditions\[(Initialized|ContainersReady|PodReadyToStartContainers)\]))(?=[.\[]|$)"

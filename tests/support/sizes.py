@@ -12,7 +12,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def soaked(examples: int) -> Callable[[Test], Test]:
-    """A property test that `make soak` runs with so many examples."""
+    """A property test that `make soak` runs with this many examples."""
 
     def decorate(test: Test) -> Test:
         if not os.environ.get("SOAK"):

@@ -27,7 +27,7 @@ READ_AT: Instant = 1_800_000_000.0
 class ClockedStore(Store):
     """A store with full visibility, whose objects are read at `now`.
 
-    The methods return what `apply` does.
+    The methods return what `apply` returns.
     """
 
     def __init__(self, *, keep: int = 64, sees_all: bool = True, now: Instant = 0.0) -> None:

@@ -107,16 +107,16 @@ async def following(
     store = Store(endings_kept=Policy().endings_kept)
     health = Health(kube.stale_after, kube.dead_after, list_watches(namespaces))
     condition = asyncio.Condition()
-    telling: set[asyncio.Task[None]] = set()
+    notifying: set[asyncio.Task[None]] = set()
 
-    async def tell() -> None:
+    async def wake_waiting() -> None:
         async with condition:
             condition.notify_all()
 
     def notify() -> None:
-        task = asyncio.get_running_loop().create_task(tell())
-        telling.add(task)
-        task.add_done_callback(telling.discard)
+        task = asyncio.get_running_loop().create_task(wake_waiting())
+        notifying.add(task)
+        task.add_done_callback(notifying.discard)
 
     store.subscribe(lambda _: notify(), *NoticeKind)
     async with ApiServer(login, read_timeout=kube.read_timeout) as api:
@@ -135,4 +135,4 @@ async def following(
             yield Following(store, health, running, condition)
         finally:
             running.cancel()
-            await asyncio.gather(running, *telling, return_exceptions=True)
+            await asyncio.gather(running, *notifying, return_exceptions=True)

@@ -36,7 +36,7 @@ from tests.support.relay import Gate
 KEEP = 10.0
 OUTAGE = 100.0
 UNHURRIED = 60.0
-"""For reviews whose time is not what a test is about."""
+"""The time limit of reviews in tests that do not measure time."""
 _numbers = count(1)
 
 
@@ -130,7 +130,7 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
     ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long", "no-ascii"],
 )
 async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
-    """A malformed token is rejected without asking the API server, and never logged."""
+    """A malformed token is rejected without asking the API server."""
     async with Gate(real.url) as gate, checking(real, gate.url) as (access, _, _):
         await gate.shut()
         with pytest.raises(Unauthenticated) as refused:
@@ -200,8 +200,9 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
 
 
 PAUSE = 20.0
-"""Of a stranger between two requests, in seconds: 490 of them ask for more reviews than the slots
-of an API server that hangs can take, and leave most of a processor free."""
+"""Seconds between two requests of a stranger. At this rate 490 strangers ask for more reviews than
+a hanging API server has slots for, and leave most of a processor free.
+"""
 QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 
 
@@ -259,11 +260,11 @@ async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> 
         return response.status
 
 
-async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> None:
-    """Send invented tokens on one connection until cancelled; counts the answers.
+async def send_invented_tokens(exporter: Program, number: int, statuses: Counter[int]) -> None:
+    """Send invented tokens on one connection until cancelled, and count the answers.
 
-    Without an HTTP client and with pauses, in turn: 490 clients in this process must leave the
-    exporter a processor, on a busy machine too.
+    It uses no HTTP client, and the strangers send one after the other, with pauses: 490 of them in
+    this process must leave the exporter a processor, also on a busy machine.
     """
     await asyncio.sleep(number % 100 * PAUSE / 100)
     url = urlsplit(exporter.query)
@@ -286,7 +287,7 @@ async def intrude(exporter: Program, number: int, statuses: Counter[int]) -> Non
 async def test_what_was_revoked_is_not_granted_again_in_an_outage(
     real: RealStage, tmp_path: Path, revoked: str, refusal: int
 ) -> None:
-    """A revoked permission is not granted again while the API server is away."""
+    """A revoked token or permission is not granted again while the API server is frozen."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     name = caller.name.rpartition(":")[2]
     async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
@@ -309,7 +310,7 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
             await real.admin.delete(SERVICE_ACCOUNTS, "accounts", name)
         else:
             await real.admin.delete(CLUSTER_ROLE_BINDINGS, None, f"{name}-asks")
-        # The API server keeps what it knows of a token for ten seconds itself.
+        # The API server itself caches a token for ten seconds.
         await poll(is_refused, within=30, what=f"{refusal}")
         async with frozen(real):
             assert await poll(is_forgotten, within=10, what="the refusal's end") == 503
@@ -318,7 +319,7 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
 def busy_or_starved(*pids: int) -> float:
     """The seconds in which threads of these processes ran or waited for a processor.
 
-    All threads count: one of them reads what the exporter logs, and may keep it waiting.
+    All threads count: one of them reads the exporter's log, and the exporter may wait for it.
     """
     nanoseconds = 0
     for path in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")):
@@ -328,9 +329,10 @@ def busy_or_starved(*pids: int) -> float:
 
 
 def spent_elsewhere(*pids: int) -> float:
-    """The seconds in which these processes did not wait for another one.
+    """The seconds in which these processes did not wait for another process.
 
-    Those of `busy_or_starved`, and those in which the host did not run this virtual machine.
+    These are the seconds of `busy_or_starved`, and those in which the host did not run this virtual
+    machine.
     """
     with Path("/proc/stat").open(encoding="ascii") as stat:
         stolen = int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
@@ -340,7 +342,7 @@ def spent_elsewhere(*pids: int) -> float:
 async def ask_and_time(
     session: aiohttp.ClientSession, exporter: Program, token: str
 ) -> tuple[int, float, float]:
-    """The status of a verdict, its seconds, and those of `spent_elsewhere` within."""
+    """The status of a verdict's request, its duration, and the part that was `spent_elsewhere`."""
     pids = (os.getpid(), exporter.process.pid)
     before, began = spent_elsewhere(*pids), time.monotonic()
     status = await ask(session, exporter, token)
@@ -354,11 +356,10 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
 ) -> None:
     """With a frozen API server and many invented tokens, known callers are served in a second.
 
-    What is measured is the wall time of each request in this process, the strangers' clients
-    beside it. At most a second of it may be a wait for another process, such as the frozen API
-    server; the rest must be `spent_elsewhere`. On a busy machine these waits overlap with others
-    and the bound is loose. The exact times, on a clock of their own, are in
-    `tests/unit/server/test_access.py`.
+    The test measures the wall time of each request. The strangers' clients run in the same process.
+    At most a second of it may be a wait for another process, such as the frozen API server; the
+    rest must be `spent_elsewhere`. On a busy machine these times overlap, and the bound is loose.
+    `tests/unit/server/test_access.py` tests the exact times on a simulated clock.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     token = caller.token or ""
@@ -372,7 +373,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
         await poll(is_granted, what="a yes of the API server in time")
         async with frozen(real):
             crowd = [
-                asyncio.create_task(intrude(exporter, number, refusals))
+                asyncio.create_task(send_invented_tokens(exporter, number, refusals))
                 for number in range(strangers)
             ]
             until = time.monotonic() + PAUSE  # several renewals, which are 5 s apart
@@ -399,7 +400,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
 
 
 async def test_a_new_caller_waits_for_one_budget(real: RealStage, tmp_path: Path) -> None:
-    """A new caller gets within a second the answer that nobody could be asked."""
+    """While the API server is frozen, a new caller gets a 503 within a second."""
     async with (
         guarded(real, tmp_path) as exporter,
         aiohttp.ClientSession() as session,

@@ -54,15 +54,15 @@ REFUSED = "kubevirt_eviction_exporter_refused_requests_total"
 SOAK = pytest.mark.soak
 MIB = 2**20
 CONNECTIONS = 25
-"""As many as client-go keeps open to one webhook."""
+"""The number of connections that client-go keeps open to one webhook."""
 SLACK = 0.2
-"""What an eviction may take beyond the webhook's timeout."""
+"""Seconds that an eviction may take beyond the webhook's timeout."""
 _numbers = count(1)
 
 
 @dataclass
 class Ground:
-    """A namespace with a blocked VM and an allowed one, a listed evictor and another."""
+    """A namespace with a blocked and an allowed VM, and a listed and an unlisted evictor."""
 
     real: RealStage
     folder: Path
@@ -83,7 +83,7 @@ class Ground:
         measured: bool = False,
         max_hold: str = "24h",
     ) -> AsyncIterator[Program]:
-        """An exporter whose webhook judges the listed evictor; it listens, ready or not."""
+        """An exporter whose webhook judges the listed evictor; it listens, but may not be ready."""
         cluster = self.real.cluster
         file = self.folder / f"exporter-{next(_numbers)}.kubeconfig"
         login = kubeconfig(file, url or cluster.api.url, cluster.exporter)
@@ -162,9 +162,9 @@ EVICTION_REQUEST_FLAGS = (
     reason=f"Kubernetes {RUNNING['kube-apiserver']}: no EvictionRequest",
 )
 async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Path) -> None:
-    """An EvictionRequest is not reviewed; the eviction is judged by the account that makes it.
+    """An EvictionRequest is not reviewed; the account that then evicts decides the answer.
 
-    Kubernetes 1.37.2 has the API and no controller yet, so the test evicts in its place.
+    Kubernetes 1.37.2 has the API but no controller yet, so the test evicts instead of a controller.
     """
     async with RealCluster(tmp_path, flags=EVICTION_REQUEST_FLAGS) as cluster:
         real = RealStage(cluster)
@@ -288,7 +288,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
             return answer["response"]
 
         async def count_calls() -> float:
-            """The value of the cause `not_called` of `KubeVirtEvictionWebhookFailing`."""
+            """Count the reviews that end the cause `not_called` of our alert."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
             return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
 
@@ -320,10 +320,10 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
 
 
 async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> None:
-    """With each fault of the webhook evictions pass within the timeout.
+    """Whatever fault the webhook has, evictions pass within its timeout.
 
-    The API server counts each call that failed, which is what our alert rests on; an exporter
-    that is not ready answers, and counts `unavailable`.
+    The API server counts each failed call, and our alert reads that count. An exporter that is not
+    ready answers, and counts `unavailable`.
     """
     rows = []
     stranger = make_pair(ground.folder / "stranger")
@@ -367,7 +367,7 @@ async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> N
 
 
 async def _until_failing(ground: Ground) -> None:
-    """Wait until the API server calls a webhook that cannot be called."""
+    """Wait until the API server fails to call the broken webhook."""
     before = await ground.failed_open()
 
     async def is_failing() -> bool:
@@ -381,7 +381,7 @@ async def _until_failing(ground: Ground) -> None:
     "evictions", [pytest.param(60, id="small"), pytest.param(1000, id="soak", marks=SOAK)]
 )
 async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
-    """The duration of an eviction without the webhook, and allowed or denied by it.
+    """The webhook adds less than 30 ms to the median eviction that it allows or denies.
 
     The limit is loose, because the machine is shared; the table has the numbers.
     """
@@ -472,7 +472,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
 
 
 class Service:
-    """A Service as by kube-proxy: connections go to a ready endpoint, and stay there."""
+    """A Service as kube-proxy runs it: a connection goes to a ready endpoint, and stays there."""
 
     def __init__(self) -> None:
         self.endpoints: list[int] = []
@@ -526,8 +526,8 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replaced: int) -> None:
     """During a rolling restart each eviction is answered in time and correctly.
 
-    As the Deployment does it: a new one is ready before an old one leaves the Service, which then
-    has `preStop` before it is told to end.
+    As in the Deployment, a new replica is ready before an old one leaves the Service. The old one
+    runs its `preStop` before it gets SIGTERM.
     """
     answers: list[tuple[str, int, float]] = []
     over = asyncio.Event()
@@ -582,7 +582,7 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
         f" rules say, {failed_open:g} without an answer in time, the slowest took"
         f" {slowest * 1000:.0f} ms"
     )
-    # A busy machine takes longer than the API server waits; nothing else may let an eviction pass.
+    # An eviction may pass only if the busy machine took longer than the API server waits.
     assert all(answer[:2] == ("held", 201) and answer[2] >= TIMEOUT for answer in wrong)
     assert len(wrong) <= failed_open
 

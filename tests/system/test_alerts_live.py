@@ -1,10 +1,10 @@
 """The shipped rules in a real Prometheus, with a real Alertmanager.
 
 Time runs sixty times faster: the simulated cluster and the exporter read one fast clock, and every
-`for`, range and offset of the shipped rules is divided by the same factor. So `stuck.after` is half
-an hour of this clock. Prometheus scrapes the exporter as two replicas, without honorLabels, and the
-two exporters of another cluster that has VMs of the same names. It sends alerts to two
-Alertmanagers: one with a plain configuration, and one with the shipped example.
+`for`, range and offset of the shipped rules is divided by the same factor. So `stuck.after` is
+still half an hour of this clock. Prometheus scrapes the exporter as two replicas, without
+honorLabels. It also scrapes two exporters of another cluster, whose VMs have the same names. It
+sends alerts to two Alertmanagers: one with a plain configuration, and one with the shipped example.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from tests.support.reviews import DESCHEDULER, a_review
 
 ALERTS = all_alerts(load_groups())
 LONGEST = read_duration("30m")
-"""The longest `for` of all alerts but one."""
+"""The longest `for` of all alerts except one."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 HOT = ("hot-1", "hot-2", "hot-3")
@@ -77,7 +77,7 @@ class Story:
         self.cluster = demo.cluster
         self.receiver = receiver
 
-    async def move_to_and_fro(self) -> None:
+    async def move_back_and_forth(self) -> None:
         """Move the VMs of a node until their cooldown is at the maximum, and wait until it ends."""
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
@@ -142,11 +142,11 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="watch_failing")
 
     async def deny_and_break(self) -> None:
-        """Refuse a permission and break a watch in turn, as both are about one resource."""
+        """Refuse a permission, then break a watch: one after the other, on the same resource."""
         await self.refuse_a_permission()
         await self.break_a_watch()
 
-    async def send_nonsense(self) -> None:
+    async def send_invalid_line(self) -> None:
         """Send a watch line that is not an object."""
         assert self.demo.server.inject(b"[]\n", VMIS.plural)
         await self.receiver.fires(
@@ -156,7 +156,7 @@ class Story:
 
     async def lose_the_disk(self, kept: Path) -> None:
         """Remove the directory of the stored history, and create it again."""
-        # At once, because it may be written into at this moment.
+        # In one step, because the exporter may write into it at this moment.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterHistoryNotWritten")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
@@ -169,8 +169,8 @@ class Story:
             assert asked.status == 200
         await self.receiver.resolves("KubeVirtEvictionWebhookFailing", cause="not_called")
 
-    async def fall_silent(self) -> None:
-        """Freeze the API server for minutes."""
+    async def freeze_server(self) -> None:
+        """Freeze the API server until the alert fires."""
         self.demo.server.freeze()
         await self.receiver.fires(
             "KubeVirtEvictionExporterStale", cause="no_contact", resource=VMIS.plural
@@ -185,7 +185,7 @@ class Story:
             await self._until(
                 name, lambda status: not status.get("evacuationNodeName"), "moved away"
             )
-        # Even: it is back.
+        # The number of moves is even, so the VM is back.
         await self._until(name, lambda status: status["nodeName"] == RESERVED, "back")
 
     async def _until_running(self, name: str) -> None:
@@ -199,9 +199,9 @@ class Story:
         await poll(look, what=f"{name} {what}")
 
     async def _lose_mark(self, name: str) -> None:
-        """Tell the exporter that the pod has lost its annotation, as KubeVirt 1.6 has it.
+        """Send the exporter the pod without its annotation, as with KubeVirt 1.6.
 
-        Again and again, as what the simulated cluster says of the pod may come after it.
+        This is repeated, because the simulated cluster may send the pod with it again.
         """
 
         async def marked() -> Object | None:
@@ -221,7 +221,7 @@ class Story:
         return [vmi for vmi in found if vmi is not None]
 
 
-def hasten(groups: Groups) -> Groups:
+def shorten_day(groups: Groups) -> Groups:
     """Shorten the `for` of a day to half an hour."""
     for rule in all_rules(groups):
         if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
@@ -264,8 +264,8 @@ class Played:
         prometheus: Prometheus,
         seconds: float,
     ) -> None:
-        self.told = receiver.told
-        self.routed = {name: one.told for name, one in routed.items()}
+        self.received = receiver.received
+        self.routed = {name: one.received for name, one in routed.items()}
         self.prometheus = prometheus
         self.seconds = seconds
 
@@ -318,7 +318,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         managers = [(await enter(one)).address for one in (plain, example)]
         other = west.West(directory, clock, receiver)
         targets += await enter(other.served())
-        rules = hasten(scale(load_groups(), FACTOR))
+        rules = shorten_day(scale(load_groups(), FACTOR))
         prometheus = await enter(
             Prometheus(directory, rules, targets=targets, alertmanagers=managers)
         )
@@ -337,20 +337,20 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             # A scrape that fails on a busy machine ends these alerts, too.
             await until_ready(query)
             story = Story(demo, receiver)
-            await story.fall_silent()
+            await story.freeze_server()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(story.deny_and_break())
-                tasks.create_task(story.send_nonsense())
+                tasks.create_task(story.send_invalid_line())
                 tasks.create_task(story.call_the_webhook(f"http://{webhook}{PATH}"))
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
-                tasks.create_task(story.move_to_and_fro())
+                tasks.create_task(story.move_back_and_forth())
                 tasks.create_task(story.hold_slots())
                 tasks.create_task(other.play())
             yield Played(receiver, routed, prometheus, time.monotonic() - started)
 
 
 def expected_clusters(alert: west.Cause) -> set[str | None]:
-    """The clusters in which an alert is caused; None: no cluster, before the first scrape."""
+    """The clusters in which the test causes an alert; None: no cluster, before the first scrape."""
     if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}
@@ -362,26 +362,26 @@ async def test_alert_fires_and_resolves(
     played: Played, name: str, cause: str | None, prove: Callable[[str], None]
 ) -> None:
     """Each cause of each shipped alert sends a notification when it begins and when it ends."""
-    told = [
+    notifications = [
         one
-        for one in played.told
+        for one in played.received
         if (one["labels"]["alertname"], one["labels"].get("cause")) == (name, cause)
     ]
-    labels = [one["labels"] for one in told if one["status"] == "firing"]
+    labels = [one["labels"] for one in notifications if one["status"] == "firing"]
 
-    assert {one["status"] for one in told} == {"firing", "resolved"}
+    assert {one["status"] for one in notifications} == {"firing", "resolved"}
     clusters = {one.get("cluster") for one in labels}
-    # A machine so busy that no scrape succeeds makes the east absent, too.
+    # If the machine is so busy that no scrape succeeds, the east is absent, too.
     assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
     for one in labels:
         assert rule["labels"].items() <= one.items()
         assert not one.keys() & {"instance", "job"}
-    for one in told:
+    for one in notifications:
         assert one["annotations"]["runbook_url"] == rule["annotations"]["runbook_url"]
         assert "<no value>" not in json.dumps(one["annotations"])
         assert "error" not in one["annotations"]["description"]
-    prove(f"alerts: {name} fired and resolved: {told[0]['annotations']['description']}")
+    prove(f"alerts: {name} fired and resolved: {notifications[0]['annotations']['description']}")
 
 
 @pytest.mark.timeout(600)
@@ -389,7 +389,7 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     """Without honorLabels an alert still has the VM's namespace and node."""
     stuck = [
         one
-        for one in played.told
+        for one in played.received
         if one["labels"]["alertname"] == "KubeVirtEvacuationStuck"
         and one["labels"]["name"] == HELD[0]
     ]
@@ -406,7 +406,7 @@ async def test_alert_fires_in_its_cluster_alone(
 ) -> None:
     """Two replicas, and two clusters with VMs of the same names, cause no duplicate alerts."""
     clusters: dict[str, set[str | None]] = {}
-    for one in played.told:
+    for one in played.received:
         labels = dict(one["labels"])
         cluster = labels.pop("cluster", None)
         if labels["alertname"] != ABSENT:
@@ -418,15 +418,18 @@ async def test_alert_fires_in_its_cluster_alone(
 
 @pytest.mark.timeout(600)
 async def test_example_sends_less(played: Played, prove: Callable[[str], None]) -> None:
-    """With the example there are fewer notifications about stuck evacuations."""
+    """The example configuration sends fewer notifications about stuck evacuations."""
     about = {
         "KubeVirtEvacuationStuck",
         "KubeVirtEvacuationFailingRepeatedly",
         "KubeVirtEvacuationsStuckMany",
     }
     before, after = (
-        sum(one["status"] == "firing" and one["labels"]["alertname"] in about for one in told)
-        for told in (played.told, played.routed["virtualization"])
+        sum(
+            one["status"] == "firing" and one["labels"]["alertname"] in about
+            for one in notifications
+        )
+        for notifications in (played.received, played.routed["virtualization"])
     )
     prove(f"alerts: {before} notifications about stuck evacuations, {after} with the example")
 
@@ -447,7 +450,7 @@ async def test_prometheus_evaluated_every_rule_without_an_error(
     assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
     prove(
         f"alerts: {len(rules)} rules in a real Prometheus for {played.seconds:.0f} s,"
-        f" each for, range and offset divided by {FACTOR:g}; {len(played.told)} messages"
+        f" each for, range and offset divided by {FACTOR:g}; {len(played.received)} messages"
     )
 
 

@@ -37,7 +37,7 @@ async def finished(
 ) -> tuple[int, Program]:
     """The exit code of a program that ends by itself, and the program.
 
-    Without Python's development mode, which logs what is slow on a busy machine.
+    It runs without Python's development mode, which logs slow callbacks of a busy machine.
     """
     async with program(
         directory, *arguments, config=config, environment=environment, measured=True
@@ -46,7 +46,7 @@ async def finished(
 
 
 def why(stopped: Program) -> str:
-    """Why it says that it stopped."""
+    """The reason in its event `stopped`."""
     return str(stopped.events("stopped")[0]["why"])
 
 
@@ -73,7 +73,7 @@ class TestExits:
         ],
     )
     async def test_with_a_kubeconfig_that_cannot_be_used(self, tmp_path: Path, text: str) -> None:
-        """An invalid kubeconfig is 5, with a message that repeats nothing of the file."""
+        """With an invalid kubeconfig it exits with 5; its message repeats nothing of the file."""
         path = tmp_path / "kubeconfig"
         path.write_text(text, encoding="utf-8")
         code, stopped = await finished(tmp_path, "--kubeconfig", str(path))
@@ -86,7 +86,7 @@ class TestExits:
     async def test_where_it_cannot_listen(
         self, login: Login, tmp_path: Path, listener: str
     ) -> None:
-        """A port in use is 6, with the address."""
+        """If a port is in use, it exits with 6 and names the address."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             code, stopped = await finished(tmp_path, *login, listen=PORTS | {listener: address})
@@ -95,7 +95,7 @@ class TestExits:
         assert address in why(stopped)
 
     async def test_where_the_demo_cannot_listen(self, tmp_path: Path) -> None:
-        """In the demo, too, a socket in a missing directory is 6."""
+        """The demo exits with 6 if the directory of its socket is missing."""
         listen = PORTS | {"query": f"unix:{tmp_path}/none/q.sock"}
         code, stopped = await finished(tmp_path, "demo", listen=listen)
 
@@ -106,7 +106,7 @@ class TestExits:
     async def test_where_it_may_not_list(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path, answer: int
     ) -> None:
-        """Without permission for VMIs it exits with 3, the server's reason and no token."""
+        """Without permission for VMIs it exits with 3; its log has the reason, but no token."""
         if answer == 401:
             simulated.server.tokens = frozenset({"another"})
         else:
@@ -121,7 +121,7 @@ class TestExits:
         assert TOKEN not in stopped.output
 
     async def test_where_nothing_answers(self, tmp_path: Path) -> None:
-        """A missing API server is 3, with the last error."""
+        """Without an API server it exits with 3, and names the last error."""
         with socket.create_server(("127.0.0.1", 0)) as closed:
             url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         login = logging_in(tmp_path, url)
@@ -134,7 +134,7 @@ class TestExits:
     async def test_where_kubevirt_is_missing(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path
     ) -> None:
-        """Without KubeVirt it exits with 4, and logs only which setting waits for it."""
+        """Without KubeVirt it exits with 4, and logs only the setting with which it would wait."""
         simulated.server.answer(VMIS.plural, 404)
         code, stopped = await finished(tmp_path, *login, "--log-level", "error")
 
@@ -159,7 +159,7 @@ class TestExits:
 
 
 async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path: Path) -> None:
-    """Both listeners answer; SIGTERM answers the long polls and ends it with 0."""
+    """Both listeners answer; after SIGTERM it answers the long polls and exits with 0."""
     simulated.server.tokens = frozenset({TOKEN})
     socket_path = f"{tmp_path}/q.sock"
     listen = PORTS | {"query": [PORTS["query"], f"unix:{socket_path}"]}
@@ -196,7 +196,7 @@ async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path
 
 
 async def test_console_lines_are_words(tmp_path: Path) -> None:
-    """The console format is for people, without colours outside a terminal."""
+    """The console format has words instead of JSON, and no colours outside a terminal."""
     missing = ("--log-format", "console", "--kubeconfig", str(tmp_path / "none"))
     _, stopped = await finished(tmp_path, *missing)
 

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def trust(self) -> ssl.SSLContext:
-        """A TLS context that verifies nothing."""
+        """A TLS context that trusts the exporter's CA."""
         return ssl.create_default_context(cafile=self.authority)
 
     async def ask(
@@ -181,14 +181,14 @@ async def test_every_attempt(
 ) -> None:
     """Each attack gets its answer, leaves nothing behind, and other callers are served."""
     before = target.program.resident() // MIB
-    await ask_without_leave(target, real)
+    await ask_without_permission(target, real)
     await send_too_much(target)
     await send_too_slowly(target)
-    await play_tricks_with_paths(target)
-    await invent_nodes(target)
+    await try_unusual_paths(target)
+    await send_unknown_nodes(target)
     await hold_connections(target, idle)
     grown = [await grow_by_connections(target, idle)]
-    # A slow machine has more handshakes at once, so that the first rounds may still need more.
+    # On a slow machine more handshakes run at once, so the first rounds may still need more memory.
     while grown[-1] >= LEFT_BEHIND and len(grown) < ROUNDS:
         grown.append(await grow_by_connections(target, idle))
     assert grown[-1] < LEFT_BEHIND, f"each round of connections leaves something behind: {grown}"
@@ -203,7 +203,7 @@ async def test_every_attempt(
     assert "Traceback" not in log
 
 
-async def ask_without_leave(target: Target, real: RealStage) -> None:
+async def ask_without_permission(target: Target, real: RealStage) -> None:
     """Requests with no, a bad, an expired, a revoked and a forbidden token are refused."""
     stranger = await a_caller(real, "/metrics")
     revoked = await a_caller(real, "/v1/*")
@@ -261,8 +261,8 @@ async def send_too_slowly(target: Target) -> None:
     target.note("a body that never comes", "408", "limits.requestTimeout")
 
 
-async def play_tricks_with_paths(target: Target) -> None:
-    """No spelling of a path avoids its permission, or leaves the API."""
+async def try_unusual_paths(target: Target) -> None:
+    """No spelling of a path avoids the permission check, or leaves the API."""
     token = target.caller.token
     for path in (
         "/v1/../metrics",
@@ -285,8 +285,8 @@ async def play_tricks_with_paths(target: Target) -> None:
     target.note("path tricks (.., %2e, //, NUL, CR LF, 64 characters)", "400, 403, 404 or 422", "-")
 
 
-async def invent_nodes(target: Target) -> None:
-    """Names that a caller invents make no series and no log line."""
+async def send_unknown_nodes(target: Target) -> None:
+    """Names that a caller invents create no series and no log line."""
     candidates = [
         {"namespace": target.namespace, "name": "db", "node": f"made-up-{n}", "pod": "x\nforged"}
         for n in range(500)
@@ -357,7 +357,7 @@ async def verdict(target: Target, token: str | None) -> tuple[int, Any]:
 
 
 async def reviewed(target: Target, token: str | None) -> tuple[int, Any]:
-    """The same, repeated while a busy API server does not answer the review in time."""
+    """Like `verdict`, repeated while a busy API server does not answer the review in time."""
 
     async def attempt() -> tuple[int, Any] | None:
         status, answer = await verdict(target, token)

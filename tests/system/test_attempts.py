@@ -38,7 +38,7 @@ async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None])
         await watch.until(counted, what="twelve more failures", wait=60.0)
         stop.set()
         await playing
-        # The newest failure is there a moment before KubeVirt collects the oldest.
+        # The newest failure appears a moment before KubeVirt deletes the oldest.
         assert most_seen <= KEPT_BY_KUBEVIRT + 1
         assert first == KEPT_BY_KUBEVIRT
         assert watch.refused_objects(Resource.VMIMS) == 0

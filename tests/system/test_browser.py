@@ -48,7 +48,7 @@ def words(evacuation: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    """One Chromium for all tests of this file, which are skipped without it except in CI."""
+    """One Chromium for all tests of this file. Without it they are skipped; in CI they fail."""
     try:
         async with chromium() as browser:
             yield browser
@@ -70,7 +70,7 @@ async def demo(browser: Browser) -> AsyncIterator[Still]:
 async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
     """Open a page; fails if it had an error or loaded anything from elsewhere.
 
-    `faults` of the page may be said beforehand to be expected: those that a test provokes.
+    `faults`: parts of the errors that the test itself provokes, and that are allowed.
     """
     expected = options.pop("faults", ())
     context = await browser.new_context(**options)
@@ -349,11 +349,12 @@ class TestRefresh:
                 await page.reload()
                 return renewed == await page.locator("main").inner_html() or None
 
-            # A bookmark between the two is a later last contact.
+            # If a bookmark arrives between the two, the last contact differs, and the test tries
+            # again.
             await poll(renews, what="a page that is renewed to what a reload gives")
 
     async def test_it_can_be_paused(self, demo: Still, browser: Browser) -> None:
-        """While paused or hidden the page sends no request; then it refreshes at once."""
+        """While paused or hidden the page sends no request; afterwards it refreshes at once."""
         async with visit(browser, demo.query) as page:
             await page.clock.install()
             await page.reload()

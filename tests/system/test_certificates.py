@@ -42,10 +42,10 @@ def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localho
 async def serving(certificates: Certificates) -> AsyncIterator[int]:
     """Run a server that answers ok; yields its port."""
 
-    async def greet(_: web.BaseRequest) -> web.Response:
+    async def answer_ok(_: web.BaseRequest) -> web.Response:
         return web.Response(text="ok")
 
-    server = web.Server(greet)
+    server = web.Server(answer_ok)
     connections = Connections("query", server, Limits(), ConnectionBudget(Counters()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
@@ -115,7 +115,7 @@ async def test_renewed_in_place(tmp_path: Path) -> None:
 
 
 async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
-    """After an invalid renewal the old pair is served on, and the error is logged."""
+    """After an invalid renewal the old pair stays in use; the error names the file."""
     files = a_pair(tmp_path / "a")
     certificates = Certificates("query", tls_of(files))
     async with serving(certificates) as port:
@@ -144,7 +144,7 @@ async def test_callers_show_a_certificate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_session_ends_with_the_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """OpenSSL does not verify a resumed session again, so a renewal must end it."""
+    """A renewed CA ends TLS sessions, because OpenSSL does not verify a resumed one again."""
     files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
     stranger = a_pair(tmp_path / "d", "client")
     certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
@@ -163,7 +163,7 @@ async def test_a_session_ends_with_the_authority(tmp_path: Path, version: ssl.TL
 
 
 async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
-    """OpenSSL would ask for its password on the terminal, and block everything meanwhile."""
+    """An encrypted key is an error; OpenSSL does not ask for its password on the terminal."""
     files = a_pair(tmp_path)
     key = files / "locked.key"
     lock = ("openssl", "pkey", "-aes256", "-passout", "pass:secret", "-out", key)

@@ -50,7 +50,7 @@ def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
 
 
 async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """Before the hand-off the state is unknown, after it the VM is migrating."""
+    """If the watch of VMIMs fails, the state is `unknown` before the hand-off, then `migrating`."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     made = await admin.create(VMIS, vmi("db", namespace))
@@ -78,7 +78,7 @@ async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: 
 
 
 async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """With a dead watch a stuck evacuation is unknown, last seen stuck, without an Event."""
+    """While the watch of VMIs is dead, a stuck evacuation is `unknown`; it was last seen stuck."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time() - 7200)))

@@ -45,7 +45,7 @@ REVIEW = msgspec.json.encode(a_review())
 class Exporter:
     """The running program, and the open connections of strangers.
 
-    Strangers send no client certificate; our own requests send one of the server's CA.
+    Strangers send no client certificate; our own requests send one that the server's CA signed.
     """
 
     program: Program
@@ -200,8 +200,8 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
         (exporter.program.admission, b"POST " + PATH.encode()),
     ]
     async with exporter.probed() as took:
-        bombs = (drop_a_bomb(exporter, *target) for target in targets * 10 * times)
-        answers = Counter(await asyncio.gather(*bombs))
+        requests = (send_compressed(exporter, *target) for target in targets * 10 * times)
+        answers = Counter(await asyncio.gather(*requests))
     prove(
         f"{answers.total()} gzip bodies of {len(BOMB) // 1024} KiB, for 240 MiB each:"
         f" {exporter.cpu() - before:.2f} s of CPU, longest /livez {max(took):.2f} s"
@@ -209,7 +209,7 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
     assert answers == {(b"415", True): answers.total()}
 
 
-async def drop_a_bomb(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
+async def send_compressed(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
     """Send a compressed body; the status, and whether the connection is closed."""
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n" % line
     reader, writer = await exporter.open(url)
@@ -249,7 +249,7 @@ KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
 async def test_what_is_not_a_whole_request_has_one_bound(
     exporter: Exporter, prove: Prove, kind: str, times: int
 ) -> None:
-    """Unfinished requests of all listeners stay in one budget, which is freed again."""
+    """Unfinished requests of all listeners share one memory budget, and free it at the end."""
     before = most = exporter.resident()
     crowds = asyncio.gather(
         *(
@@ -280,8 +280,8 @@ async def test_what_is_not_a_whole_request_has_one_bound(
 async def test_a_crowd_shuts_nobody_out(
     exporter: Exporter, prove: Prove, listener: str, times: int, shakes_hands: bool
 ) -> None:
-    """Beside more idle connections than allowed, probes and reviews are answered."""
-    await shut_nobody_out(exporter, prove, listener, times, shakes_hands=shakes_hands)
+    """Probes and reviews are answered although there are more idle connections than allowed."""
+    await check_answers(exporter, prove, listener, times, shakes_hands=shakes_hands)
 
 
 @SIZES
@@ -289,7 +289,7 @@ async def test_a_crowd_shuts_nobody_out(
 async def test_a_crowd_without_client_certificates_shuts_nobody_out(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, times: int, shakes_hands: bool
 ) -> None:
-    """Crowds without a client certificate do not keep out the API server."""
+    """Crowds without a client certificate do not shut out the API server."""
     authority = str(tmp_path / "ca.crt")
     async with running(simulated, tmp_path, clientCAFile=authority) as exporter:
         reader, writer = await exporter.open(exporter.program.admission)
@@ -298,10 +298,10 @@ async def test_a_crowd_without_client_certificates_shuts_nobody_out(
         with suppress(OSError):
             answered = await asyncio.wait_for(reader.read(), PATIENCE)
         assert answered == b""
-        await shut_nobody_out(exporter, prove, "admission", times, shakes_hands=shakes_hands)
+        await check_answers(exporter, prove, "admission", times, shakes_hands=shakes_hands)
 
 
-async def shut_nobody_out(
+async def check_answers(
     exporter: Exporter, prove: Prove, listener: str, times: int, *, shakes_hands: bool
 ) -> None:
     """Probes and reviews are answered while a crowd connects to a listener."""

@@ -1,8 +1,8 @@
 """The dashboards' queries in a real Prometheus that scrapes the real program.
 
 Prometheus scrapes the program in three jobs: with honorLabels, without, and as two clusters with a
-label `cluster`. It has the shipped rules with shorter durations, and a page with the metrics of
-other programs.
+label `cluster`. It evaluates the shipped rules with shorter durations, and scrapes a page with the
+metrics of other programs.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
-"""An evacuation counts as diverged two minutes after its pod has lost its mark."""
+"""More than two minutes: after these an evacuation whose pod lost its annotation has diverged."""
 SPEED = 3.0
 HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
 EAST, WEST = "east", "west"
 CLUSTERS = {HONORED: "", RENAMED: "", FLEET: EAST}
-"""The cluster that is chosen with a job."""
+"""The cluster that is chosen together with a job."""
 RULES_FASTER = 12.0
 SCRAPE_LABELS = {"namespace": "monitoring", "node": "infra-1"}
-"""What a scrape may put over the labels of the VMs."""
+"""Labels of the scrape, which may replace those of the VMs."""
 CALLS_EVERY_SECONDS = 3.0
 
 
@@ -147,7 +147,7 @@ async def test_every_query_of_every_panel_shows_something(
     watched: Watched, job: str, prove: Callable[[str], None]
 ) -> None:
     """Each query has a value other than 0 and NaN in the run."""
-    shown = [(query, _first_telling(await watched.ask(query))) for query in watched.queries(job)]
+    shown = [(query, _find_first_value(await watched.ask(query))) for query in watched.queries(job)]
     empty = [query for query, value in shown if value is None]
     several = "one of two clusters" if CLUSTERS[job] else "one cluster"
     prove(
@@ -178,7 +178,7 @@ async def test_a_perses_server_shows_every_query(
         proxied = replace(watched, url=await perses.add_prometheus(watched.url))
         stored = {uid: await perses.store(uid, config) for uid, config in committed.items()}
         shown = {
-            query: _first_telling(await proxied.ask(query))
+            query: _find_first_value(await proxied.ask(query))
             for uid, config in stored.items()
             for query in perses_panels(values[uid], uid, config)
         }
@@ -234,14 +234,14 @@ async def test_vms_keep_their_labels_whatever_the_scrape_does(watched: Watched) 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("job", [HONORED, RENAMED])
 async def test_a_chosen_namespace_and_node_filter(watched: Watched, job: str) -> None:
-    """If a namespace and a node are chosen, every series is of these."""
+    """If a namespace and a node are chosen, every series belongs to them."""
     namespace, _ = watched.vm
     namespaces, nodes = set(), set()
     for query in panels(watched.values(job, namespace=namespace, node="node-1"), OVERVIEW):
         for series in await watched.ask(query):
             labels = series["metric"]
             namespaces |= {labels["namespace"]} if "namespace" in labels else set()
-            # Of VMs and of refusals the namespace is chosen, of nodes the node.
+            # Series of VMs and of refusals are chosen by namespace, those of nodes by node.
             nodes |= {labels["node"]} if set(labels) == {"node"} else set()
 
     assert namespaces == {namespace}
@@ -296,7 +296,7 @@ class Perses:
             assert response.ok, (path, await response.text())
 
 
-def _first_telling(matrix: list[dict[str, Any]]) -> str | None:
+def _find_first_value(matrix: list[dict[str, Any]]) -> str | None:
     """The labels, the instant and the value of the first sample that is neither 0 nor NaN."""
     for series in matrix:
         for instant, text in series["values"]:
@@ -328,7 +328,7 @@ def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
 async def _call(
     session: aiohttp.ClientSession, exporter: Program, demo: FaultyDemo, stop: asyncio.Event
 ) -> None:
-    """Asks about every VM, and sends invalid requests."""
+    """Ask about every VM, and send invalid requests."""
     candidates: list[Mapping[str, str]] = [
         *({"namespace": vm.namespace, "name": vm.name} for vm in demo.scenario.vms),
         {"namespace": "shop", "name": "nobody"},

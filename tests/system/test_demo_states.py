@@ -24,16 +24,16 @@ _STATE = re.compile(r'^kubevirt_vmi_evacuation_state\{.*state="(\w+)"\} 1\.0$', 
 
 async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], None]) -> None:
     """Each main state is in GET /v1/evacuations and in /metrics, and some are stuck."""
-    told: set[str] = set()
+    listed: set[str] = set()
     measured: set[str] = set()
     stuck: set[str] = set()
     config = dict(shorten_settings(SPEED))
     async with program(tmp_path, "demo", "--speed", f"{SPEED:g}", config=config) as exporter:
         await exporter.ready()
         async with asyncio.timeout(120):
-            while not (told >= MAIN and measured >= MAIN):
+            while not (listed >= MAIN and measured >= MAIN):
                 _, body = await exporter.get("/v1/evacuations")
-                told |= {one["state"] for one in body["evacuations"]}
+                listed |= {one["state"] for one in body["evacuations"]}
                 stuck |= {one["name"] for one in body["evacuations"] if one["stuck"]}
                 _, text = await exporter.get("/metrics")
                 measured |= set(_STATE.findall(text))
@@ -42,4 +42,4 @@ async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], N
 
     assert {"failing-1", "unschedulable-1", "pinned-1"} <= stuck
     assert "external-1" not in stuck
-    prove(f"demo: states seen: {', '.join(sorted(told))}; stuck: {', '.join(sorted(stuck))}")
+    prove(f"demo: states seen: {', '.join(sorted(listed))}; stuck: {', '.join(sorted(stuck))}")

@@ -153,13 +153,13 @@ async def test_kubectl_shows_them(
             VMIS, namespace, "db1", {"status": {"evacuationNodeName": None, "nodeName": "n2"}}
         )
         await until_reported(real.admin, namespace, STUCK, ENDED, HELD)
-        told = [
+        shown = [
             await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{name}")
             for name in ("db1", "db2")
         ]
         assert await exporter.end() == 0
 
-    for text in (described.partition("\nEvents:")[2], *told):
+    for text in (described.partition("\nEvents:")[2], *shown):
         prove(text)
     row = r"\s+Warning\s+EvacuationStuck\s+\d+s\s+kubevirt-eviction-exporter\s+(.*)"
     stuck = re.search(row, described)
@@ -168,9 +168,9 @@ async def test_kubectl_shows_them(
     assert (
         "PodScheduled: Unschedulable: 0/3 nodes are available: 3 Insufficient memory." in stuck[1]
     )
-    assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", told[0])
+    assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", shown[0])
     until = verdict["notBefore"][:16]
-    assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", told[1])
+    assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", shown[1])
 
 
 async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -> None:
@@ -202,20 +202,22 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
             return await one.sample(WRITER) + await other.sample(WRITER) == 1
 
         await poll(elected, what="a writer")
-        holder, heir = (one, other) if await one.sample(WRITER) else (other, one)
+        holder, standby = (one, other) if await one.sample(WRITER) else (other, one)
         await a_stuck_vm(real.admin, namespace, "db1")
         await real.admin.create(VMIS, cooling("db2", namespace))
         await until_counted(holder, STUCK, EventOutcome.WRITTEN)
-        assert [await heir.sample(COUNTED, outcome=outcome) for outcome in EventOutcome] == [0] * 5
+        assert [await standby.sample(COUNTED, outcome=outcome) for outcome in EventOutcome] == [
+            0
+        ] * 5
         for replica, outcome in (
-            (heir, EventOutcome.WRITTEN),
+            (standby, EventOutcome.WRITTEN),
             (holder, EventOutcome.EXISTING),
         ):
             await replica.until_verdict(namespace, "db2", "preEviction", "cooldown")
             await replica.verdict(namespace, "db2")
             await until_counted(replica, HELD, outcome)
         await holder.end(signal.SIGKILL)
-        await until_counted(heir, STUCK, EventOutcome.EXISTING)
+        await until_counted(standby, STUCK, EventOutcome.EXISTING)
         await until_reported(real.admin, namespace, STUCK, HELD)
 
 
@@ -250,14 +252,14 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
             now += REPEATED_AFTER
 
     found = await events(real.admin, namespace)
-    told = await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{held.name}")
+    shown = await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{held.name}")
 
-    prove(told)
+    prove(shown)
     sizes = Counter((one["reason"], len(one["message"].encode()) > 1000) for one in found)
     assert sizes == {(HELD, False): 3, (STUCK, True): 3}
     counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
     assert sorted(counts, key=str) == [2, 3, None]
-    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionHeld", told)
+    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionHeld", shown)
 
 
 async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Outdated evidence, or that of another object, on both API servers."""
+"""Evidence that is outdated or belongs to another object, on both API servers."""
 
 import time
 from collections.abc import AsyncIterator
@@ -46,11 +46,11 @@ def requested(node: str, at: float | None, **status: Any) -> Object:
 async def until_evacuation(exporter: Program, key: str, **fields: object) -> dict[str, Any]:
     """Wait until the evacuation of a VM has these fields; returns it."""
 
-    async def told() -> dict[str, Any] | None:
+    async def ask() -> dict[str, Any] | None:
         found = await ask_evacuation(exporter, key)
         return found if found is not None and found.items() >= fields.items() else None
 
-    return await poll(told, what=f"evacuation of {key} with {fields}")
+    return await poll(ask, what=f"evacuation of {key} with {fields}")
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -116,7 +116,7 @@ async def test_an_evacuation_that_is_requested_anew_in_a_gap(stage: Stage, tmp_p
 async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """Attempts of a cancelled drain do not make the next request a drain."""
+    """An attempt of an earlier, cancelled drain does not change the source of the next request."""
     namespace = await stage.make_namespace()
     key = f"{namespace}/db"
     admin = stage.admin
@@ -142,7 +142,7 @@ async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
 async def test_a_migration_counts_against_the_node_that_it_leaves(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """A VM that has just migrated counts against its source node until it is finalised."""
+    """A VM that has just migrated counts against its source node until its VMIM has ended."""
     namespace = await stage.make_namespace()
     source, target = f"source-of-{namespace}", f"target-of-{namespace}"
     admin = stage.admin
@@ -189,7 +189,7 @@ async def test_a_pod_of_another_namespace_changes_no_verdict(stage: Stage, tmp_p
 
         foreign = {"name": "virt-launcher-zz", "namespace": other}
         await admin.create(PODS, launcher_pod(made, evicting=True, metadata=foreign))
-        # Pods are heard of in the order of their creation.
+        # The watch sends pods in the order of their creation.
         later = await admin.create(VMIS, vmi("later", namespace))
         await admin.create(PODS, launcher_pod(later))
         await exporter.until(

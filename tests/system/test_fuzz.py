@@ -47,8 +47,8 @@ async def test_the_api_keeps_its_own_document(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        told = (await schemathesis.communicate())[0].decode()
-        assert schemathesis.returncode == 0, told
+        output = (await schemathesis.communicate())[0].decode()
+        assert schemathesis.returncode == 0, output
         asked = await exporter.sample(REQUESTS)
         failed = [await exporter.sample(REFUSED, status=str(status)) for status in range(500, 503)]
     assert asked >= at_least
@@ -147,7 +147,7 @@ def hostile() -> dict[str, dict[str, Any]]:
 
 
 async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """Malicious objects are accepted or counted, and others are judged as usual."""
+    """Malicious objects are accepted or counted, and other VMs have their usual verdicts."""
     namespace = await simulated.make_namespace()
     for name in ("good-1", "good-2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
@@ -206,7 +206,7 @@ async def test_many_clients_while_the_watch_breaks(
             "kubevirt_eviction_exporter_watch_restarts_total",
             resource=VMIS.plural,
         )
-        # Not one for each: after some the watcher waits longer before it tries again.
+        # Fewer than faults: after some failures the watch waits longer before it tries again.
         assert restarts >= 2
         await poll(lambda: has_all(exporter, 200), what="all VMIs")
     assert answered > clients
@@ -218,7 +218,7 @@ async def test_many_clients_while_the_watch_breaks(
 
 
 async def ask(exporter: Program, namespace: str, number: int, end: float) -> int:
-    """Send each request in turn until the end; returns the number of right answers."""
+    """Send random requests until the end; returns how many were answered, all with 200."""
     rng = random.Random(number)
     candidates = [{"namespace": namespace, "name": f"vm-{n}"} for n in range(200)]
     answered = 0

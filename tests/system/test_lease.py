@@ -77,7 +77,7 @@ async def spec_of(real: RealStage, namespace: str) -> dict[str, Any]:
 
 
 async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
-    """The second takes the Lease one duration after the last renewal of the first."""
+    """The second candidate takes the Lease after the first has stopped renewing it."""
     namespace = await real.make_namespace()
     async with candidate(real, namespace, "one") as one, candidate(real, namespace, "two") as two:
         one.campaign()

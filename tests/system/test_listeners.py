@@ -36,11 +36,11 @@ OTHER = "127.0.0.2"
 def a_listener(*addresses: str, **overrides: Any) -> Listener:
     """A listener with one endpoint that answers ok."""
 
-    async def greet(_: web.Request) -> web.Response:
+    async def answer_ok(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
     app = web.Application()
-    app.router.add_get("/", greet)
+    app.router.add_get("/", answer_ok)
     fields: dict[str, Any] = {
         "name": "query",
         "app": app,
@@ -88,7 +88,7 @@ async def connected(
 
 
 async def test_every_address_is_served(tmp_path: Path) -> None:
-    """All ports and sockets are served; port 0 is a free one, a host name all its addresses."""
+    """All ports and sockets are served; port 0 is any free port, a host name all its addresses."""
     path = tmp_path / "q.sock"
     async with a_listener("127.0.0.1:0", f"unix:{path}", "localhost:0").served() as urls:
         assert urls[1] == f"unix:{path}"
@@ -190,7 +190,9 @@ async def test_a_port_that_is_taken() -> None:
 async def test_tls_on_ports_and_not_on_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewed certificate is served from then on; an error is logged once."""
+    """Ports have TLS and sockets do not; a renewed certificate is used, and an error is logged
+    once.
+    """
     monkeypatch.setattr(listeners, "CERTIFICATES_READ_EVERY", 0.05)
     tls, other = a_pair(tmp_path / "a"), a_pair(tmp_path / "b")
     assert tls.cert_file is not None
@@ -214,7 +216,7 @@ async def test_tls_on_ports_and_not_on_sockets(
 
 
 async def said(logs: list[Any], event: str) -> bool:
-    """Whether it was logged."""
+    """Whether this event was logged."""
     return any(log["event"] == event for log in logs)
 
 
@@ -230,7 +232,7 @@ async def test_idle_connections_are_closed() -> None:
 
 
 async def test_no_more_connections_than_allowed() -> None:
-    """Beyond the limit the peer's longest idle connection is closed."""
+    """Beyond the limit the longest idle connection of the same peer is closed."""
     counters = Counters()
     limits = Limits(connections=3)
     async with a_listener(
@@ -243,9 +245,9 @@ async def test_no_more_connections_than_allowed() -> None:
             async with connected(url) as (reader, writer):
                 assert await asyncio.wait_for(second[0].read(), PATIENCE) == b""
                 assert counters.refused_connections == {"query": 1}
-                for told, asks in ((reader, writer), first, one):
-                    asks.write(REQUEST)
-                    await asyncio.wait_for(told.readuntil(b"ok"), PATIENCE)
+                for source, sink in ((reader, writer), first, one):
+                    sink.write(REQUEST)
+                    await asyncio.wait_for(source.readuntil(b"ok"), PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ async def test_pipelined_requests_are_answered_in_turn() -> None:
 
 
 async def test_no_version_is_told() -> None:
-    """No header has the version of the server or of Python."""
+    """The header `Server` has no version."""
     async with (
         a_listener("127.0.0.1:0").served() as urls,
         aiohttp.ClientSession() as session,

@@ -70,7 +70,7 @@ def quote(prove: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
     [
         pytest.param("none", "succeeds", "none", "", id="none"),
         pytest.param("libvirt", "fails", "libvirt", "virError", id="libvirt"),
-        # No kubelet runs here, so that nothing says why the target's container ended.
+        # No kubelet runs here, so nothing reports why the target's container ended.
         pytest.param("crashes", "crashes", "other", "", id="target-before-hand-off"),
         pytest.param(
             "lost", Fate("loses ready target", seconds=2), "target_lost", "", id="target-lost"

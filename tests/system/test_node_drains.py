@@ -47,7 +47,7 @@ class Stage:
 
     @asynccontextmanager
     async def cordoned(self) -> AsyncIterator[None]:
-        """The node is cordoned for a block."""
+        """Cordon the node during the block."""
         await self.cordon()
         try:
             yield
@@ -55,7 +55,7 @@ class Stage:
             await self.cordon(unschedulable=False)
 
     async def until_drain(self, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until the progress of the drain is as asked; returns the node's answer."""
+        """Wait until the drain meets a condition; returns the node's answer."""
         found: dict[str, Any] = await self.exporter.until(
             f"/v1/nodes/{NODE}",
             lambda status, body: status == 200 and body["drain"] and is_there(body["drain"]),
@@ -76,7 +76,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 
 
 async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> None:
-    """The counts of a drain are right, and its estimate is close."""
+    """The counts of a drain are right, and its estimate is below three times its real duration."""
     rig, keys = stage.rig, [f"followed-{number}/db1" for number in range(6)]
     async with stage.cordoned(), AsyncExitStack() as stack:
         for key in keys:
@@ -106,7 +106,9 @@ async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> Non
 
 
 async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove: Prove) -> None:
-    """A stuck drain is reported; after the uncordon the evacuation is left over, and cancelled."""
+    """A stuck drain is reported; after the uncordon the evacuation is left over until it is
+    cancelled.
+    """
     rig, exporter, key = stage.rig, stage.exporter, "given-up/db1"
     async with rig.vmi(key, "never ready", node=NODE):
         async with stage.cordoned():
@@ -162,7 +164,7 @@ async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
                     },
                 },
             )
-            # What the disruption controller writes, which does not run here.
+            # The disruption controller would write this, but does not run here.
             await rig.cluster.admin.merge_status(
                 BUDGETS,
                 f"budget-{name}",

@@ -1,4 +1,4 @@
-"""Practising on the demo: the commands of `explain`, run with kubectl."""
+"""Practice on the demo: kubectl runs the commands that `explain` prints."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def shell(command: str, **environment: str) -> str:
 
 
 COMMANDS = ("    kubectl ", "    echo ")
-"""How the commands begin that `explain` prints."""
+"""The beginnings of the commands that `explain` prints."""
 
 
 @pytest.mark.timeout(300)
@@ -77,7 +77,7 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
                 said = await shell(command, KUBECONFIG=kubeconfig, PATH=path)
                 assert first.startswith(f"{key} is stuck: ")
                 assert said.strip(), command
-                if cancel != command:  # it is, if the drain was given up
+                if cancel != command:  # both are the same if the drain was given up
                     await shell(cancel, KUBECONFIG=kubeconfig, PATH=path)
                 done = await poll(partial(_is_over, explain, first), what=f"the end of {key}'s")
                 came = "\n".join(said.splitlines()[:8])

@@ -164,7 +164,7 @@ async def test_a_live_scrape_passes_promtool(real: RealStage, tmp_path: Path) ->
 
 
 async def test_takes_the_kubeconfig_of_the_environment(real: RealStage, tmp_path: Path) -> None:
-    """A kubeconfig is found by KUBECONFIG as kubectl finds it."""
+    """The exporter finds its kubeconfig through KUBECONFIG, as kubectl does."""
     async with program(tmp_path, environment={"KUBECONFIG": kubeconfig(real)}) as exporter:
         await exporter.ready()
 

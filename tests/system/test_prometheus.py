@@ -41,7 +41,7 @@ from tests.support.replaying import play
 MINUTE = 60.0
 HOUR = 3600.0
 A_SERIES = {"metric": {"name": "db1", "migration_name": "m"}, "values": [[NOW, str(NOW)]]}
-"""One migration, as `STARTS` tells of it."""
+"""One migration as the metric `STARTS` shows it."""
 
 
 def a_span(name: str, start: float | None, end: float | None, *, failed: bool = False) -> Span:
@@ -60,7 +60,7 @@ def a_span(name: str, start: float | None, end: float | None, *, failed: bool = 
     )
 
 
-def told(*spans: Span, hours: float = 10.0) -> list[Recorded]:
+def events_of(*spans: Span, hours: float = 10.0) -> list[Recorded]:
     """The events of these migrations."""
     known = {(span.namespace, span.name): span for span in spans}
     return list(to_events(known, NOW, NOW + hours * HOUR))
@@ -68,7 +68,7 @@ def told(*spans: Span, hours: float = 10.0) -> list[Recorded]:
 
 def account(*spans: Span, name: str = "ours") -> Account:
     """The account of one policy."""
-    return play(told(*spans), [BUILTIN[name]]).accounts[0]
+    return play(events_of(*spans), [BUILTIN[name]]).accounts[0]
 
 
 def markers(events: list[Recorded]) -> list[tuple[float, str]]:
@@ -82,12 +82,12 @@ def markers(events: list[Recorded]) -> list[tuple[float, str]]:
     return found
 
 
-class TestTold:
+class TestEvents:
     """Migrations as events."""
 
     def test_an_evacuation_is_asked_for_at_its_start(self) -> None:
         """An evacuation is an eviction at its start and ends with its success."""
-        events = told(a_span("kubevirt-evacuation-a", HOUR, HOUR + 60))
+        events = events_of(a_span("kubevirt-evacuation-a", HOUR, HOUR + 60))
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 60, "")]
 
@@ -112,7 +112,7 @@ class TestTold:
             a_span(f"kubevirt-evacuation-{n}", HOUR + n * 300, HOUR + n * 300 + 60, failed=True)
             for n in range(4)
         ]
-        events = told(*spans)
+        events = events_of(*spans)
         found = account(*spans, name="none")
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 960 + RETRIED_WITHIN, "")]
@@ -144,7 +144,7 @@ class TestTold:
         following = a_span("kubevirt-evacuation-b", 120, 180)
         found = account(going, following)
 
-        assert markers(told(going, following))[:2] == [(0, "n1"), (60, "")]
+        assert markers(events_of(going, following))[:2] == [(0, "n1"), (60, "")]
         assert (found.asked, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
@@ -155,7 +155,7 @@ class TestTold:
         )
         found = account(*spans)
 
-        assert markers(told(*spans)) == [(0, "n1"), (180, "")]
+        assert markers(events_of(*spans)) == [(0, "n1"), (180, "")]
         assert (found.asked, found.migrations.ended) == (0, 1)
 
     def test_a_failure_long_before_is_not_under_way(self) -> None:
@@ -171,12 +171,12 @@ class TestTold:
         """A migration by hand that runs at the beginning is no evacuation, but is counted."""
         going = a_span("kubevirt-migrate-vm-a", -30, 60)
 
-        assert markers(told(going)) == [(0, "")]
+        assert markers(events_of(going)) == [(0, "")]
         assert account(going).migrations.ended == 1
 
     def test_a_vm_that_has_not_moved_since_is_there_all_the_same(self) -> None:
         """A VM without migrations in the range is in the first list."""
-        events = told(a_span("kubevirt-migrate-vm-a", -600, -540))
+        events = events_of(a_span("kubevirt-migrate-vm-a", -600, -540))
 
         assert {event.at for event in events} == {NOW, NOW + 10 * HOUR}
         assert sum(isinstance(event.fact, Vmi) for event in events) == 1
@@ -191,7 +191,7 @@ class TestTold:
 
     def test_five_finished_vmims_are_kept(self) -> None:
         """Five finished VMIMs are kept, as in KubeVirt, so memory does not grow."""
-        events = told(
+        events = events_of(
             *(a_span(f"kubevirt-migrate-vm-{n}", n * 600.0, n * 600.0 + 60) for n in range(9))
         )
         gone = [event.name for event in events if event.kind is Kind.DELETED]
@@ -203,7 +203,7 @@ class TestTold:
         spans = [a_span(f"kubevirt-evacuation-{n}", n * 50.0, n * 50.0 + 70) for n in range(20)]
         for number, span in enumerate(spans):
             span.vm = f"vm{number % 3}"
-        events = told(*spans)
+        events = events_of(*spans)
 
         assert [event.at for event in events] == sorted(event.at for event in events)
         assert events[-1] == Recorded(NOW + 10 * HOUR, Kind.ENDED)
@@ -227,7 +227,7 @@ class TestSeries:
 
     @pytest.mark.parametrize("value", ["NaN", "+Inf", "words", ""])
     def test_a_value_that_is_no_instant_is_none(self, value: str) -> None:
-        """With an invalid time the migration exists, but has no start or end."""
+        """A migration with an invalid start time exists, but has no start."""
         spans: Spans = {}
         note_series(spans, STARTS, {"name": "db1", "migration_name": "m"}, [(NOW, value)])
 
@@ -268,7 +268,7 @@ def test_windows_cover_the_range_once(steps: int) -> None:
 def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
     """Three hours of a VM: evacuated, evacuated again five minutes later, one failure.
 
-    The same in each cluster; "" has no label.
+    The samples are the same in each cluster; "" means no label.
     """
     lives = [
         ("kubevirt-evacuation-a", 600, 660, "succeeded", 1000),
@@ -285,8 +285,8 @@ def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
                 if metric == STARTS and start <= at < gone:
                     yield f"{metric}{{{labels}}} {began + start:.0f} {began + at:.0f}"
                 elif metric == ENDS and end <= at < gone:
-                    told = f'{labels},status="{status}"'
-                    yield f"{metric}{{{told}}} {began + end:.0f} {began + at:.0f}"
+                    ended = f'{labels},status="{status}"'
+                    yield f"{metric}{{{ended}}} {began + end:.0f} {began + at:.0f}"
                 elif metric.endswith(status) and end <= at:
                     yield f"{metric}{{{by_vmim}}} 1 {began + at:.0f}"
     yield "# EOF"
@@ -296,7 +296,7 @@ def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
 async def remembering(
     directory: Path, began: float, *, clusters: tuple[str, ...] = ("",)
 ) -> AsyncIterator[str]:
-    """A real Prometheus with these hours."""
+    """A real Prometheus that has these samples."""
     file = directory / "past.om"
     file.write_text("\n".join(_samples(began, clusters)) + "\n")
     subprocess.run(
@@ -316,7 +316,7 @@ async def remembering(
 
 
 async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
-    """From a real Prometheus, the second of two evictions is refused with a cooldown."""
+    """In a replay from a real Prometheus the cooldown refuses the second of two evictions."""
     began = (time.time() - 6 * HOUR) // 60 * 60
     seen: list[float] = []
     async with remembering(tmp_path, began) as url:
@@ -365,7 +365,7 @@ async def test_what_prometheus_refuses_is_told_in_its_words(tmp_path: Path) -> N
     ],
 )
 async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -> None:
-    """An answer of another server is an error with the address."""
+    """An HTTP error, or an answer that is not of Prometheus's API, is reported with its status."""
 
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(status=status, text=body)
@@ -405,7 +405,7 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
 
 
 async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
-    """An empty token file is an error before any request."""
+    """A file without a valid token is an error that does not repeat its content."""
     token = tmp_path / "token"
     token.write_text("two words")
     with pytest.raises(CannotAsk, match="holds no token") as refused:
@@ -426,7 +426,7 @@ async def test_a_password_in_the_url_is_refused(url: str) -> None:
 
 
 async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
-    """An answer of zeros would look like a quiet cluster."""
+    """A Prometheus without KubeVirt's metrics is an error, not a quiet cluster."""
 
     async def answer(_request: web.Request) -> web.Response:
         return web.json_response({"status": "success", "data": {"result": []}})
@@ -435,10 +435,10 @@ async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
     application.router.add_post("/api/v1/query_range", answer)
     async with TestServer(application) as server:
         url = f"http://127.0.0.1:{server.port}"
-        with pytest.raises(CannotAsk) as told_so:
+        with pytest.raises(CannotAsk) as refused:
             await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
 
-    assert str(told_so.value) == (
+    assert str(refused.value) == (
         f"{url} has no kubevirt_vmi_migration_* between {write_instant(NOW)} and"
         f" {write_instant(NOW + 60)}: does it scrape KubeVirt?"
     )
@@ -464,8 +464,8 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:
-    """Metrics of VMIs and of VMIMs are events of their resource."""
-    for event in told(a_span("kubevirt-evacuation-a", 60, 120)):
+    """Each event has the resource of its fact, a VMI or a VMIM."""
+    for event in events_of(a_span("kubevirt-evacuation-a", 60, 120)):
         if event.fact is not None:
             assert event.resource is (
                 Resource.VMIS if isinstance(event.fact, Vmi) else Resource.VMIMS

@@ -46,7 +46,7 @@ def read(path: Path) -> list[Recorded]:
     return events
 
 
-def told(events: list[Recorded], namespace: str) -> list[tuple[Kind, Resource | None, str]]:
+def events_in(events: list[Recorded], namespace: str) -> list[tuple[Kind, Resource | None, str]]:
     """The events of one namespace's objects, by kind, resource and name."""
     found = []
     for event in events:
@@ -102,7 +102,7 @@ async def recorded(
 
 @pytest.fixture(autouse=True)
 def _flushes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written lines are flushed at once."""
+    """Flush written lines at once."""
     monkeypatch.setattr("exporter.whatif.recorder.FLUSHED_EVERY", 0.05)
 
 
@@ -120,19 +120,21 @@ async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, 
         )
         await stage.admin.create(VMIMS, vmim("m", namespace, of="a"))
         await running.until(
-            lambda events: (Kind.ADDED, Resource.VMIMS, "m") in told(events, namespace)
+            lambda events: (Kind.ADDED, Resource.VMIMS, "m") in events_in(events, namespace)
         )
         await stage.admin.merge(VMIS, namespace, "a", {"status": {"nodeName": "n7"}})
         await running.until(
-            lambda events: (Kind.MODIFIED, Resource.VMIS, "a") in told(events, namespace)
+            lambda events: (Kind.MODIFIED, Resource.VMIS, "a") in events_in(events, namespace)
         )
         await stage.admin.delete(VMIS, namespace, "a")
         await running.until(
-            lambda events: (Kind.DELETED, Resource.VMIS, "a") in told(events, namespace)
+            lambda events: (Kind.DELETED, Resource.VMIS, "a") in events_in(events, namespace)
         )
         events = await running.end()
 
-    assert [kind for kind, resource, _ in told(events, namespace) if resource is Resource.VMIS] == [
+    assert [
+        kind for kind, resource, _ in events_in(events, namespace) if resource is Resource.VMIS
+    ] == [
         Kind.ADDED,
         Kind.MODIFIED,
         Kind.DELETED,
@@ -155,16 +157,16 @@ async def test_what_was_missed_is_in_the_file_after_a_new_list(
         Gate(stage.url) as gate,
         recorded(stage.login_at(gate.url), path, namespace) as running,
     ):
-        await running.until(lambda events: len(told(events, namespace)) == 2)
+        await running.until(lambda events: len(events_in(events, namespace)) == 2)
         await gate.shut()
         await stage.admin.delete(VMIS, namespace, "goes")
         await stage.admin.create(VMIS, vmi("comes", namespace))
         await stage.force_gone()
         gate.open()
-        await running.until(lambda events: len(told(events, namespace)) == 4)
+        await running.until(lambda events: len(events_in(events, namespace)) == 4)
         events = await running.end()
 
-    kinds = [(kind, name) for kind, _, name in told(events, namespace)]
+    kinds = [(kind, name) for kind, _, name in events_in(events, namespace)]
     assert set(kinds[:2]) == {(Kind.ADDED, "stays"), (Kind.ADDED, "goes")}
     assert set(kinds[2:]) == {(Kind.ADDED, "comes"), (Kind.DELETED, "goes")}
     listed = [event for event in events if event.kind is Kind.SYNCED]
@@ -181,7 +183,7 @@ async def test_ends_by_itself_when_its_time_is_over(stage: Stage, tmp_path: Path
 
     events = read(path)
     assert events[-1].kind is Kind.ENDED
-    assert (Kind.ADDED, Resource.VMIS, "a") in told(events, namespace)
+    assert (Kind.ADDED, Resource.VMIS, "a") in events_in(events, namespace)
 
 
 async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) -> None:
-    """If the disk is full, the recording ends with an error."""
+    """Discarding a recording removes its file, also if the disk is full."""
 
     class Full(BytesIO):
         def close(self) -> None:

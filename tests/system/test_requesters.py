@@ -167,9 +167,9 @@ async def test_each_evacuation_names_who_requested_it(stage: Stage, prove: Any) 
             assert MARKED in (await stage.evict(BOB, alices)).message
             known[alices] = await until_requested(asked, alices, BOB)
             await until_written(asked)
-        async with stage.exporter() as heir:
+        async with stage.exporter() as successor:
             for key, requester in known.items():
-                assert await until_requested(heir, key, requester["user"]) == requester
+                assert await until_requested(successor, key, requester["user"]) == requester
 
 
 async def test_the_demo_shows_a_requester(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_the_demo_shows_a_requester(tmp_path: Path) -> None:
 async def test_what_observing_adds_to_an_eviction(
     stage: Stage, prove: Callable[[str], None], evictions: int
 ) -> None:
-    """The duration of an eviction with KubeVirt's webhook alone, and with ours as well.
+    """Our webhook adds less than 50 ms to the median eviction.
 
     The limit is loose, because the machine is shared; the line has the numbers.
     """
@@ -226,9 +226,9 @@ async def test_what_observing_adds_to_an_eviction(
 async def test_drains_that_retry(
     stage: Stage, prove: Callable[[str], None], drains: int, pause: float, seconds: float
 ) -> None:
-    """Drains of VMs that never leave retry as kubectl does; each keeps its first requester.
+    """While drains retry as kubectl does, each evacuation keeps its first requester.
 
-    Where the webhook took longer than its timeout, as on a busy machine, nobody is named.
+    If the webhook took longer than its timeout, as on a busy machine, nobody is named.
     """
     keys = [f"drained-{drains}/db{number}" for number in range(drains)]
     users = [ALICE, BOB]

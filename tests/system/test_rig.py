@@ -1,4 +1,4 @@
-"""KubeVirt's own virt-api and virt-controller, with played nodes."""
+"""KubeVirt's own virt-api and virt-controller, with simulated nodes."""
 
 import asyncio
 import sys
@@ -37,10 +37,10 @@ FAILING = "failing/db1"
 FAILURES = 4
 Quote: TypeAlias = Callable[[str, str, str], Awaitable[Object]]
 HAS_REQUESTS = is_kubevirt_at_least("1.7")
-"""Whether an eviction's request has a date, a source and an end of its own: the condition
-EvictionRequested, the annotation eviction-source, and a cancel.
+"""Whether KubeVirt has the condition EvictionRequested, the annotation eviction-source and the
+subresource evacuate/cancel.
 
-Before 1.7 the pod is annotated for the length of each attempt only.
+Before 1.7 the pod has its annotation only during each attempt.
 """
 IN_PROGRESS = "true" if HAS_REQUESTS else "kubevirt"
 
@@ -113,7 +113,7 @@ def _held_by(condition: str) -> Callable[[Scene], object]:
 
 
 async def test_a_vmi_runs_in_its_real_launcher_pod(rig: Rig) -> None:
-    """A VMI gets virt-controller's own pod, and runs once the player has bound and started it."""
+    """A VMI gets virt-controller's own pod, and runs once the player has started that pod."""
     async with rig.vmi("runs/db1", node="node-2") as scene:
         (pod,) = scene.pods
         assert pod["metadata"]["generateName"] == "virt-launcher-db1-"
@@ -165,8 +165,8 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
             assert requested["status"] == "True"
             assert requested["lastTransitionTime"]
         assert copying.marked == "node-1"
-        told = "descheduler" if HAS_REQUESTS else None
-        assert objects.annotations(copying.vmi).get(objects.EVICTION_SOURCE) == told
+        annotated = "descheduler" if HAS_REQUESTS else None
+        assert objects.annotations(copying.vmi).get(objects.EVICTION_SOURCE) == annotated
         (vmim,) = copying.vmims
         assert vmim["metadata"]["generateName"] == "kubevirt-evacuation-"
         assert objects.annotations(vmim)[objects.EVACUATION] == "node-1"
@@ -175,7 +175,7 @@ async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None
         source, target = copying.pods
         assert objects.annotations(source)[objects.EVICTION_IN_PROGRESS] == IN_PROGRESS
         assert objects.EVICTION_IN_PROGRESS not in objects.annotations(target)
-        assert objects.annotations(target).get(objects.EVICTION_SOURCE) == told
+        assert objects.annotations(target).get(objects.EVICTION_SOURCE) == annotated
         await rig.record(
             "migrating",
             BY_EVACUATION + PHASES + PLAYED + "scheduler, kubelet, virt-handlers: prepared, "
@@ -331,19 +331,19 @@ async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
         assert why["reason"] == "Unschedulable"
         assert why["message"].startswith("0/3 nodes are available: ")
         assert "didn't match Pod's node affinity/selector" in why["message"]
-        told = await ask_evacuation(stage.exporter, key)
-        assert told is not None
-        assert told["cause"] == why
+        evacuation = await ask_evacuation(stage.exporter, key)
+        assert evacuation is not None
+        assert evacuation["cause"] == why
         assert ("NodeSelector", "kubernetes.io/hostname=node-1") in [
-            (one["reason"], one["message"]) for one in told["why"]
+            (one["reason"], one["message"]) for one in evacuation["why"]
         ]
 
         (attempt,) = await rig.cluster.vmims("db1", "nowhere")
         await rig.cluster.admin.delete(VMIMS, "nowhere", attempt["metadata"]["name"])
         await rig.until(key, lambda scene: scene.vmims and scene.vmims[0] != attempt)
-        told = await ask_evacuation(stage.exporter, key)
-        assert told is not None
-        assert why["message"] in [one["message"] for one in told["why"]]
+        evacuation = await ask_evacuation(stage.exporter, key)
+        assert evacuation is not None
+        assert why["message"] in [one["message"] for one in evacuation["why"]]
 
 
 async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
@@ -579,7 +579,8 @@ async def test_a_mark_that_comes_too_late_stays(rig: Rig) -> None:
     async with rig.vmi(key), rig.cluster.virt_api() as virt_api:
         await rig.evict(key)
         await rig.until(key, _is_over)
-        # The webhook's reading of the VMI and its patch are two requests; the patch tests nothing.
+        # The webhook reads and patches the VMI in two requests, and the patch checks no
+        # precondition.
         late = {
             "metadata": {"annotations": {objects.EVICTION_SOURCE: "descheduler"}},
             "status": {"evacuationNodeName": "node-1"},
@@ -710,7 +711,7 @@ async def test_the_exporter_tells_every_step_of_it(
         FAILING, lambda scene: scene.phases == ["Failed"] * FAILURES + ["Pending"], within=200
     )
     diary = await asyncio.wait_for(asyncio.shield(stage.diary), 30)
-    told = await ask_evacuation(stage.exporter, FAILING)
+    evacuation = await ask_evacuation(stage.exporter, FAILING)
     requested = objects.condition(scene.vmi, "EvictionRequested")
 
     assert sorted(diary.states) == list(range(FAILURES + 1))
@@ -724,56 +725,54 @@ async def test_the_exporter_tells_every_step_of_it(
         assert "backoff" in diary.states[failed]
         assert diary.stuck[failed] == ({("failures",)} if failed >= 3 else {()})
     assert diary.measured == set(range(FAILURES + 1))
-    told_waits = ", ".join(
-        f"{wait:g}" for n in range(1, FAILURES + 1) for wait in diary.backoffs[n]
-    )
-    prove(f"rig: KubeVirt {RUNNING['kubevirt']}: waits that the exporter reports: {told_waits} s")
+    reported = ", ".join(f"{wait:g}" for n in range(1, FAILURES + 1) for wait in diary.backoffs[n])
+    prove(f"rig: KubeVirt {RUNNING['kubevirt']}: waits that the exporter reports: {reported} s")
     for failed, states in sorted(diary.states.items()):
         prove(f"rig: after {failed} real failures: {', '.join(sorted(states))}")
-    assert told is not None
-    assert told["state"] == "backoff"
-    assert told["attempt"]["name"] == scene.vmims[-1]["metadata"]["name"]
+    assert evacuation is not None
+    assert evacuation["state"] == "backoff"
+    assert evacuation["attempt"]["name"] == scene.vmims[-1]["metadata"]["name"]
     begun = (
         scene.vmims[0]["metadata"]["creationTimestamp"]
         if requested is None
         else requested["lastTransitionTime"]
     )
-    # The mark is there a moment before the condition, and the exporter may see it so.
-    earlier = datetime.fromisoformat(begun) - datetime.fromisoformat(told["requestedAt"])
-    # A creation is dated by its second, in which the VMI may first have been seen unmarked.
+    # The marker is set a moment before the condition, and the exporter may see the marker alone.
+    earlier = datetime.fromisoformat(begun) - datetime.fromisoformat(evacuation["requestedAt"])
+    # A creation time has whole seconds, and the VMI may have been seen unmarked in that second.
     least = timedelta(seconds=-1) if requested is None else timedelta(0)
     assert least <= earlier <= timedelta(seconds=3)
     age = "first attempt" if requested is None else "condition EvictionRequested"
     prove(
         f"rig: KubeVirt {RUNNING['kubevirt']}: the age is that of the {age}, "
-        f"the source is {told['source']}"
+        f"the source is {evacuation['source']}"
     )
 
-    (failed, *_) = (one for one in told["why"] if one["source"] == "FailedAttempt")
+    (failed, *_) = (one for one in evacuation["why"] if one["source"] == "FailedAttempt")
     assert failed["reason"] == "Scheduling"
     assert failed["message"].startswith("after Pending ")
     prove(f"rig: backoff: FailedAttempt {failed['reason']}: {failed['message']!r}")
 
     namespace, name = FAILING.split("/")
     if not HAS_REQUESTS:
-        assert told["source"] == "unknown"
+        assert evacuation["source"] == "unknown"
         await stage.exporter.until(
             f"/v1/vmis/{FAILING}", lambda _, body: body["evacuation"]["diverged"], within=180
         )
         return
-    assert told["source"] == "descheduler"
-    assert not told["diverged"]
-    node = told["cancel"]["body"]["evacuationNodeName"]
+    assert evacuation["source"] == "descheduler"
+    assert not evacuation["diverged"]
+    node = evacuation["cancel"]["body"]["evacuationNodeName"]
     await stage.rig.cluster.cancel_evacuation(name, namespace, node)
     await stage.exporter.until(f"/v1/vmis/{FAILING}", lambda _, body: body["evacuation"] is None)
     assert await stage.exporter.sample(FAILED_ATTEMPTS, namespace=namespace) == 0
 
 
 async def test_the_verdicts_at_hand_off(stage: Stage, prove: Callable[[str], None]) -> None:
-    """Between hand-off and start no end is on the VMI, and the unfinished VMIM blocks instead.
+    """Between hand-off and start the VMI has no end, and the unfinished VMIM blocks instead.
 
-    If the target is then lost, the cooldown counts both migrations, also where the controller ends
-    nothing on the VMI.
+    If the target is then lost, the cooldown counts both migrations, also if the controller writes
+    no end to the VMI.
     """
     key = "handed/db1"
     async with stage.rig.vmi(key, "succeeds", Fate("loses ready target", seconds=10)):
@@ -811,7 +810,7 @@ DRAINED: dict[str, tuple[str, Outcome, bool]] = {
     "stays": ("LiveMigrate", "succeeds", False),
     "external": ("External", "succeeds", True),
 }
-"""VMs by namespace: strategy, what becomes of migrations, and whether they are migratable."""
+"""VMs by namespace: the strategy, the outcome of migrations, and whether the VM is migratable."""
 
 
 async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str], None]) -> None:
@@ -821,7 +820,7 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
 
     async with AsyncExitStack() as stack:
         for name, (strategy, fate, migratable) in DRAINED.items():
-            # The one that leaves has been elsewhere, so that the duration of that is known.
+            # The VM that leaves has migrated before, so that a duration is known.
             home = "node-1" if name == "leaves" else node
             scene = await stack.enter_async_context(
                 rig.vmi(keys[name], fate, node=home, evictionStrategy=strategy)

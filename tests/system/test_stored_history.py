@@ -72,13 +72,13 @@ async def test_configmaps_outlive_every_process(real: RealStage, tmp_path: Path)
     assert shard["metadata"]["labels"] == {"kubevirt-eviction-exporter/history": NAME}
     assert set(shard["binaryData"]) == {"history"}
     unhurried = keeping(namespace, leaseDuration="15s")
-    async with program(tmp_path, "--kubeconfig", login, config=unhurried) as heir:
-        await heir.ready()
-        verdict = await heir.verdict(namespace, "db", dryRun=True)
+    async with program(tmp_path, "--kubeconfig", login, config=unhurried) as successor:
+        await successor.ready()
+        verdict = await successor.verdict(namespace, "db", dryRun=True)
         assert verdict["migrationsInWindow"] == 8
-        await until_one_writes(heir)
-        assert await heir.end() == 0
-        assert heir.events("lease_released")
+        await until_one_writes(successor)
+        assert await successor.end() == 0
+        assert successor.events("lease_released")
 
 
 async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_path: Path) -> None:
@@ -102,15 +102,15 @@ async def test_the_holder_learns_what_only_a_standby_saw(real: RealStage, tmp_pa
             await until_one_writes(holder)
             await standby.end(signal.SIGKILL)
         await holder.end(signal.SIGKILL)
-    async with program(tmp_path, "--kubeconfig", blind, config=config) as heir:
-        await heir.ready()
-        assert (await heir.verdict(namespace, "db", dryRun=True))["migrationsInWindow"] == 3
+    async with program(tmp_path, "--kubeconfig", blind, config=config) as successor:
+        await successor.ready()
+        assert (await successor.verdict(namespace, "db", dryRun=True))["migrationsInWindow"] == 3
 
 
 async def test_a_standby_does_nothing_again_for_shards_without_news(
     real: RealStage, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Rewritten ConfigMaps without news cost a standby little."""
+    """Rewritten ConfigMaps without changes cost a standby little CPU."""
     namespace, vmis = await real.make_namespace(), 1_000
     slots = asyncio.Semaphore(20)
 
@@ -180,7 +180,7 @@ async def until_idle(exporter: Program) -> float:
 async def test_refused_shards_do_not_keep_the_others_waiting(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """Three immutable ConfigMaps do not keep the other shards from being written."""
+    """Three immutable ConfigMaps do not prevent the other shards from being written."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     by_shard: dict[int, str] = {}
@@ -211,7 +211,7 @@ async def test_refused_shards_do_not_keep_the_others_waiting(
 
 
 async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: Path) -> None:
-    """A label that was removed is restored, as replicas select by it."""
+    """A label that was removed is restored, because replicas select by it."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -234,7 +234,7 @@ async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: P
 async def test_without_a_history_only_the_cluster_remembers(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """Without a stored history only one migration is left after a restart."""
+    """Without a stored history a new process knows only the last migration."""
     namespace = await real.make_namespace()
     await real.admin.create(VMIS, vmi("db", namespace))
     await migrate(real.admin, namespace, "db", ago=range(100, 900, 100))
@@ -312,18 +312,18 @@ def a_config_map_writer(
 async def test_an_answer_that_is_no_config_map() -> None:
     """An invalid answer is counted, and the shard is written again later."""
     api = Garbled()
-    writer, changes, told = a_config_map_writer(api)
+    writer, changes, status = a_config_map_writer(api)
     await writer.flush()
     assert api.applied == 1
-    assert told.faults == {HistoryFault.NOT_WRITTEN: 1}
+    assert status.faults == {HistoryFault.NOT_WRITTEN: 1}
     assert changes.unwritten == [shard_of(UID)]
-    assert told.find_unwritten() == NOW
+    assert status.find_unwritten() == NOW
 
 
 async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
     """A shard that cannot be created is counted, and existing ones are written."""
     api = Full()
-    writer, changes, told = a_config_map_writer(api)
+    writer, changes, status = a_config_map_writer(api)
     await writer.flush()
     (name,), before = api.applied, json.dumps(api.applied)
     api.full = True
@@ -336,7 +336,7 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
     assert list(api.applied) == [name]
     assert json.dumps(api.applied) != before
     assert shard_of(UID) not in changes.unwritten
-    assert told.faults == {HistoryFault.NOT_WRITTEN: 1}
+    assert status.faults == {HistoryFault.NOT_WRITTEN: 1}
 
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
@@ -349,13 +349,13 @@ def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard too large for a ConfigMap is not sent, and counted at each attempt."""
+    """A shard that is too large for a ConfigMap is not sent, and is counted as a fault."""
     monkeypatch.setattr("exporter.history.configmap.LONGEST_SHARD", 10)
     api = Garbled()
-    writer, changes, told = a_config_map_writer(api)
+    writer, changes, status = a_config_map_writer(api)
     await writer.flush()
     assert api.applied == 0
-    assert told.faults == {HistoryFault.TOO_LARGE: 1}
+    assert status.faults == {HistoryFault.TOO_LARGE: 1}
     assert changes.unwritten == [shard_of(UID)]
 
 
@@ -367,9 +367,9 @@ async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> Non
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     async with ApiServer(login, read_timeout=5) as api:
         for uid in (UID, other_uid):
-            writer, changes, told = a_config_map_writer(api, namespace, uid)
+            writer, changes, status = a_config_map_writer(api, namespace, uid)
             await writer.flush()
-            assert (changes.unwritten, told.faults) == ([], {})
+            assert (changes.unwritten, status.faults) == ([], {})
     (kept,) = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
     listed = read_shard(b64decode(kept["binaryData"]["history"]))
     assert {remembered.uid for remembered in listed} == {UID, other_uid}

@@ -95,12 +95,12 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> dict[str, Any]:
             datetime.fromtimestamp(probe.at(NOW), UTC).strftime("%Y-%m-%dT%H:%M:%S")
         )
         answers[checkpoint] = answered["verdicts"][0]
-    told = {}
+    found = {}
     for field in probe.expected:
         checkpoint, key = FIELDS[field]
         value = answers[checkpoint][key]
-        told[field] = ("allow" if value else "deny") if key == "allowed" else value
-    return told
+        found[field] = ("allow" if value else "deny") if key == "allowed" else value
+    return found
 
 
 async def _is_ready(session: aiohttp.ClientSession) -> bool:

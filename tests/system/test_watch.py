@@ -48,7 +48,7 @@ class _Brisk(Reflector):
     ids=["a-second", "a-minute", "more", "a-day", "for-ever", "no-number"],
 )
 async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float) -> None:
-    """A Retry-After is followed for at most one minute."""
+    """A Retry-After is respected up to one minute."""
 
     async def refuse(_request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": value})
@@ -209,7 +209,7 @@ class TestOnBothServers:
             assert watch.names(mine) == {"a"}
 
     async def test_is_not_sent_heartbeats_of_schedulable_nodes(self, stage: Stage) -> None:
-        """The API server sends a heartbeat of a cordoned node, and none of another node."""
+        """The watch gets the heartbeats of cordoned nodes, and none of other nodes."""
         for name in ("schedulable", "cordoned"):
             node = {"metadata": {"name": name}, "spec": {"unschedulable": name == "cordoned"}}
             await stage.admin.create(NODES, {"apiVersion": "v1", "kind": "Node"} | node)
@@ -231,7 +231,7 @@ class TestOnBothServers:
         assert (first["type"], first["object"]["metadata"]["name"]) == ("MODIFIED", "cordoned")
 
     async def test_reads_kubevirts_migration_limits(self, stage: Stage) -> None:
-        """The limits of the KubeVirt object are read, with KubeVirt's defaults beside them."""
+        """The limits of the KubeVirt object are read; missing ones have KubeVirt's defaults."""
         namespace = await stage.make_namespace()
         body = {
             "apiVersion": "kubevirt.io/v1",
@@ -450,7 +450,7 @@ class TestOnTheSimulatedServer:
             assert not watch.health.is_refused(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
-        """One or two 403 or 404 during the start are not final."""
+        """Two answers 404 during the start are not final."""
         simulated.server.answer(VMIMS.plural, 404, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()

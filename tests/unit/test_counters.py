@@ -85,7 +85,7 @@ class TestDenialPeriods:
         assert found.since == NOW + 2500 + 1801
 
     def test_a_vmi_that_has_moved_has_a_new_period(self) -> None:
-        """A period is of one VMI on one node."""
+        """A period belongs to one VMI on one node."""
         periods = DenialPeriods()
         periods.extend(a_vmi(node="n1"), Reason.COOLDOWN, 1800.0, NOW)
 

@@ -61,7 +61,7 @@ def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
     ],
 )
 def test_a_password_is_never_repeated(url: str) -> None:
-    """A password in a URL is never repeated."""
+    """An error never repeats a password that is in the URL."""
     with pytest.raises(InvalidEndpoint, match="give a token with --token-file") as refused:
         check_url(url, "expected a URL", with_token=False)
 
@@ -69,7 +69,7 @@ def test_a_password_is_never_repeated(url: str) -> None:
 
 
 def test_a_token_is_the_file_without_its_line_s_end(tmp_path: Path) -> None:
-    """The token is the file without its line end; without a file there is no header."""
+    """The token is the file's content without the line end; without a file there is no header."""
     file = tmp_path / "token"
     file.write_text("abc\n")
 

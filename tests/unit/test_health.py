@@ -16,7 +16,7 @@ def watched(resource: Resource, **overrides: Any) -> Watched:
 
 
 def health(*everything: Watched) -> Health:
-    """A health that is stale after three minutes, and dead ten minutes later."""
+    """A health whose evidence is stale after three minutes, and dead ten minutes later."""
     return Health(stale_after=180.0, dead_after=600.0, watched=list(everything))
 
 
@@ -60,7 +60,9 @@ READY = {
 
 @pytest.mark.parametrize(("state", "ready", "waiting"), READY.values(), ids=READY)
 def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
-    """It is ready when VMIs are synced somewhere, and all else is synced or forbidden."""
+    """The exporter is ready when VMIs are synced in some namespace, and all else is synced or
+    forbidden.
+    """
     assert state.ready is ready
     assert state.waiting_for() == waiting
 
@@ -111,7 +113,7 @@ OBSERVED_AT = {
 
 @pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
-    """The last contact is that of the watch of VMIs, of several the oldest."""
+    """The last contact is that of the watch of VMIs; of several such watches the oldest counts."""
     assert state.observed_at == observed
 
 
@@ -126,7 +128,7 @@ def test_observed_at(state: Health, observed: float | None) -> None:
     ],
 )
 def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> None:
-    """Evidence turns stale and later dead, at known times."""
+    """Evidence becomes stale and later dead, at known times."""
     state = health(watched(Resource.VMIS, contact=NOW - age))
     assert state.staleness(NOW) is staleness
     assert state.turns_at(NOW) == (None if turns_in is None else NOW + turns_in)
@@ -146,7 +148,7 @@ def test_staleness_before_the_first_contact() -> None:
 
 @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
 def test_each_resource_dies_alone(resource: Resource) -> None:
-    """Each resource turns dead alone; only VMIs make answers stale."""
+    """Each resource becomes dead on its own; only VMIs make answers stale."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
     assert state.staleness(NOW) is Staleness.FRESH
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, NOW + 1.0)
@@ -155,14 +157,14 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
 
 
 def test_no_rule_rests_on_histories() -> None:
-    """ConfigMaps and Leases never turn dead, as no rule needs them."""
+    """ConfigMaps never become dead, because no rule needs them."""
     state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
 
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"refused": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
-    """A forbidden KubeVirt object is dead, so platform_update does not block."""
+    """The KubeVirt object is dead if it is forbidden or its watch has no contact."""
     state = health(watched(Resource.KUBEVIRTS, **missing))
     assert state.find_dead(NOW).everywhere == {Resource.KUBEVIRTS}
 
@@ -182,7 +184,7 @@ def test_a_namespace_dies_alone() -> None:
 
 
 def test_what_the_store_goes_without_is_not_dead() -> None:
-    """Forbidden pods are a blind spot, and not dead."""
+    """Forbidden pods are not dead."""
     state = health(watched(Resource.PODS, contact=NOW - 9999.0, refused="403"))
     assert state.find_dead(NOW) == ALL_ALIVE
 
@@ -255,7 +257,7 @@ def test_contacts_by_namespace() -> None:
 
 @pytest.mark.parametrize("refused", ["", "403"])
 def test_it_is_ready_once_the_stored_history_is_merged(refused: str) -> None:
-    """It is ready after the stored history was merged, unless that is forbidden."""
+    """The exporter is ready once the stored history is merged, or if it is forbidden to read it."""
     state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, refused=refused))
     state.history = HistoryHealth(loaded=False)
     assert not state.history.has_outdated()

@@ -17,7 +17,7 @@ TOKEN = "s3cret-token"
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    """Restore the logging after the block."""
+    """Restore the logging after the test."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     before = structlog.get_config()
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 
 def configured(form: str | None = "json", level: str = "info") -> io.StringIO:
-    """Configure the log to write to this stream."""
+    """Configure the log to write to a new stream, and return the stream."""
     stream = io.StringIO()
     configure_logging(form=form, level=level, stream=stream)
     return stream
@@ -79,7 +79,7 @@ def test_libraries_are_logged_alike() -> None:
 @pytest.mark.parametrize("logger", [logging.getLogger("some.library"), None], ids=["other", "own"])
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_traceback_shows_no_variables(form: str, logger: logging.Logger | None) -> None:
-    """A traceback tells lines of code and no values, so no token; in JSON it is a value."""
+    """A traceback has lines of code but no values of variables, so it has no token."""
     stream = configured(form)
     try:
         fail(TOKEN)
@@ -123,7 +123,7 @@ def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool
 
 
 @pytest.mark.parametrize(
-    ("level", "told"),
+    ("level", "logged"),
     [
         pytest.param("debug", ["debug", "info", "warning", "error"], id="debug"),
         pytest.param("info", ["info", "warning", "error"], id="info"),
@@ -131,14 +131,14 @@ def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool
         pytest.param("error", ["error"], id="error"),
     ],
 )
-def test_the_level_is_chosen(level: str, told: list[str]) -> None:
+def test_the_level_is_chosen(level: str, logged: list[str]) -> None:
     """Nothing below the level is logged, by us or by a library."""
     stream = configured(level=level)
     for logger in (structlog.stdlib.get_logger(), logging.getLogger("some.library")):
         for name in ("debug", "info", "warning", "error"):
             getattr(logger, name)("event")
 
-    assert [line["level"] for line in lines(stream)] == told * 2
+    assert [line["level"] for line in lines(stream)] == logged * 2
 
 
 def test_chatty_libraries_keep_their_requests_to_themselves() -> None:

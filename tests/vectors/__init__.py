@@ -1,7 +1,7 @@
 """The reference plugin's verdicts as cases: objects, requests and answers.
 
-`all_probes` yields one `Probe` per question of `reference.json`. What a probe needs is rendered
-for any `now`, so that the same cases run against the engine and, at the present time, over HTTP.
+`all_probes` returns one `Probe` for each request of `reference.json`. Its objects are rendered for
+any `now`, so that the same cases run against the engine and, at the present time, over HTTP.
 """
 
 import json
@@ -26,14 +26,14 @@ REFERENCE_DEFAULTS = {
     "maxMigrationCooldownSeconds": 21_600,
     "migrationHistoryWindowSeconds": 172_800,
 }
-"""What the reference makes of an argument that is 0 (`vectors/README.md`)."""
+"""The values that the reference uses for an argument that is 0."""
 
 _DOMAIN = "kubevirt.io/domain"
 _INSTANT = re.compile(r"@now(?P<offset>[+-]\d+)s(?P<spelling>(?:;(?:tz|frac)=[^;]+)*)")
 
 
 class Kind(StrEnum):
-    """How an object was seen: in a list that is made at startup, or by the watch."""
+    """How an object was seen: in the list at startup, or in the watch."""
 
     LISTED = "LISTED"
     ADDED = "ADDED"
@@ -55,9 +55,9 @@ class Sighting:
 class Probe:
     """One request of one case.
 
-    `policy` is our own `policy:` section, guards off. `candidate` is namespace and name of the
-    VMI that the pod is of, or None where the pod is no launcher. `expected` is what the
-    reference answers; `offset` how long after (before: negative) the case's `now` it is asked.
+    `policy` is our own `policy:` section, with the guards off. `candidate` is namespace and name of
+    the pod's VMI, or None if the pod is no launcher. `expected` is the reference's answer. The
+    request comes `offset` seconds after the case's `now`, or before it if that is negative.
     """
 
     id: str
@@ -118,8 +118,8 @@ def all_argument_cases() -> tuple[Probe, ...]:
 def policy_section(args: Mapping[str, int], *, defaulting: bool) -> Json:
     """The equal `policy:` section, with both guards off.
 
-    An argument left to the reference's default is left to ours where the two agree, and written
-    out where they do not (the window: 48 h there, 24 h here).
+    Where the reference uses a default, so do we, except for the window, which is written out: its
+    default is 48 h there and 24 h here.
     """
     section: Json = {"guards": {"pendingMigrations": False, "evacuations": False}}
     for argument, seconds in args.items():

@@ -20,7 +20,7 @@ def ask_evacuation(caller: Caller, name: str) -> Object:
 
 
 def ask_node(caller: Caller, node: str) -> Object:
-    """What a drain of a node would do, and how far it is."""
+    """The answer about a node: what a drain would do, and how far a drain is."""
     status, answer = caller.ask("GET", f"/v1/nodes/{node}")
     assert status == 200, answer
     found: Object = answer

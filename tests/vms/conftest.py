@@ -19,7 +19,7 @@ from tests.vms.kubevirt import Machine, running_vms
 
 
 COOLDOWN = 60.0
-"""Seconds, of a VM that was moved once."""
+"""The cooldown in seconds after a VM's first move."""
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, d
     directory = tmp_path_factory.mktemp("cluster")
     with running_vms(directory) as nodes:
         yield nodes
-    # A cgroup goes with its last process, and with the processes their mounts and networks.
+    # Where no cgroup is left, no process is, and so no mount or network of the nodes.
     ours = {str(node.supervisor.pid) for node in nodes[1].values()}
     assert ours.isdisjoint(one.rpartition("-")[2] for one in left_behind()["cgroups"])
     assert not list(directory.glob("n?/*"))
@@ -92,7 +92,7 @@ def caller(exporter: tuple[Terminal, Caller]) -> Caller:
 
 @pytest.fixture
 def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], str]:
-    """Waits for the log's line about the end of a migration, prints it, and returns the reason."""
+    """Waits for the log line about a migration's end, prints it, and returns the reason."""
 
     def show(vmim: Object) -> str:
         uid = vmim["metadata"]["uid"]

@@ -1,10 +1,10 @@
 """Real VMs under the real descheduler: alone, with our plugin, and with our webhook.
 
 `python -m tests.vms.descheduling [--minutes 30] [--write]` runs the descheduler that long in each
-of the three ways on a cluster of its own, and prints a table; `--write` puts it into
+of the three ways, one after another on one cluster, and prints a table; `--write` puts it into
 docs/hold-evictions.md. It needs what `make vms` needs, and what that builds.
 
-Three equal VMs on two nodes can never be balanced, so that every cycle finds one to move.
+Three equal VMs on two nodes can never be balanced: every cycle finds one to move.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Moves:
     ended: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def record(self, machine: Machine) -> None:
-        """Add new migrations, as KubeVirt deletes old VMIMs."""
+        """Add new migrations, often enough: KubeVirt deletes old VMIMs."""
         for vmim in machine.migrations():
             key = machine.name, vmim["metadata"]["name"]
             self.requested[key] = parse_instant(vmim["metadata"]["creationTimestamp"]) or 0.0
@@ -62,7 +62,7 @@ class Moves:
         return sorted(mine, key=lambda key: self.requested[key])
 
     def too_early(self) -> int:
-        """Migrations requested inside the cooldown of the one before; each doubles the cooldown."""
+        """How many migrations were requested inside a cooldown, which doubles with each."""
         count = 0
         for name in VMS:
             mine = self.of(name)
@@ -74,7 +74,7 @@ class Moves:
 
 
 def measure(cluster: Cluster, nodes: dict[str, Node], way: str, minutes: float) -> Moves:
-    """Run the descheduler in one of the ways, and measure."""
+    """Run the descheduler in one of the ways; returns the migrations."""
     machines = [Machine(name, cluster, nodes) for name in VMS]
     moves = Moves(minutes * 60 / 2)
     with tempfile.TemporaryDirectory() as folder, _installed(cluster, Path(folder), way, moves):
@@ -108,7 +108,7 @@ def _installed(cluster: Cluster, folder: Path, way: str, moves: Moves) -> Iterat
             path = checkout / "deploy/components/descheduler/deployment.yaml"
             text = path.read_text()
             assert text.count("cpu: 500m") == 1
-            # Otherwise the descheduler would weigh as much as a VM.
+            # Otherwise the pod would request about as much CPU as a VM.
             path.write_text(text.replace("cpu: 500m", "cpu: 10m"))
             terminal.type_unlisted("kubectl apply --server-side -k deploy/overlays/sidecar")
             _scale(cluster, way, 0)

@@ -48,7 +48,7 @@ busybox dd if=/dev/urandom of=/fill/memory bs=1M count="$count"
 echo filled >/dev/console
 while true; do busybox sleep 60; done
 """
-"""Fills so many MiB of memory, so that a migration has something to copy, and then does nothing."""
+"""Fills the MiB of memory that `fill=` says, for a migration to copy, and then does nothing."""
 
 
 def _build_launcher(revision: str) -> None:

@@ -17,18 +17,18 @@ from tests.vms.images import GUEST, IMAGES, digest_name
 
 SPACE = "shop"
 SLOW = "slow"
-"""Of a VM whose memory is copied at 1 MiB/s: a migration takes longer than a minute."""
+"""The label of a VM whose memory is copied at 1 MiB/s: a migration takes over a minute."""
 LATE = "late"
-"""The same, and KubeVirt gives up after some ten seconds."""
+"""The same, but KubeVirt gives up after about ten seconds."""
 PATIENCE = 600.0
-"""Seconds for what takes a minute on an idle machine."""
+"""The longest wait in seconds for what takes a minute on an idle machine."""
 _INSTALLED_WITHIN = 1200.0
 _SMALL = {"cpu": "50m"}
 
 
 @contextmanager
 def running_vms(directory: Path) -> Iterator[tuple[Cluster, dict[str, Node]]]:
-    """Run two nodes with KubeVirt during the block, in their network."""
+    """Run two nodes with KubeVirt during the block, which is in the network of the first."""
     config = prepare(directory, IMAGES)
     with (
         running("n1", directory) as first,
@@ -49,7 +49,7 @@ def install(cluster: Cluster) -> None:
     """Install KubeVirt, and wait until both nodes can run VMs."""
     cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
     cluster.apply(json.loads(find_operator().read_bytes())["items"])
-    # The operator may not grant what it may not do itself: here it may do everything.
+    # An account can grant only permissions that it has. Here the operator has all.
     account = "--serviceaccount=kubevirt:kubevirt-operator"
     cluster.kubectl(
         "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin", account
@@ -67,8 +67,8 @@ def install(cluster: Cluster) -> None:
 
 def _kubevirt() -> Object:
     migrations = {"bandwidthPerMigration": "64Mi", "parallelMigrationsPerCluster": 5}
-    # On by default in 1.9: containerd 1.6 has no image volumes, and there are no modules to build
-    # virt-template from. KubeVirt 1.7 does not know the field.
+    # KubeVirt 1.9 has these on by default, but containerd 1.6 has no image volumes, and there are
+    # no modules to build virt-template from. KubeVirt 1.7 does not know the field.
     disabled = {"disabledFeatureGates": ["ImageVolume", "Template"]}
     if not is_kubevirt_at_least("1.8"):
         disabled = {}
@@ -107,7 +107,7 @@ class Machine:
     cluster: Cluster
     nodes: dict[str, Node]
 
-    # What KubeVirt says
+    # What KubeVirt shows
 
     def get(self) -> Object:
         """The VMI."""
@@ -142,7 +142,7 @@ class Machine:
             if one["spec"].get("nodeName") == node
         )
 
-    # What is done to it
+    # Changes
 
     def start(
         self,
@@ -228,7 +228,7 @@ class Machine:
         )
 
     def until_moved(self, source: str) -> None:
-        """Wait until the VM has left a node, and only one pod is active."""
+        """Wait until the VM has left a node, and has only one pod."""
         self.until(
             lambda: self.node != source and self.state().get("completed"), f"away from {source}"
         )
@@ -272,7 +272,8 @@ class Machine:
                 "evictionStrategy": strategy,
                 "domain": {
                     "memory": {"guest": "256Mi"},
-                    # With a limit KubeVirt copies on one channel, which keeps to the bandwidth.
+                    # With a limit KubeVirt copies over one connection, which keeps to the
+                    # bandwidth.
                     "resources": {"requests": dict(requests), "limits": {"cpu": "2"}},
                     "firmware": {
                         "kernelBoot": {

@@ -18,7 +18,7 @@ COUNT = 5
 
 
 def progress(caller: Caller, **least: int) -> Object:
-    """The answer about the node n2 if its drain has these counts at least, else an empty one."""
+    """The answer about the node n2; empty until its drain has at least these counts."""
     status, answer = caller.ask("GET", "/v1/nodes/n2")
     found: Object = answer
     drain = found["drain"] if status == 200 else None
@@ -33,7 +33,7 @@ def test_a_drain(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """All five VMs leave as forecast; for a listed user each only after its cooldown."""
+    """All five VMs leave as forecast. If a listed user drains, each leaves after its cooldown."""
     five = [machine(f"vm{number}") for number in range(COUNT)]
     for one in five:
         one.start("n2", fill=8)
@@ -96,7 +96,7 @@ def test_a_budget_of_zero(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """A budget stops the VM that would restart, and not the one that KubeVirt migrates."""
+    """A budget of 0 keeps a VM without live migration, but not one that KubeVirt migrates."""
     restarts, leaves = machine("restarts"), machine("leaves")
     restarts.start("n2", strategy="None")
     leaves.start("n2")
@@ -121,7 +121,7 @@ def test_a_budget_of_zero(
 
 
 def counted(caller: Caller, **counts: int) -> Object:
-    """The forecast of the node n2 if it has these counts, else an empty one."""
+    """The forecast of the node n2; empty until it has these counts."""
     node = ask_node(caller, "n2")
     return node if all(node[name] == count for name, count in counts.items()) else {}
 

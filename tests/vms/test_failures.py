@@ -19,7 +19,7 @@ from tests.vms.kubevirt import (
 
 
 SECONDS = 2.0
-"""KubeVirt writes whole seconds."""
+"""The tolerance for instants, because KubeVirt writes whole seconds."""
 
 
 def until_paused(caller: Caller, name: str, failed: int) -> Object:
@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """After two killed targets, failed attempts, backoff and next step match what KubeVirt did."""
+    """Two targets are killed: failed attempts, backoff and next step match what KubeVirt does."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()
@@ -100,7 +100,8 @@ def test_a_timeout(
 ) -> None:
     """A migration that times out is a failure with KubeVirt's message.
 
-    Sometimes its own proxy closes the connection first, and libvirt's words are the reason.
+    Sometimes KubeVirt's proxy closes the connection first. Then the reason is an error of libvirt,
+    and the test migrates again.
     """
     db = machine("db1")
     db.start("n1", copied=LATE)
@@ -121,7 +122,7 @@ def test_a_timeout(
 def test_a_target_that_cannot_pull(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """The state has the container's reason; with the image the VM is migrated."""
+    """The container's reason is shown; once the node has the image, the VM is migrated."""
     db = machine("db1")
     image = "localhost/rare"
     name_guest_image(db.nodes["n1"], image)
@@ -148,7 +149,7 @@ def test_an_unschedulable_target_and_the_cancel_line(
 ) -> None:
     """The scheduler's message is shown; the line of `explain` cancels the evacuation.
 
-    The migration that waits for a node is not cancelled with it, but deleted.
+    The line does not end the migration that waits for a node: the test deletes that one.
     """
     db = machine("db1")
     db.start("n1")
@@ -217,7 +218,7 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """A deleted target pod fails the migration or ends the VM, as the evacuation warned."""
+    """If a target pod is deleted, the migration fails or the VM ends, with a warning."""
     db = machine("db1")
     db.start("n1", fill=8, copied=SLOW)
     db.evict()

@@ -17,7 +17,7 @@ from tests.vms.kubevirt import SLOW, SPACE, Machine
 
 
 def samples(caller: Caller, name: str) -> list[tuple[str, dict[str, str], float]]:
-    """The samples of /metrics about one VM, without those about migrations long ago."""
+    """The samples of /metrics about one VM."""
     families = text_string_to_metric_families(caller.read("/metrics", 9811))
     return [
         (one.name.removeprefix("kubevirt_vmi_"), one.labels, one.value)

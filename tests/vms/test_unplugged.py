@@ -1,4 +1,4 @@
-"""The target's node loses power during a migration; this test is the last one."""
+"""The target's node loses power during a migration. It runs as the last test."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,8 @@ def test_the_node_of_the_target_is_lost(
 ) -> None:
     """The attempt fails when KubeVirt gives up, and the VM stays.
 
-    The pod on the lost node ends only with the Node object, and only then comes the next attempt.
+    The pod on the lost node ends when the Node object is deleted, and the next attempt comes only
+    then.
     """
     db = machine("db1")
     db.start("n1", copied=SLOW)

@@ -1,4 +1,5 @@
-// Command added-crds prints the CRDs that deploy/ has objects of, beside KubeVirt's, as one JSON list.
+// Command added-crds prints, as one JSON list, the CRDs of other projects whose objects deploy/
+// has.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Program bench-informer holds what the reference plugin holds, the way that it does: client-go's
-// dynamic informers, one per resource, whole objects in their caches. It says when they have
-// synced, and how it stands on each line of its standard input.
+// Program bench-informer keeps the same objects as the reference plugin, in the same way:
+// client-go's dynamic informers, one per resource, with whole objects in their caches. It prints
+// how long they took to sync, and then its counts for each line of its standard input.
 package main
 
 import (

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// A target is where a request goes and its bytes, made once: the client is to cost next to nothing.
+// A target is an address and the bytes of a request, built only once, so that the client costs
+// little.
 type target struct {
 	network, address string
 	request          []byte
@@ -51,7 +52,7 @@ func targetFlags(flags *flag.FlagSet) func() (target, error) {
 	}
 }
 
-// A caller is one connection that is kept.
+// A caller is one connection, used for many requests.
 type caller struct {
 	connection net.Conn
 	reader     *bufio.Reader
@@ -112,7 +113,7 @@ func ask(arguments []string) error {
 	lasts := flags.Duration("lasts", time.Second, "how long to ask, at least until one answer")
 	warm := flags.Duration("warm", 200*time.Millisecond, "how long to ask before that, untimed")
 	connections := flags.Int("connections", 1, "how many ask at the same time")
-	expected := flags.Int("status", 200, "what every answer is to be")
+	expected := flags.Int("status", 200, "the expected status of every answer")
 	pause := flags.Duration("pause", 0, "between an answer and the next question")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -169,7 +170,7 @@ func (t target) repeat(began, until time.Time, pause time.Duration, expected int
 	}
 }
 
-// wait holds long polls open: each asks with the ETag that it was told last, again and again.
+// wait holds long polls open: each client asks repeatedly, with the ETag of its last answer.
 func wait(arguments []string) error {
 	flags := flag.NewFlagSet("wait", flag.ExitOnError)
 	read := targetFlags(flags)

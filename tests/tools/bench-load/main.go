@@ -1,8 +1,8 @@
-// Program bench-load is both ends of the benchmark's wire, each a mode of its own:
+// Program bench-load is the API server and the clients of the benchmark, each a mode of its own:
 //
-//	serve  a Kubernetes API server's lists and watches, rendered faster than anybody reads them
-//	sink   reads a streamed list and throws it away: how fast serve can be read at all
-//	ask    asks one request again and again over connections that are kept, and times each
+//	serve  a Kubernetes API server's lists and watches, rendered faster than any client reads them
+//	sink   reads a streamed list and throws it away, to measure how fast serve can send
+//	ask    sends one request repeatedly over open connections, and times each answer
 //	wait   holds many long polls open
 //
 // Each prints JSON, one line per fact.

@@ -19,7 +19,7 @@ const (
 	nodes         = 100
 )
 
-// A template is JSON with ${names} in it, cut at these once, so that an object is a few copies.
+// A template is JSON with ${names} in it. It is cut at these only once: an object is a few copies.
 type template struct {
 	text []string
 	name []string
@@ -63,8 +63,8 @@ type cluster struct {
 	vmis    int
 	each    int // VMIMs per VMI
 	pods    bool
-	cooling int // of 1,000 VMIs so many migrated in the last ten minutes, the others a week ago and more
-	nodes   int // Node objects, of which the first are cordoned
+	cooling int // how many of 1,000 VMIs migrated in the last ten minutes; the others did a week ago or earlier
+	nodes   int // Node objects, of which the first 1 % are cordoned
 	started time.Time
 	version int64
 	turns   []int32 // how often a VMI began or ended a migration since the start
@@ -127,7 +127,7 @@ func (c *cluster) append(to []byte, resource string, i int) []byte {
 	}
 }
 
-// kind picks the template: a third of the objects carries managedFields.
+// kind picks the template: a third of the objects have managedFields.
 func (c *cluster) kind(resource, i int) template {
 	if i%3 == 0 {
 		return c.full[resource]
@@ -162,7 +162,8 @@ func (c *cluster) appendVMI(to []byte, i int) []byte {
 	})
 }
 
-// appendTurn: an odd number of turns is a migration that runs, an even one its end.
+// appendTurn renders a migration that runs after an odd number of turns, and has ended after an
+// even one.
 func (c *cluster) appendTurn(to []byte, i int, turn int32) []byte {
 	now := time.Now().UTC()
 	to = append(to, `"migrationState":{`...)
@@ -194,7 +195,7 @@ func (c *cluster) appendState(to []byte, i int, uid string, started time.Time) [
 	return append(to, `-q9q9q"},`...)
 }
 
-// appendVMIM: the first of a VMI's VMIMs is its last migration.
+// appendVMIM renders a VMIM; the first one of a VMI is its last migration.
 func (c *cluster) appendVMIM(to []byte, i int) []byte {
 	vmi, n := i/c.each, i%c.each
 	ended := c.ended(vmi, n)

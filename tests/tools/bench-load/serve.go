@@ -16,14 +16,16 @@ import (
 // chunk is how much is rendered before it is written.
 const chunk = 256 << 10
 
-// A server's lock covers the cluster and the watchers: an event is in a list or after it.
+// A server's lock covers the cluster and the watchers, so that an event is either in a list or
+// after it.
 type server struct {
 	mu       sync.Mutex
 	cluster  *cluster
 	watchers map[*watcher]string
 }
 
-// A watcher is written to by whoever has an event; its handler only holds the connection open.
+// A watcher gets its events from the handlers that cause them; its own only keeps the connection
+// open.
 type watcher struct {
 	response http.ResponseWriter
 	broken   chan struct{}
@@ -44,7 +46,7 @@ func serve(arguments []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	count := flags.Int("vmis", 10_000, "VMIs")
 	each := flags.Int("vmims-each", 3, "VMIMs of each VMI")
-	cooling := flags.Int("cooling", 100, "of 1,000 VMIs so many have just migrated")
+	cooling := flags.Int("cooling", 100, "how many of 1,000 VMIs have just migrated")
 	nodes := flags.Int("nodes", 0, "nodes with a heartbeat each ten seconds, one of a hundred cordoned")
 	withPods := flags.Bool("pods", false, "a launcher pod for each VMI")
 	if err := flags.Parse(arguments); err != nil {
@@ -157,7 +159,7 @@ func (s *server) watch(w http.ResponseWriter, r *http.Request, resource string, 
 	}
 }
 
-// stream sends what there is, as ADDED events and the bookmark that ends them.
+// stream sends all objects of a resource as ADDED events, and the bookmark that ends them.
 func (s *server) stream(it *watcher, resource string) {
 	buffer := make([]byte, 0, chunk+(32<<10))
 	for i := range s.cluster.count(resource) {
@@ -193,8 +195,8 @@ func (s *server) bookmark(resource string, listed bool) []byte {
 		kinds[resource], s.cluster.version, annotations)
 }
 
-// sendEvents modifies VMIs in turn, `count` of them, `rate` a second or (0) as fast as they are
-// read. Of ten one has begun or ended a migration; the others say nothing that matters to us.
+// sendEvents modifies `count` VMIs in turn, `rate` a second, or as fast as they are read if that is
+// 0. One in ten begins or ends a migration; the others change nothing that the exporter reads.
 func (s *server) sendEvents(w http.ResponseWriter, r *http.Request) {
 	count, _ := strconv.Atoi(r.URL.Query().Get("count"))
 	rate, _ := strconv.Atoi(r.URL.Query().Get("rate"))
@@ -213,7 +215,7 @@ func (s *server) sendEvents(w http.ResponseWriter, r *http.Request) {
 			buffer = s.appendModified(buffer, i)
 			sent++
 		}
-		s.tell(vmis, buffer)
+		s.broadcast(vmis, buffer)
 		s.mu.Unlock()
 		if rate > 0 {
 			time.Sleep(time.Until(began.Add(time.Duration(sent) * time.Second / time.Duration(rate))))
@@ -230,7 +232,7 @@ func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
 	for sent := range count {
 		s.mu.Lock()
 		s.cluster.version++
-		s.tell(vmims, s.cluster.appendFailure(nil, sent))
+		s.broadcast(vmims, s.cluster.appendFailure(nil, sent))
 		s.mu.Unlock()
 		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * time.Second / time.Duration(max(rate, 1)))))
 	}
@@ -247,9 +249,9 @@ func (s *server) sendHeartbeats() {
 		s.cluster.version++
 		line := append([]byte(`{"type":"MODIFIED","object":`), s.cluster.append(nil, allNodes, i)...)
 		line = append(line, "}\n"...)
-		s.tell(allNodes, line)
+		s.broadcast(allNodes, line)
 		if i < s.cluster.count(cordonedNodes) {
-			s.tell(cordonedNodes, line)
+			s.broadcast(cordonedNodes, line)
 		}
 		s.mu.Unlock()
 		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * pause)))
@@ -268,7 +270,7 @@ func (s *server) turn(w http.ResponseWriter, r *http.Request) {
 	runs := s.cluster.turns[i]%2 == 1
 	line := s.appendModified(nil, i)
 	at := time.Now()
-	s.tell(vmis, line)
+	s.broadcast(vmis, line)
 	s.mu.Unlock()
 	answer(w, map[string]any{"at": float64(at.UnixNano()) / 1e9, "runs": runs})
 }
@@ -280,7 +282,7 @@ func (s *server) appendModified(to []byte, i int) []byte {
 	return append(to, "}\n"...)
 }
 
-func (s *server) tell(resource string, lines []byte) {
+func (s *server) broadcast(resource string, lines []byte) {
 	for it, watched := range s.watchers {
 		if watched == resource {
 			it.write(lines)

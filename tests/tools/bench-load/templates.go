@@ -2,7 +2,8 @@ package main
 
 import "strings"
 
-// What KubeVirt 1.8 and the API server write, but for the values; trimmed lines are joined.
+// Objects as KubeVirt 1.8 and the API server write them, with made-up values; compact joins the
+// lines.
 
 const migrationConfiguration = `{"allowAutoConverge":false,"allowPostCopy":false,"allowWorkloadDisruption":false,"bandwidthPerMigration":"0","completionTimeoutPerGiB":150,"nodeDrainTaintKey":"kubevirt.io/drain","parallelMigrationsPerCluster":5,"parallelOutboundMigrationsPerNode":2,"progressTimeout":150,"unsafeMigrationOverride":false}`
 

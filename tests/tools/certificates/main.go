@@ -3,8 +3,8 @@
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
 // The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
-// NAME.crt and NAME.key, good for a server on the loopback address and on each HOST, and for a client
-// that Kubernetes knows as user NAME of GROUP. It ends after DAYS, 30 unless given.
+// NAME.crt and NAME.key, for a server on the loopback address and on each HOST, and for a client
+// that is the user NAME of GROUP for Kubernetes. It expires after DAYS, by default 30.
 package main
 
 import (
@@ -118,7 +118,7 @@ func template(subject pkix.Name) *x509.Certificate {
 	}
 }
 
-// write signs the template with the signer, or with its own key where there is none.
+// write makes a key, and a certificate that the signer signs; without a signer the key signs it.
 func write(directory, name string, template *x509.Certificate, signer *pair) (pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	extv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// All of them: virt-controller waits for an informer of each.
+// All CRDs are needed, because virt-controller has an informer for each and waits for it.
 var constructors = []func() (*extv1.CustomResourceDefinition, error){
 	components.NewVirtualMachineInstanceCrd,
 	components.NewVirtualMachineCrd,

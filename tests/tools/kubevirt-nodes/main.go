@@ -1,5 +1,5 @@
-// Command operator prints what KubeVirt's release manifest has around virt-operator, as one JSON
-// list.
+// Command operator prints the objects of KubeVirt's release manifest, which install virt-operator,
+// as one JSON list.
 package main
 
 import (

@@ -1,5 +1,6 @@
-// Command manifests prints what virt-operator would install around virt-api and virt-controller,
-// as one JSON list: service accounts, their roles and bindings, webhooks and API services.
+// Command manifests prints the objects that virt-operator would install for virt-api and
+// virt-controller, as one JSON list: service accounts, their roles and bindings, webhooks and API
+// services.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command pause waits to be ended: it holds a pod's namespaces, and plays containers that only have
-// to be there.
+// Command pause waits for a signal to end. It holds a pod's namespaces, and stands in for
+// containers that only have to exist.
 package main
 
 import (

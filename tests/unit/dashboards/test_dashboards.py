@@ -23,11 +23,11 @@ ROOT = FOLDER.parent
 DASHBOARDS = load_dashboards()
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 BUILT_IN = {"__rate_interval", "__range", "__url_time_range", "__data", "__value", "__all"}
-"""Variables that Grafana itself knows."""
+"""Grafana's own variables."""
 CHOSEN = {"job", "instance", "pod", "namespace", "name", "node", "cluster"}
-"""Labels whose values are somebody's own."""
+"""Labels whose values differ from cluster to cluster."""
 
-# A selector, with its function and its range where it has them: the builder writes no other.
+# A selector with its optional function and range, in the only form that the builder writes.
 SELECTOR = re.compile(
     r"(?:(?P<function>\w+)\()?(?P<metric>[A-Za-z_][\w:]*)"
     r"\{(?P<matchers>[^}]*)\}(?:\[(?P<range>[^]]+)\])?"
@@ -73,7 +73,7 @@ each_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel.title for panel
 
 
 def is_recorded(match: re.Match[str]) -> bool:
-    """Whether a selector is of a recording rule's result."""
+    """Whether a selector reads the result of a recording rule."""
     return match["metric"] in RECORDED
 
 
@@ -180,9 +180,9 @@ def test_nothing_of_any_cluster_is_written_down() -> None:
 
 
 def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
-    """Every selector has the chosen cluster and job, as the plugin has equal names.
+    """Every selector has the chosen cluster and job: the plugin's metrics have the same names.
 
-    Recording rules have no job, and other programs one of their own.
+    Recording rules have no job, and other programs have a job of their own.
     """
     for panel, match in SELECTORS:
         matchers = match["matchers"]

@@ -17,12 +17,12 @@ BOARDS = sorted((FOLDER / "perses").glob("*.json"))
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plugin folder of a Perses."""
+    """The plugin folder of Perses."""
     return write_plugins(tmp_path_factory.mktemp("plugins"))
 
 
 def lint(config: dict[str, Any], plugins: Path, place: Path) -> subprocess.CompletedProcess[str]:
-    """What `percli lint` says: it checks as the server does when a dashboard is created."""
+    """Run `percli lint`, which makes the same checks as the server for a new dashboard."""
     metadata = {"name": "checked", "project": "kubevirt"}
     file = place / "dashboard.json"
     file.write_text(json.dumps({"kind": "Dashboard", "metadata": metadata, "spec": config}))
@@ -43,7 +43,7 @@ def test_perses_accepts_a_dashboard(path: Path, plugins: Path, tmp_path: Path) -
 
 
 def test_perses_refuses_an_unknown_unit(plugins: Path, tmp_path: Path) -> None:
-    """The check knows the plugins: it finds a unit that Perses does not have."""
+    """The check uses the plugins: it rejects a unit that Perses does not have."""
     config = json.loads(BOARDS[0].read_text())["spec"]["config"]
     panels = (panel["spec"]["plugin"]["spec"] for panel in config["panels"].values())
     next(spec for spec in panels if "format" in spec)["format"] = {"unit": "furlongs"}

@@ -1,4 +1,4 @@
-"""The action for whoever is on call: one per obstacle, stable while KubeVirt retries."""
+"""The advice for an evacuation: one action per obstacle, unchanged while KubeVirt retries."""
 
 import os
 import subprocess
@@ -65,7 +65,7 @@ def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
 
 
 def test_what_keeps_a_vm_on_its_node() -> None:
-    """The cause of failures is that the VMI is not migratable, else the last failure's reason."""
+    """A VM stays on its node because it is not migratable, else because of its last failure."""
     assert find_blocker((LATE, STAYS)) == STAYS
     assert find_blocker((EARLY, PULL)) == PULL
     assert find_blocker(()) is None
@@ -76,7 +76,7 @@ STALLED = {"start": NOW - 10_000.0}
 
 
 def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle:
-    """The obstacle whose action is given."""
+    """The obstacle to which the advised action belongs."""
     advice = advise(evidence, diagnosis(evidence, **seen), why)
     found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
     assert len(found) == 1
@@ -115,7 +115,7 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
 def test_the_cause_decides(
     evidence: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why | None
 ) -> None:
-    """The action is that of the reason that counts, and names it."""
+    """The cause decides the action, and the advice names the cause."""
     _, case = CASES[evidence]
 
     assert find(case, why) is obstacle
@@ -133,7 +133,7 @@ def test_the_cause_decides(
     ],
 )
 def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> None:
-    """After failures the action is that of the last cause, also during the next attempt."""
+    """After failures the last cause decides the action, also during the next attempt."""
     evidence = an_evacuation(marker=FAILING, **overrides)
 
     assert find(evidence, (LATE,)) is Obstacle.MIGRATION_ERROR
@@ -143,14 +143,14 @@ def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> N
 
 
 def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
-    """A quota that refuses the next attempt comes before the failures."""
+    """A quota that rejects the next attempt has priority over earlier failures."""
     evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
 
     assert find(evidence, (LATE,)) is Obstacle.QUOTA
 
 
 def test_a_queue_is_waited_for() -> None:
-    """Without failures the only obstacle is KubeVirt's limits on migrations."""
+    """Full migration limits are the obstacle of a VM that waits; a VM that migrates has none."""
     evidence = an_evacuation(vmims=(an_attempt(),))
 
     assert find(evidence, load=FULL) is Obstacle.CAPACITY
@@ -163,7 +163,7 @@ def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
 
 
 def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
-    """The migration is to be aborted, whatever failed before it; otherwise its end is awaited."""
+    """A migration whose target pod is being deleted has that obstacle, whatever failed before."""
     gone = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-db1-x is being deleted")
     moving = an_evacuation(vmi={"migration": a_running_state()})
 
@@ -180,7 +180,7 @@ def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
     ],
 )
 def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
-    """For a stalled migration in post-copy the action is not to abort it; in pre-copy it is."""
+    """The advice is to abort a stalled migration in pre-copy, and never one in post-copy."""
     evidence = an_evacuation(
         vmi={"migration": a_running_state(**STALLED, mode=mode)},
         vmims=(an_attempt(phase="Running"),) if attempt else (),

@@ -1,4 +1,4 @@
-"""What a PodDisruptionBudget makes of a drain."""
+"""The effect of PodDisruptionBudgets on a drain."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
 
 
 def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
-    """The outcome of each VM of n1, which the counts must agree with."""
+    """The outcome of each VM on n1; the counts must agree with it."""
     now = conditions(store, **sees)
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now)["n1"] == forecast.outcomes
@@ -49,10 +49,10 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
 
 
 def test_a_budget_that_says_nothing_new_is_no_change() -> None:
-    """Only a budget that begins, changes or ends to forbid something is a change."""
+    """A budget is a change only when it starts or stops forbidding disruptions."""
     budgets, allowing = Budgets({}), a_budget(forbids=False)
-    told = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
-    assert told == [False, True, False, True, False]
+    changes = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
+    assert changes == [False, True, False, True, False]
     assert [budgets.put(a_budget()), len(budgets)] == [True, 1]
     assert [budgets.remove(NAMESPACE, "web") for _ in range(2)] == [True, False]
     assert len(budgets) == 0
@@ -91,7 +91,7 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
 
 @pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
 def test_a_budget_forbids_until_it_does_not(how: str) -> None:
-    """A VM restarts again when the budget allows it, is gone, or does not select its pod."""
+    """A VM restarts again once no budget that forbids disruptions selects its pod."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
     match how:
@@ -109,14 +109,14 @@ def test_a_budget_forbids_until_it_does_not(how: str) -> None:
 
 
 def test_a_budget_of_another_namespace_selects_nothing_here() -> None:
-    """A budget is for the pods of its own namespace."""
+    """A budget selects only pods of its own namespace."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_launcher(1))
     store.put(a_budget(namespace="other"))
     assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
 
 
 def test_a_vm_that_is_moved_by_hand_is_counted_once() -> None:
-    """A VM with an unfinished VMIM is counted by its own outcome, and its budget too."""
+    """A VM with an unfinished VMIM is counted once, and its budget is respected."""
     store = a_store(
         a_movable(1, eviction_strategy="None"),
         a_launcher(1),

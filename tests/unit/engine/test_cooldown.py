@@ -64,22 +64,22 @@ EVERYTHING = some_evidence(
 def ended(
     ago: Seconds, *, took: Seconds = 60.0, others: tuple[Seconds, ...] = (), **state: Any
 ) -> Evidence:
-    """Evidence of a migration that ended so long ago, and of others that ended before."""
+    """Evidence of a migration that ended `ago` seconds ago, and of others that ended earlier."""
     latest = a_state(uid="m0", start=NOW - ago - took, end=NOW - ago, **state)
     history = History()
-    history.put("m0", told_by(latest), keep=64)
+    history.put("m0", record_of(latest), keep=64)
     for number, other in enumerate(others, start=1):
         history.put(f"m{number}", a_migration(start=None, end=NOW - other), keep=64)
     return some_evidence(vmi=a_vmi(migration=latest), history=history)
 
 
-def told_by(state: MigrationState) -> Migration:
+def record_of(state: MigrationState) -> Migration:
     """The record that the store makes from a VMI's own state."""
     return Migration(start=state.start, end=state.end, outcome=state.outcome, handed_off=True)
 
 
 def measured(evidence: Evidence, policy: Policy, now: Instant = NOW) -> Cooldown:
-    """The cooldown, where there must be one."""
+    """The cooldown, which must exist."""
     cooldown = measure_cooldown(evidence, policy, now)
     assert cooldown is not None
     return cooldown
@@ -136,7 +136,7 @@ def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[st
     ],
 )
 def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
-    """Each rule blocks at its own checkpoint, on its own evidence, and no other rule blocks."""
+    """Each rule blocks only on its own evidence, and only at its own checkpoint."""
     assert verdicts(evidence, a_policy()) == blocked
 
 
@@ -155,7 +155,7 @@ def test_rules(evidence: Evidence, blocked: tuple[str, str]) -> None:
     ],
 )
 def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
-    """For a VMI that has ended no rule blocks."""
+    """No rule blocks a VMI that has ended."""
     over = replace(evidence, vmi=replace(evidence.vmi, phase=phase))
     assert verdicts(evidence, a_policy()) != ("", "")
     assert verdicts(over, a_policy()) == ("", "")
@@ -230,7 +230,7 @@ BLOCKING = a_policy(
 def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     evidence: Evidence, rule: str, dead: Resource
 ) -> None:
-    """A rule blocks only while the resources that it reads are not dead."""
+    """A rule does not block while a resource that it reads is dead."""
     silent = dead in RESTS_ON[rule]
     assert not decide(evidence, BLOCKING, NOW).allowed
     assert decide(evidence, BLOCKING, NOW, dead=frozenset({dead})).allowed is silent
@@ -257,7 +257,7 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
 def test_emptied_state(
     state: MigrationState | None, vmims: tuple[Any, ...], *, seen: bool, blocked: bool
 ) -> None:
-    """With an empty `migrationState` and no unfinished VMIM the newest ending in the
+    """If `migrationState` is empty and its own VMIM has ended or is gone, the newest ending in the
     history counts.
     """
     evidence = some_evidence(
@@ -303,9 +303,9 @@ def test_failures_count_unless_left_out() -> None:
 def test_a_failure_left_out_wipes_out_no_success(
     before: dict[str, Migration], not_before: float | None, end: float | None
 ) -> None:
-    """A failure that does not count leaves the cooldown of the success before it."""
+    """A failure that does not count does not end the cooldown of the success before it."""
     state = a_state(uid="m9", end=end, ended=True, outcome=Outcome.FAILED)
-    history = a_history(m9=told_by(state), **before)
+    history = a_history(m9=record_of(state), **before)
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
     verdict = decide(evidence, a_policy(count_failed_migrations=False), NOW)
     assert verdict.not_before == not_before
@@ -331,9 +331,9 @@ def test_which_migration_ended_last(state: MigrationState, end: Instant, *, coun
 
 
 def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
-    """A failure that only the VMIM shows is a failure of the same record."""
+    """A failure that only the VMIM shows is left out too."""
     state = a_state(outcome=Outcome.UNKNOWN, end=NOW - 60.0)
-    history = a_history(m1=told_by(state))
+    history = a_history(m1=record_of(state))
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
     policy = a_policy(count_failed_migrations=False)
     assert decide(evidence, policy, NOW).reason is Reason.COOLDOWN
@@ -396,7 +396,7 @@ def test_arithmetic_is_told() -> None:
     ],
 )
 def test_window(ago: float, *, inside: bool) -> None:
-    """An ending counts where now - window < end <= now."""
+    """An ending counts if now - window < end <= now; an end a little ahead of the clock is now."""
     history = a_history(m0=a_migration(end=NOW - ago))
     verdict = decide(some_evidence(history=history), a_policy(migration_history_window=100.0), NOW)
     assert verdict.migrations_in_window == int(inside)
@@ -448,7 +448,7 @@ UPDATING: dict[str, Any] = {"platform_updating": True}
 
 
 def blocking(**policy: Any) -> Policy:
-    """A policy with an entry `db` that blocks."""
+    """A policy with an override `db` that blocks."""
     return a_policy(overrides=(Override(name="db", policy=a_policy(block=True)),), **policy)
 
 
@@ -469,7 +469,7 @@ def blocking(**policy: Any) -> Policy:
     ],
 )
 def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, str]) -> None:
-    """The platform's update blocks at filter, an entry with block: true at preEviction."""
+    """An update of KubeVirt blocks at filter, and an override with `block: true` at preEviction."""
     assert verdicts(some_evidence(**facts), policy) == reasons
 
 
@@ -480,7 +480,7 @@ def test_an_update_that_cannot_be_seen_does_not_block() -> None:
 
 
 def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
-    """Its floor instead of the policy's, in verdict and explanation."""
+    """The cooldown of a VM with an override has the floor of that override."""
     own = Override(name="db", policy=a_policy(migration_cooldown=7200.0))
     policy = a_policy(overrides=(own,))
     moved = {"migration": a_state(), "override": "db"}
@@ -498,13 +498,13 @@ def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
     ],
 )
 def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
-    """As many endings are stored as the policy can need."""
+    """The store keeps as many endings as the policy can need."""
     policy = a_policy(migration_cooldown=floor, max_migration_cooldown=ceiling)
     assert policy.endings_kept == kept
 
 
 def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
-    """Histories are stored for the policy that needs most, be it the default or an override's."""
+    """The stored history is long enough for the default policy and for every override."""
     small, large = a_policy(), a_policy(migration_cooldown=0.0, migration_history_window=1e6)
     for default, other in ((small, large), (large, small)):
         policy = replace(default, overrides=(Override(name="other", policy=other),))
@@ -512,7 +512,7 @@ def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
 
 
 def test_reasons_of_a_policy() -> None:
-    """A policy blocks for an update or by an entry only if it says so, else for all reasons."""
+    """A policy blocks for an update and by `block` only if set; other reasons always apply."""
     optional = {Reason.PLATFORM_UPDATE, Reason.POLICY}
     assert set(Reason) - set(a_policy(guard_platform_update=False).reasons) == optional
     assert set(a_policy(guard_platform_update=True, block=True).reasons) == set(Reason)
@@ -534,8 +534,8 @@ def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
 def test_release_looks_ahead() -> None:
     """`not_before` includes that the cooldown shrinks as endings leave the window.
 
-    Two endings, 50 s and 3000 s ago, in a window of 3300 s: the cooldown of 1800 s would hold
-    for 1750 s more, but in 300 s the older one leaves and 900 s are left of it.
+    Two endings, 50 s and 3000 s ago, in a window of 3300 s: the cooldown of 1800 s would hold for
+    1750 s more, but in 300 s the older ending leaves the window, and the cooldown becomes 900 s.
     """
     cooldown = measured(ended(50.0, others=(3_000.0,)), a_policy(migration_history_window=3_300.0))
     assert cooldown.effective == 1_800.0
@@ -562,11 +562,11 @@ POLICIES = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
-    """A VMI with up to nine migrations that ended in the last day, the last one its own state.
+    """A VMI with up to nine migrations of the last day; its `migrationState` is the last one.
 
-    `ahead`: how many seconds ends may lie ahead of the clock. Some ends are hours off, as from a
-    node with a wrong clock. The VMI may show a running migration although its VMIM has ended.
-    Some objects cannot be read any more.
+    `ahead`: how many seconds ends may lie ahead of the clock. Some ends are hours wrong, as from a
+    node with a wrong clock. The VMI may show a running migration although its VMIM has ended. Some
+    objects cannot be read any more.
     """
     endings = draw(
         st.lists(
@@ -590,7 +590,7 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
             end=NOW + end + (off or 0),
             outcome=outcome,
         )
-        record = told_by(state)
+        record = record_of(state)
         if off is not None:
             record = replace(record, finished_at=NOW + end)
         history.put(state.uid, record, keep=64)
@@ -614,7 +614,7 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
 @soaked(20_000)
 @given(evidence=histories(), policy=POLICIES)
 def test_not_before_is_exact(evidence: Evidence, policy: Policy) -> None:
-    """Blocked by cooldown at every instant before `not_before`, allowed at it."""
+    """A cooling VM is blocked at every instant before `not_before`, and allowed from then on."""
     verdict = decide(evidence, policy, NOW)
     assume(verdict.reason is Reason.COOLDOWN)
     assert verdict.not_before is not None
@@ -631,7 +631,7 @@ def test_not_before_is_exact(evidence: Evidence, policy: Policy) -> None:
 @soaked(20_000)
 @given(evidence=histories(ahead=300), policy=POLICIES)
 def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
-    """With ends ahead of the clock too, the facts' own release does not move and is exact."""
+    """`released_at` stays the same and is exact, also with ends ahead of the clock."""
     verdict = decide(evidence, policy, NOW)
     assume(verdict.reason is Reason.COOLDOWN)
     assert verdict.not_before is not None

@@ -35,7 +35,7 @@ def drained(number: int, *, by: Priority | None = Priority.SYSTEM_CRITICAL) -> t
 
 
 def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
-    """A store to which the nodes were listed at this instant."""
+    """A store that read the list of nodes at this instant."""
     store = a_store(now=at)
     store.retain(Resource.NODES, {}, None)
     for fact in facts:
@@ -63,7 +63,7 @@ def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:
 
 
 def test_a_node_is_cordoned_until_it_is_not() -> None:
-    """A node is schedulable, cordoned since the taint's time, and schedulable again."""
+    """A node is cordoned from the time of its taint until it is schedulable again."""
     store = a_listed_store(*drained(1))
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
     store.put(a_cordon())
@@ -75,7 +75,7 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
 
 
 def test_without_the_nodes_nothing_is_said_of_them() -> None:
-    """Without permission it is not known whether a node is schedulable or a request left over."""
+    """Without permission for nodes, `schedulable` is unknown and no evacuation is left over."""
     store = a_listed_store(*drained(1), at=NOW)
     unseen = conditions(store, sees_nodes=False)
     assert forecast_node(store, "n1", unseen)[0].schedulable is None
@@ -84,7 +84,7 @@ def test_without_the_nodes_nothing_is_said_of_them() -> None:
 
 @pytest.mark.parametrize("how", ["put", "remove", "list"])
 def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
-    """An evacuation that somebody else requested is left over once its node is schedulable."""
+    """An evacuation that the descheduler did not request is left over after the uncordon."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -103,7 +103,7 @@ def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
 
 
 def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
-    """An eviction after our first list without a cordon is not left over; an older one may be."""
+    """Without a cordon an evacuation is left over only if it is older than our list of nodes."""
     assert not diagnosis_of(a_listed_store(*drained(1))).leftover
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()
@@ -112,7 +112,7 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
 
 
 def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
-    """KubeVirt 1.7 sets no priority; a cordon that ended after the request is enough."""
+    """Without a priority (KubeVirt 1.7) an evacuation is left over if its uncordon was seen."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1, by=None))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -123,13 +123,13 @@ def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
 
 
 def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
-    """The descheduler evicts VMs from nodes that are schedulable."""
+    """An evacuation that the descheduler requested is not left over."""
     store = a_listed_store(*drained(1, by=Priority.SYSTEM_MAINTENANCE), at=NOW)
     assert not diagnosis_of(store).leftover
 
 
 def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of nodes is bounded: the oldest end is dropped."""
+    """Ends of cordons are kept for a bounded number of nodes; the oldest one is dropped."""
     monkeypatch.setattr(cordons, "NODES_KEPT", 2)
     seen = Cordons()
     seen.note_list(NOW)
@@ -150,7 +150,7 @@ def is_stuck(store: ClockedStore) -> bool:
 @pytest.mark.parametrize("by", list(Priority))
 @pytest.mark.parametrize("cordoned", [True, False])
 def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> None:
-    """A drain is stuck if the node is cordoned, or somebody else asked, and a VM is stuck."""
+    """Stuck VMs make a drain stuck, except those that the descheduler evicts without a cordon."""
     store = a_listed_store(*drained(1, by=by), *drained(2, by=by))
     if cordoned:
         store.put(a_cordon())
@@ -158,7 +158,7 @@ def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> 
 
 
 def test_a_drain_that_goes_on_is_not_stuck() -> None:
-    """A drain is not stuck for as long as an evacuation may take after the last departure."""
+    """A drain is not stuck until `stuck.after` has passed since the last departure."""
     store = a_listed_store(a_cordon(), *drained(1), *drained(2))
     for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
         store.now = left_at
@@ -169,7 +169,7 @@ def test_a_drain_that_goes_on_is_not_stuck() -> None:
 
 
 def test_a_drain_whose_vms_wait_for_others_is_not_stuck() -> None:
-    """A VM of the strategy External that nobody moves is not stuck, nor is its node."""
+    """A drain is not stuck because of a VM with the strategy External that nobody moves."""
     vmi = a_movable(
         1,
         evacuation_node="n1",

@@ -45,7 +45,7 @@ OTHERS_FULL = Load(running=1, outbound={"n2": 1}, limits=MigrationLimits(5, 1))
 def an_evacuation(
     *, age: float = 60.0, marker: dict[str, Any] | None = None, **overrides: Any
 ) -> Evidence:
-    """A migratable VMI on n1 that has to leave it, requested a minute ago, with nothing begun."""
+    """A migratable VMI on n1 whose evacuation was requested a minute ago and has no attempt."""
     vmi = overrides.pop("vmi", {})
     fields: dict[str, Any] = {"node": "n1", "requested_at": NOW - age} | (marker or {})
     pods = overrides.pop("pods", (a_pod(eviction_in_progress=True),))
@@ -72,7 +72,7 @@ def an_attempt(**overrides: Any) -> Vmim:
 
 
 def a_failed_attempt(number: int, ended: float, **overrides: Any) -> Vmim:
-    """An evacuation VMIM that failed so many seconds ago."""
+    """An evacuation VMIM that failed `ended` seconds ago."""
     fields: dict[str, Any] = {
         "name": f"kubevirt-evacuation-f{number}",
         "uid": f"f{number}",
@@ -124,12 +124,12 @@ HANDED_OFF = a_state(uid="e1", start=None, end=None)
 
 
 def moving(state: MigrationState, *vmims: Vmim) -> Evidence:
-    """An evacuation whose VMI tells of this migration."""
+    """An evacuation whose VMI has this `migrationState`."""
     return an_evacuation(vmi={"migration": state}, vmims=vmims)
 
 
 def finalised(ago: float) -> MigrationState:
-    """A migration that began long ago and ended so long ago."""
+    """A migration that began long ago and ended `ago` seconds ago."""
     return a_state(uid="e1", start=NOW - 9000, end=NOW - ago)
 
 
@@ -222,7 +222,7 @@ def test_every_state_is_tried() -> None:
 def test_capacity(vmims: tuple[Vmim, ...], load: Load | None, state: State) -> None:
     """A VM waits for capacity only while the known limits are reached.
 
-    Up to KubeVirt 1.8 no VMIM is made until then.
+    Up to KubeVirt 1.8 a VM that waits has no VMIM yet.
     """
     assert diagnosis(an_evacuation(vmims=vmims), load=load).state is state
 
@@ -244,7 +244,7 @@ def test_the_order() -> None:
 
 
 class TestStuck:
-    """Older than `stuck.after` and not migrating, or failed too often; it latches."""
+    """A stuck evacuation is older than `stuck.after` and not migrating, or failed too often."""
 
     @pytest.mark.parametrize(
         ("evidence", "causes"),
@@ -265,7 +265,7 @@ class TestStuck:
         ],
     )
     def test_causes(self, evidence: Evidence, causes: tuple[Cause, ...]) -> None:
-        """An evacuation is stuck by the listed causes."""
+        """The causes of a stuck evacuation are its age and its failures since the request."""
         found = diagnosis(evidence)
         assert found.stuck_by == causes
         assert found.stuck == bool(causes)
@@ -279,7 +279,7 @@ class TestStuck:
         ],
     )
     def test_old_and_migrating(self, age: float, made: float, *, stuck: bool) -> None:
-        """An evacuation that migrates is stuck if that began when it was stuck already."""
+        """An evacuation that was stuck before its migration began stays stuck."""
         attempt = an_attempt(created=NOW - made, phase="Running")
         vmi = {"migration": a_running_state(start=NOW - 60)}
         assert diagnosis(an_evacuation(age=age, vmi=vmi, vmims=(attempt,))).stuck is stuck
@@ -294,7 +294,7 @@ class TestStuck:
         ],
     )
     def test_handed_off(self, made: float, handed_off_at: float | None, *, stuck: bool) -> None:
-        """An attempt that was handed off in time is not stuck for as long as it goes on."""
+        """An evacuation is not stuck while an attempt runs that was handed off in time."""
         attempt = an_attempt(
             created=NOW - made, scheduled_at=handed_off_at, phase="PreparingTarget"
         )
@@ -311,7 +311,7 @@ class TestStuck:
     def test_a_queue_of_a_node(
         self, departure: float | None, newest: float, *, stuck: bool
     ) -> None:
-        """While VMs leave the node, an evacuation that waits in its queue is not stuck."""
+        """While VMs leave a node, an evacuation that waits for that node's limit is not stuck."""
         departures = {} if departure is None else {"n1": departure}
         load = replace(OUTBOUND_FULL, departures=departures, newest_success=newest)
         assert diagnosis(an_evacuation(age=9000), load=load).stuck == stuck
@@ -386,7 +386,7 @@ class TestStuck:
     def test_external_and_tried_by_somebody(
         self, age: int, failures: int, stuck_by: tuple[Cause, ...]
     ) -> None:
-        """Once somebody has made a VMIM, an External evacuation is stuck as any other."""
+        """Once somebody has created a VMIM, an External evacuation becomes stuck like any other."""
         vmi = {"eviction_strategy": "External"}
         attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="")
         failed = {f"f{n}": NOW - 30.0 for n in range(failures)}
@@ -396,13 +396,13 @@ class TestStuck:
         assert found.stuck_by == stuck_by
 
     def test_external_and_tried_by_a_vmim_that_is_gone(self) -> None:
-        """An attempt that failed counts as tried also after its VMIM was deleted."""
+        """A failed attempt of an External evacuation still counts after its VMIM was deleted."""
         vmi = {"eviction_strategy": "External"}
         evidence = an_evacuation(age=4000, vmi=vmi, marker={"failed": {"f1": NOW - 50}})
         assert diagnosis(evidence).stuck_by == (Cause.AGE,)
 
     def test_external_for_a_day(self) -> None:
-        """An External VMI that evacuates for a day is visible and not stuck by default."""
+        """An External evacuation of any age is not stuck, unless `stuck.external` gives an age."""
         evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
         assert not diagnosis(evidence).stuck
         assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
@@ -410,7 +410,7 @@ class TestStuck:
 
 
 class TestSource:
-    """Who asked: the newest attempt's priority decides, then the annotation."""
+    """The source of an evacuation: the newest attempt's priority decides, then the annotation."""
 
     @pytest.mark.parametrize(
         ("priorities", "annotated", "source"),
@@ -462,14 +462,14 @@ class TestSource:
     def test_an_attempt_of_an_older_request(
         self, created: float | None, annotated: bool, source: Source
     ) -> None:
-        """An attempt from before the request says nothing about who requested this one."""
+        """An attempt from before the request does not decide the source."""
         attempt = an_attempt(created=created, priority=Priority.SYSTEM_CRITICAL)
         evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=(attempt,))
         assert diagnosis(evidence).source is source
 
 
 class TestBackoff:
-    """KubeVirt's pause: 20 s doubling with each failure since the last success."""
+    """KubeVirt's backoff: 20 s, doubled by each further failure since the last success."""
 
     @pytest.mark.parametrize(
         ("failures", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)]
@@ -526,7 +526,7 @@ class TestContact:
         ],
     )
     def test_older_than_the_change(self, evidence: Evidence, late: Resource, state: State) -> None:
-        """That an attempt is missing counts only if VMIMs were read after the VMI changed."""
+        """A missing attempt or pod counts only if its watch had contact after the VMI changed."""
         changed = replace(evidence, changed_at=NOW - 5, handed_off_at=NOW - 5)
         contacts = {Resource.VMIMS: NOW, Resource.PODS: NOW}
         behind = diagnosis(changed, contacts=contacts | {late: NOW - 6})
@@ -543,7 +543,7 @@ class TestContact:
 
     @pytest.mark.parametrize("age", [60.0, 4000.0])
     def test_dead_vmis(self, age: float) -> None:
-        """While VMIs are dead nothing is stuck; the diagnosis says what was last seen."""
+        """While the watch of VMIs is dead nothing is stuck; `last_seen` has the last state."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
         dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
         found = diagnosis(evidence, dead=dead, contacts=contacts)
@@ -554,7 +554,7 @@ class TestContact:
         assert diagnosis(evidence, dead=dead).last_seen is None
 
     def test_a_vmi_that_cannot_be_read_any_more(self) -> None:
-        """An invalid VMI is dead after `dead_after`."""
+        """The state of a VMI that has been invalid for `dead_after` is unknown."""
         evidence = an_evacuation(refused=((Resource.VMIS, NOW - 600),))
         assert diagnosis(evidence, now=NOW - 1).state is State.NO_MIGRATION
         assert diagnosis(evidence).state is State.UNKNOWN
@@ -572,7 +572,7 @@ class TestContact:
 
     @pytest.mark.parametrize(("ago", "stuck"), [(60.0, False), (240.0, True)])
     def test_a_departure_by_a_wrong_clock(self, ago: float, *, stuck: bool) -> None:
-        """The time since a VMI left its node counts from the end of its VMIM."""
+        """If a node's clock is wrong, a VMI has left that node when its VMIM ended."""
         left = a_state(end=NOW - 7200)
         final = a_history(m1=a_migration(end=left.end, finished_at=NOW - ago))
         gone = an_evacuation(age=9000, vmi={"node": "n2", "migration": left}, history=final)
@@ -587,7 +587,7 @@ def test_what_dead_vmims_showed_is_no_state() -> None:
 
 
 class TestDivergence:
-    """KubeVirt evacuates, and the descheduler's annotation is not on the pod."""
+    """Divergence: KubeVirt evacuates a VMI, but its pod lacks the descheduler's annotation."""
 
     @pytest.mark.parametrize(
         ("since", "annotated", "diverged"),
@@ -605,12 +605,12 @@ class TestDivergence:
         assert diagnosis(an_evacuation(marker=marker, pods=pods)).diverged is diverged
 
     def test_pods_not_seen(self) -> None:
-        """Without permission for pods nothing is said about divergence."""
+        """Without permission for pods no evacuation has diverged."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
         assert not diagnosis(evidence).diverged
 
     def test_pods_not_watched(self) -> None:
-        """While the watch of pods is dead divergence is unknown."""
+        """While the watch of pods is dead no evacuation has diverged."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
         assert diagnosis(evidence).diverged
         assert not diagnosis(evidence, dead=frozenset({Resource.PODS})).diverged

@@ -61,7 +61,7 @@ def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
 
 
 def now_in(store: ClockedStore, dead: DeadResources = ALL_ALIVE) -> Conditions:
-    """What all outcomes depend on, now."""
+    """The present conditions, on which all outcomes depend."""
     return read_conditions(store, StuckPolicy(), dead, NOW)
 
 
@@ -72,7 +72,7 @@ def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome
 
 
 def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
-    """The lower bound of a node's drain; GET /v1/nodes says the same."""
+    """The lower bound of a node's drain, which the forecast of all nodes must have too."""
     forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
     known = {node: [one for one in durations if one is not None]}
@@ -101,7 +101,7 @@ def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
 def test_the_strategy_decides(
     own: str, cluster: str, *, migratable: bool, outcome: DrainOutcome
 ) -> None:
-    """The VMI's own strategy, else that of the KubeVirt object, else None."""
+    """The VMI's own strategy decides, else that of the KubeVirt object, else `None`."""
     store = a_store(
         a_movable(eviction_strategy=own, migratable=migratable),
         KubeVirtSettings(eviction_strategy=cluster),
@@ -110,7 +110,7 @@ def test_the_strategy_decides(
 
 
 def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
-    """KubeVirt's own default is None."""
+    """KubeVirt's default strategy is `None`, so the VM restarts."""
     assert outcomes_of(a_store(a_movable(eviction_strategy=""))) == {"db1": RESTARTS}
 
 
@@ -131,7 +131,7 @@ def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
     ],
 )
 def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: DrainOutcome) -> None:
-    """A VM that migrates now waits, if it can be migrated."""
+    """A VM waits while it migrates, or until it is known whether it is migratable."""
     store = a_store(*facts)
 
     assert outcomes_of(store) == {"db1": outcome}
@@ -160,7 +160,7 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:
-    """VMs that restart do not keep a node from being emptied; VMs that stay do."""
+    """A VM that stays prevents a node from being emptied; a VM that restarts does not."""
     store = a_store(a_moved(1, 60.0), a_movable(2, node="n2"))
     store.put(a_movable(3, eviction_strategy="None"))
     forecast, _ = forecast_node(store, "n1", now_in(store))
@@ -195,7 +195,7 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
 def test_a_vm_whose_evacuation_is_stuck_fails(
     age: float, failures: int, overrides: dict[str, Any], outcome: DrainOutcome
 ) -> None:
-    """A VM with a stuck evacuation fails, so the node is not emptied."""
+    """A VM with a stuck evacuation has the outcome `fails`, so the node cannot be emptied."""
     store = a_store(a_movable(1, evacuation_node="n1", **overrides), now=NOW - age)
     for number in range(failures):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
@@ -207,7 +207,7 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
 
 
 def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
-    """Migrations of a dead watch are not waited for."""
+    """A VM does not wait for its migration while the watch of VMIMs is dead."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
     dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
 
@@ -225,7 +225,7 @@ def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
     ],
 )
 def test_the_bound_is_what_the_limits_allow(limits: tuple[int, int], bound: float) -> None:
-    """The sum over how many run at once, and never less than the longest."""
+    """The bound is the sum divided by the parallel migrations, and at least the longest one."""
     store = a_store(*(a_moved(n, 100.0) for n in (1, 2, 3)))
     store.put(KubeVirtSettings(MigrationLimits(*limits)))
     assert bound_of(store) == bound
@@ -269,7 +269,7 @@ def test_the_last_duration_is_of_a_success(state: Any, duration: float | None) -
 
 
 def test_the_newest_success_has_the_duration() -> None:
-    """The newest success has the duration, also if a later migration failed."""
+    """The last duration is that of the newest success, also if a later migration failed."""
     store = a_store(a_moved(1, 60.0))
     ended = {"vmi_name": "db1", "name": "mig-0", "uid": "m0"}
     store.put(an_ended_vmim(**ended, start=NOW - 9000.0, end=NOW - 8000.0))

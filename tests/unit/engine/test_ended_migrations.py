@@ -33,7 +33,7 @@ from tests.support.builders import a_vmi, an_ended_vmim
     ],
 )
 def test_kubevirts_words(message: str, *, aborted: bool, reason: EndReason) -> None:
-    """KubeVirt 1.9 writes the same text if it gives a migration up and if somebody cancels it."""
+    """The reason follows from KubeVirt's message, and from `aborted` where messages are equal."""
     vmim = an_ended_vmim(outcome=Outcome.FAILED, phase="Failed", aborted=aborted)
     ended = EndedMigration(vmim=vmim, message=message, has_state=True)
     assert find_reason(ended, a_vmi(), []) is reason

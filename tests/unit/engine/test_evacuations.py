@@ -28,7 +28,7 @@ def test_a_success_that_only_the_vmi_shows() -> None:
 
 
 def test_a_request_before_a_success_that_only_the_vmi_shows() -> None:
-    """Attempts before such a success belong to the earlier evacuation."""
+    """Attempts before a success that only the VMI shows belong to the earlier evacuation."""
     attempt = an_attempt(uid="e1", created=NOW - 700)
     store = a_store(a_vmi(evacuation_node="n1"), attempt, now=NOW - 500)
     assert marker_of(store).requested_at == NOW - 700

@@ -1,4 +1,4 @@
-"""Which Events are due, and their limits: an episode, a VM, the whole program."""
+"""Which Events are due, and the limits per episode, per VM and for the whole program."""
 
 from collections import Counter
 from typing import Any
@@ -259,7 +259,7 @@ def test_another_replica_takes_over(queue: Queue) -> None:
 
 
 def test_an_end_that_another_replica_reports(queue: Queue) -> None:
-    """The end of an evacuation that another replica reports is forgotten."""
+    """A replica that lost the Lease does not report the end of an evacuation."""
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.find([], NOW + 15)

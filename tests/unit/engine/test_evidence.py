@@ -91,7 +91,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 300
 
     def test_attempts_of_an_older_evacuation(self) -> None:
-        """Attempts before the newest success or the last time without marker do not count."""
+        """Attempts before the newest success, or before the VMI last had no marker, are ignored."""
         store = a_store(a_vmi())
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
         put(store, a_vmi(migratable=True), at=NOW - 500)
@@ -103,12 +103,12 @@ class TestRequest:
     def test_any_order_of_attempts_and_success(self, order: tuple[str, ...]) -> None:
         """Attempts from before a success do not count, in any order of the events."""
         store = a_store(a_vmi(evacuation_node="n1"))
-        told = {
+        stored = {
             "a": an_attempt(1, created=NOW - 300, failed_at=NOW - 250),
             "s": an_ended_vmim(uid="ok", name="ok", end=NOW - 150.0, finished_at=NOW - 149.0),
             "c": an_attempt(2, created=NOW - 60, failed_at=NOW - 50),
         }
-        put(store, *(told[key] for key in order))
+        put(store, *(stored[key] for key in order))
         assert marker_of(store).requested_at == NOW - 60
         assert marker_of(store).failed_since_request() == 1
 
@@ -143,7 +143,7 @@ class TestRequest:
         assert len(list(store.evacuating())) == 1
 
     def test_a_condition_that_has_gone(self) -> None:
-        """A condition that is gone shows that the marker was cleared and set again."""
+        """If the condition has gone, the marker was cleared and set again."""
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
         put(store, a_vmi(evacuation_node="n1"), at=NOW + 60)
         assert marker_of(store).requested_at == NOW + 60
@@ -167,7 +167,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 5
 
     def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
-        """An earlier request is taken over; an attempt without creation time is not."""
+        """An earlier date of a late condition counts; an attempt without creation time has none."""
         store = a_store(a_vmi(evacuation_node="n1"), an_attempt(1, created=None))
         assert marker_of(store).requested_at == NOW
         put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 450), at=NOW + 3600)
@@ -186,9 +186,9 @@ class TestRequest:
         assert marker.requested_at == (NOW - 400 if before is None else before)
         assert marker.failed_since_request() == 1
 
-    @pytest.mark.parametrize("told_by", ["vmi", "vmim-first", "vmim-last", "history"])
-    def test_back_on_its_node_after_a_gap(self, told_by: str) -> None:
-        """Before KubeVirt 1.7 a success since the first sight ends the evacuation."""
+    @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last", "history"])
+    def test_back_on_its_node_after_a_gap(self, shown_by: str) -> None:
+        """Before KubeVirt 1.7 a success after the marker was first seen ends the evacuation."""
         store = a_store(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
         success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
@@ -199,7 +199,7 @@ class TestRequest:
         ]
         state = MigrationState(ended=True, outcome=Outcome.SUCCEEDED, **success)
         vmi = a_vmi(
-            evacuation_node="n1", migratable=True, migration=state if told_by == "vmi" else None
+            evacuation_node="n1", migratable=True, migration=state if shown_by == "vmi" else None
         )
         store.now = NOW + 300
         facts: dict[str, list[Fact]] = {
@@ -208,9 +208,9 @@ class TestRequest:
             "vmim-last": [vmi, *later, moved],
             "history": [vmi, *later],
         }
-        for fact in facts[told_by]:
+        for fact in facts[shown_by]:
             store.put(fact)
-        if told_by == "history":
+        if shown_by == "history":
             ended = a_migration(start=NOW + 90, end=NOW + 100)
             store.recall(Remembered(uid=UID, namespace=NAMESPACE, migrations={"ok": ended}))
         marker = marker_of(store)
@@ -240,7 +240,7 @@ class TestRequest:
 
 
 class TestFailures:
-    """Distinct attempts that failed since the request, aborted ones left out."""
+    """The number of distinct attempts that failed since the request, without aborted ones."""
 
     def test_counted_once_and_beyond_collection(self) -> None:
         """Each failed UID counts once, also after KubeVirt has deleted the VMIM."""
@@ -254,8 +254,8 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 12
 
     def test_what_does_not_count(self) -> None:
-        """Aborted attempts, and those of others, of other nodes or of older requests do
-        not count.
+        """A VMIM does not count if it was aborted, is no evacuation, or is of another node or an
+        older request.
         """
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 100))
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 50.0}
@@ -267,7 +267,7 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 0
 
     def test_a_failure_that_came_before_everything(self) -> None:
-        """A failure from before the last time without marker does not count."""
+        """A failure from before the VMI last had no marker does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
         marker.note_failure("old", NOW - 10)
         marker.note_failure("new", NOW)
@@ -297,12 +297,12 @@ class TestMarker:
         """Joining two markers takes the earlier request and first sight."""
         for one, other in ((90.0, 80.0), (80.0, 90.0)):
             marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
-            told = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
-            assert marker.join(told)
+            stored = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
+            assert marker.join(stored)
             assert (marker.requested_at, marker.seen_at, marker.not_before) == (80.0, 90.0, None)
             assert marker.failed == {"a": 120.0, "b": 130.0}
             assert (marker.forgotten, marker.failed_since_request()) == (0, 2)
-            assert not marker.join(told)
+            assert not marker.join(stored)
 
     @pytest.mark.parametrize(
         "news",
@@ -326,14 +326,14 @@ class TestMarker:
         """The join drops what is older than either marker's bound."""
         bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
         loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
-        marker, told = (bound, loose) if mine else (loose, bound)
-        assert marker.join(told)
+        marker, stored = (bound, loose) if mine else (loose, bound)
+        assert marker.join(stored)
         assert (marker.requested_at, marker.seen_at, marker.not_before) == (70.0, 100.0, 50.0)
         assert set(marker.failed) == {"new", "mine"}
         assert marker.failed_since_request() == 1
 
     def test_no_request_that_is_ours(self) -> None:
-        """If both requests belong to an older evacuation, the first sight is used."""
+        """If both requests are older than the bound, the time of the first sight is used."""
         marker = a_marker(requested_at=40.0, not_before=60.0)
         assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
         assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
@@ -352,7 +352,7 @@ class TestMarker:
     def test_the_bound(
         self, bounds: tuple[float | None, float | None], bound: float | None
     ) -> None:
-        """The join takes the later bound that is not after a sight of the marker."""
+        """The join takes the latest bound that is not after the first sight of the marker."""
         for one, other in (bounds, bounds[::-1]):
             marker = a_marker(not_before=one, requested_at=101.0)
             marker.join(a_marker(not_before=other, requested_at=101.0))
@@ -403,11 +403,11 @@ class TestMarker:
         other: tuple[int, dict[str, float]],
         total: int,
     ) -> None:
-        """A count without UIDs is joined only with later failures of the other marker."""
+        """Failures whose UIDs were dropped are joined so that none of them counts twice."""
         for mine, theirs in ((one, other), (other, one)):
             marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
-            told = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
-            marker.join(told)
+            stored = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
+            marker.join(stored)
             assert marker.failed == one[1] | other[1]
             assert marker.failed_since_request() == total
 
@@ -437,7 +437,9 @@ class TestMarker:
         [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
     )
     def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
-        """A success before the first sight ends the earlier evacuation."""
+        """A success between request and first sight shows that the request is of an earlier
+        evacuation.
+        """
         marker = a_marker()
         assert marker.note_success(end) == (requested_at != 90.0)
         assert marker.requested_at == requested_at
@@ -461,13 +463,13 @@ class TestMarker:
         assert a_marker().is_over(now, success) is over
 
     def test_a_date_is_news_once(self) -> None:
-        """The condition's date replaces other dates once."""
+        """A new date of the condition is a change; the same date again is none."""
         marker = a_marker(not_before=50.0)
         assert [marker.date(at) for at in (70.0, 70.0, 60.0)] == [True, False, True]
         assert (marker.requested_at, marker.not_before, marker.dated) == (60.0, None, True)
 
     def test_a_marker_that_one_replica_alone_remembers(self) -> None:
-        """A marker that only one replica has is that of both."""
+        """After a join both replicas have the marker that only one of them had."""
         knows = Remembered(uid=UID, namespace=NAMESPACE, marker=a_marker())
         knows_not = Remembered(uid=UID, namespace=NAMESPACE)
         assert knows.join(knows_not) == knows_not.join(knows) == knows
@@ -495,7 +497,7 @@ class TestLacking:
     """Since when the current launcher lacks the descheduler's annotation."""
 
     def test_comes_and_goes(self) -> None:
-        """Divergence lasts from marker and pod until the annotation or the end."""
+        """`lacking_since` is set while the launcher pod exists without the annotation."""
         store = a_store(a_pod(), a_vmi(evacuation_node="n1"))
         assert marker_of(store).lacking_since == NOW
         store.now = NOW + 30
@@ -523,7 +525,7 @@ class TestBlind:
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:
-        """Only VMIs of a namespace without contact lack that evidence."""
+        """Only VMIs of the forbidden namespace lack that evidence."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
         store.see(blind={resource: frozenset({"elsewhere"})})
         assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
@@ -535,7 +537,7 @@ class TestBlind:
 
 
 class TestLoad:
-    """How many migrations run, as KubeVirt counts them, where all can be seen."""
+    """The number of running migrations, counted as KubeVirt does, if all can be seen."""
 
     def test_counts(self) -> None:
         """Migrations count from Scheduling on, or Pending with a target pod, against the
@@ -613,7 +615,7 @@ class TestLoad:
 
 
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
-    """An object that cannot be read is believed for `dead_after` from then on."""
+    """The last facts of an object that cannot be read are trusted for `dead_after`."""
     store = a_store(a_vmi())
     store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
     assert list(seen(store).distrusted_from()) == [NOW + seen(store).dead_after]
@@ -621,7 +623,7 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
 
 @pytest.mark.parametrize("ended", [NOW - 100.0, NOW])
 def test_a_success_between_two_requests_parts_them(ended: float) -> None:
-    """Two evacuations from a node are not one if the VM has left it between them."""
+    """Two evacuations from a node are different if the VM left the node between them."""
     success = a_migration(start=ended - 9.0, end=ended)
     early, late = (
         Remembered(

@@ -35,7 +35,7 @@ def migrations() -> st.SearchStrategy[Migration]:
     )
 
 
-def told(*facts: tuple[str, Migration]) -> History:
+def recorded(*facts: tuple[str, Migration]) -> History:
     """A history of these records, put in this order."""
     history = History()
     for uid, migration in facts:
@@ -80,7 +80,7 @@ def test_order_and_repetition_change_nothing(
     """The same facts in any order and repeated give the same records and verdict."""
     repeated = data.draw(st.lists(st.sampled_from(facts), max_size=4)) if facts else []
     shuffled = data.draw(st.permutations(facts + repeated))
-    first, second = told(*facts), told(*shuffled)
+    first, second = recorded(*facts), recorded(*shuffled)
     assert first.records() == second.records()
     vmi = a_vmi(migration=a_state())
     verdicts = [
@@ -109,7 +109,7 @@ def test_neither_uid_nor_end() -> None:
 
 def test_nameless_endings_are_keyed_by_their_second() -> None:
     """Without UIDs two ends in the same second are one migration."""
-    history = told(
+    history = recorded(
         ("", a_migration(end=NOW - 60.0)),
         ("", a_migration(end=NOW - 59.5)),
         ("", a_migration(end=NOW - 58.0)),
@@ -120,7 +120,7 @@ def test_nameless_endings_are_keyed_by_their_second() -> None:
 @pytest.mark.parametrize("named_handed_off", [True, False], ids=["handed-off", "not-handed-off"])
 def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -> None:
     """A record without UID is ignored if another has an end in the same second."""
-    history = told(
+    history = recorded(
         ("", a_migration(end=NOW - 60.0)),
         ("m1", a_migration(end=NOW - 60.0, handed_off=named_handed_off)),
     )
@@ -129,8 +129,8 @@ def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -
 
 
 def test_nameless_ending_yields_to_a_failure_that_is_left_out() -> None:
-    """A record without UID is also ignored for a failure that does not count."""
-    history = told(
+    """A record without UID is ignored also if the other record is a failure that does not count."""
+    history = recorded(
         ("", a_migration(end=NOW - 60.0, outcome=Outcome.UNKNOWN)),
         ("m1", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),
     )
@@ -186,7 +186,7 @@ def test_endings_are_sorted_and_settled() -> None:
     ],
 )
 def test_duration(start: float | None, duration: float) -> None:
-    """A duration is end minus start, 0 where the start is unknown or later."""
+    """A duration is end minus start, or 0 if the start is unknown or later."""
     assert Ending(end=NOW - 60.0, written_end=NOW - 60.0, start=start).duration == duration
 
 
@@ -249,8 +249,8 @@ def test_failures_push_out_no_success() -> None:
     ],
 )
 def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
-    """The outcome is the one that any source gave."""
-    history = told(
+    """A record is found by its UID or, without a UID, by its end."""
+    history = recorded(
         ("m1", a_migration(outcome=Outcome.FAILED)),
         ("m1", a_migration(outcome=Outcome.UNKNOWN)),
         ("", a_migration(end=NOW - 60.0)),
@@ -272,7 +272,7 @@ def test_an_end_by_a_wrong_clock_is_replaced(
     end: float | None, finished_at: float | None, known: float
 ) -> None:
     """An end more than five minutes from its VMIM's final transition is that transition."""
-    history = told(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
+    history = recorded(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
     assert history.newest_success() == known
     assert list(history.written_ends()) == [known]
     assert [ending.written_end for ending in history.endings(NOW + CLOCK_SKEW)] == [known]
@@ -316,14 +316,14 @@ def test_written_ends() -> None:
 
 
 def test_a_duration_is_measured_to_the_end_as_written() -> None:
-    """An end a little ahead of our clock is now, and the migration took as long as was written."""
+    """An end a little ahead of our clock counts as now, but the duration uses the written end."""
     (ending,) = a_history(m1=a_migration(start=NOW - 60.0, end=NOW + 20.0)).endings(NOW)
     assert (ending.end, ending.written_end, ending.duration) == (NOW, NOW + 20.0, 80.0)
 
 
 def test_what_nobody_told_is_not_handed_off() -> None:
-    """A migration of which only the end is known does not count."""
-    assert told(("m1", Migration(end=NOW - 60.0))).endings(NOW) == []
+    """A migration with an end but without a hand-off does not count."""
+    assert recorded(("m1", Migration(end=NOW - 60.0))).endings(NOW) == []
 
 
 def test_a_record_as_old_as_the_bound_is_kept() -> None:

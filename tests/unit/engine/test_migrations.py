@@ -1,4 +1,4 @@
-"""The index of VMIMs: deleted ones that wait for a VMI that is read later."""
+"""The index of VMIMs: deleted VMIMs wait until their VMI is read."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def put_and_remove(vmims: VmimIndex, vmim: Vmim, *, proven: bool = False) -> Non
 
 
 def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:
-    """The names of the waiting VMIMs that belong to a VMI that is read now."""
+    """The names of the waiting VMIMs that a new VMI of this name gets."""
     return [binding.vmim.name for binding in vmims.bind_all(VmiRecord(a_vmi(name=name)))]
 
 

@@ -30,7 +30,7 @@ def gone(number: int, left_at: float) -> Vmi:
 
 
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
-    """The drain of a node, which must be there and which both answers must show alike."""
+    """The drain of a node, which must exist and be the same in both answers."""
     conditions = now_in(store)
     by_name = {one.node: one.progress for one in forecast_nodes(store, conditions, {})}
     single = forecast_node(store, node, conditions)[0].progress
@@ -50,7 +50,7 @@ def a_drain(*left_at: float, remaining: int) -> ClockedStore:
 
 
 def test_a_drain_is_followed_from_its_first_request() -> None:
-    """A drain has who left and when, the median interval and an estimate."""
+    """The progress of a drain has its departures, their median interval and an estimate."""
     drain = drain_of(a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2))
     assert (drain.since, drain.asked, drain.left, drain.remaining) == (NOW - 600, 5, 3, 2)
     assert (drain.last_left_at, drain.seconds_per_vmi) == (NOW - 60, 120.0)
@@ -102,7 +102,7 @@ def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
 
 
 def test_a_drain_began_with_its_earliest_request() -> None:
-    """The request of a VM that has left counts, whichever left first."""
+    """A drain begins with its earliest request, also if that VM has left already."""
     drains = NodeDrains()
     for uid in ("a", "b", "c"):
         drains.ask("n1", uid, NOW)
@@ -113,7 +113,9 @@ def test_a_drain_began_with_its_earliest_request() -> None:
 
 
 def test_a_drain_that_goes_on_is_not_idle() -> None:
-    """An evacuation within the pause ends the idle time; a VM that is not asked changes nothing."""
+    """A request within the pause continues a drain; cancelling for a VM that has left changes
+    nothing.
+    """
     drains = NodeDrains()
     drains.ask("n1", "a", NOW)
     drains.leave("n1", "a", NOW, NOW)
@@ -124,7 +126,7 @@ def test_a_drain_that_goes_on_is_not_idle() -> None:
 
 
 def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of nodes is bounded: those without evacuations go first."""
+    """The number of nodes is bounded; nodes without evacuations are dropped first."""
     monkeypatch.setattr(node_drains, "NODES_KEPT", 2)
     drains = NodeDrains()
     for node in ("n1", "n2"):
@@ -138,7 +140,7 @@ def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
-    """It is stuck as soon as nothing has left for that long, and an overdue estimate is 0."""
+    """A drain is stuck as soon as no VM has left for `stuck_after`; an overdue estimate is 0."""
     assert measure(a_departure(NOW - 60.0), NOW - 90.0).stuck
     assert not measure(a_departure(NOW - 59.0), NOW - 90.0).stuck
     assert measure(a_departure(NOW - 60.0), NOW - 90.0).estimate == 0.0

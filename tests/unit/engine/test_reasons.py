@@ -40,7 +40,7 @@ def store() -> ClockedStore:
 
 
 def test_those_of_the_vmi_its_attempts_and_their_pods(store: ClockedStore) -> None:
-    """Reasons come from the VMI, its VMIMs and pods; those without date come first."""
+    """Reasons come from the VMI, its VMIMs and pods; reasons without a date come first."""
     put(store, EVACUATING, STAYS)
     put(store, FAILED, FAILURE)
     put(store, TARGET, FULL)
@@ -156,7 +156,7 @@ def test_an_idle_vmi_says_why_it_stays(store: ClockedStore) -> None:
 
 
 def test_a_vmi_that_goes_takes_its_reasons_along(store: ClockedStore) -> None:
-    """A deleted VMI takes its reasons with it."""
+    """The reasons of a deleted VMI are removed."""
     put(store, EVACUATING, STAYS)
     put(store, TARGET, FULL)
     store.remove(Resource.PODS, "shop", "target")
@@ -179,12 +179,12 @@ def test_the_newest_eight_without_repetitions(store: ClockedStore) -> None:
         again = Why(FULL.source, FULL.reason, FULL.message, NOW - age)
         other = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "", NOW - age)
         put(store, a_pod(name=uid, uid=uid, migration_uid=uid, ready=False), again, other)
-    told = reasons(store)
+    listed = reasons(store)
 
-    assert told[:2] == (STAYS, on_vmim)
-    assert [why.at for why in told if why.source is WhySource.POD_SCHEDULED] == [NOW - 1]
-    assert len(told) == 8
-    assert on_vmi not in told
+    assert listed[:2] == (STAYS, on_vmim)
+    assert [why.at for why in listed if why.source is WhySource.POD_SCHEDULED] == [NOW - 1]
+    assert len(listed) == 8
+    assert on_vmi not in listed
 
 
 def test_node_selectors_explain_the_scheduler_s_message(store: ClockedStore) -> None:
@@ -211,6 +211,6 @@ def test_node_selectors_follow_the_newest_message_of_the_scheduler(store: Clocke
 
 
 def test_reasons_change_no_verdict(store: ClockedStore) -> None:
-    """Reasons alone are no news about a VMI."""
+    """New reasons alone are not a change that could alter a verdict."""
     store.put(EVACUATING)
     assert not store.put(EVACUATING, (STAYS,))

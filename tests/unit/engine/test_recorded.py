@@ -32,13 +32,13 @@ FILES = sorted(FOLDER.glob("*/*.json"))
 FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
 VERSION = "{0.parent.name}".format
 ENDED = {"succeeded", "cancelled"}
-"""Recorded too: what is left when an evacuation is over."""
+"""Recordings of evacuations that are over."""
 DERIVED = {
     State.MIGRATION_STALLED: "migrating",
     State.WAITING_FOR_SYNC: "target_not_ready",
     State.UNKNOWN: "capacity",
 }
-"""States that are another recording, seen later, in another phase or with a permission missing."""
+"""States without a recording of their own, and the recording from which each is derived."""
 
 
 def diagnosed(store: ClockedStore, evidence: Evidence, now: float) -> Diagnosis:

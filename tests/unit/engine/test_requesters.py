@@ -1,4 +1,4 @@
-"""Who requested an evacuation: reviews of evictions, and the evacuation that then appears."""
+"""Who requested an evacuation: the webhook reviews an eviction, then KubeVirt marks the VMI."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
 
 
 def test_kubevirts_date_follows(store: ClockedStore) -> None:
-    """The later condition EvictionRequested, in whole seconds, keeps the requester."""
+    """The requester stays when the condition EvictionRequested follows with an earlier time."""
     admit(store, "alice", NOW + 0.7)
     mark(store, NOW + 0.9)
     mark(store, NOW + 1.1, eviction_requested_at=NOW)
@@ -63,7 +63,7 @@ def test_the_first_request_wins(store: ClockedStore) -> None:
 
 @pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
 def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
-    """An evacuation that appears later than a webhook's longest timeout has another requester."""
+    """A request is ignored if the VMI is marked later than a webhook's longest timeout."""
     admit(store, "alice", NOW)
     mark(store, NOW + waited)
     assert (requester_of(store) is not None) is found
@@ -146,13 +146,13 @@ class TestMerging:
     """Requesters from another replica or an earlier run."""
 
     def restored(self, store: ClockedStore, asked_by: Requester | None, **marker: Any) -> None:
-        """The stored history has the requester of the present evacuation."""
+        """Apply a stored history with the requester of the present evacuation."""
         fields: dict[str, Any] = {"node": "n1", "requested_at": NOW, "seen_at": NOW} | marker
         stored = Marker(asked_by=asked_by, **fields)
         store.apply(Remembered(uid=UID, namespace=NAMESPACE, marker=stored), NOW + 60)
 
     def test_another_replica_was_asked(self, store: ClockedStore) -> None:
-        """The replica that was not asked learns the requester from the stored history."""
+        """A replica that did not review the eviction gets the requester from the stored history."""
         mark(store, NOW, eviction_requested_at=NOW)
         self.restored(store, Requester(NOW - 1, "alice"))
         assert requester_of(store) == Requester(NOW - 1, "alice")

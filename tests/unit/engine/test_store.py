@@ -84,7 +84,7 @@ def remembered(uid: str) -> Remembered:
 
 
 def test_history_goes_with_the_vmi() -> None:
-    """A deleted VMI takes its history with it."""
+    """The history of a deleted VMI is removed."""
     store = a_store(a_vmi(migration=a_state()))
     assert list(records(store)) == ["m1"]
     store.remove(Resource.VMIS, NAMESPACE, NAME)
@@ -93,7 +93,7 @@ def test_history_goes_with_the_vmi() -> None:
 
 
 def test_history_outlives_the_state() -> None:
-    """After a hand-off empties the state, the ending before it stays in the history."""
+    """The last ending stays in the history after a hand-off empties `migrationState`."""
     store = a_store(a_vmi(migration=a_state()), a_vmi(migration=MigrationState(uid="m2")))
     assert sorted(records(store)) == ["m1", "m2"]
 
@@ -221,7 +221,7 @@ def test_a_deleted_vmim_is_proven_later() -> None:
 
 
 def test_a_deleted_vmim_is_the_next_ones() -> None:
-    """A deleted VMIM counts for a VMI that is read late."""
+    """A deleted VMIM also counts for a newer VMI of its name that is older than the VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi(migration=MigrationState(uid="m0")))
@@ -250,7 +250,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
-    """A VMIM belongs to the newer VMI of that name, also if that is read later."""
+    """A VMIM belongs to the newer VMI of its name, also if that VMI is read later."""
     store = a_store(a_vmi(), a_vmim(created=NOW - 10.0, handed_off=True, phase="Scheduled"))
     store.put(a_vmim(created=NOW - 10.0, handed_off=True, phase="Running"))
     assert seen(store).vmims != ()
@@ -269,7 +269,7 @@ def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
     ],
 )
 def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
-    """A VMIM does not move to a VMI that is not clearly older than it."""
+    """A VMIM stays with its VMI unless the new VMI is clearly older than the VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(created=created), a_vmi(uid="new", created=born))
     assert seen(store).vmims == ()
     assert records(store) == {}
@@ -317,7 +317,7 @@ def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
 
 
 def test_pods_change_and_go() -> None:
-    """Pods may change, change their VMI and be deleted."""
+    """The current launcher follows when a pod changes, changes its VMI or is deleted."""
     store = a_store(a_vmi(), a_pod(), a_pod(eviction_in_progress=True))
     assert seen(store).launcher == a_pod(eviction_in_progress=True)
     store.put(a_pod(vmi_uid="another"))
@@ -351,7 +351,7 @@ def test_a_pod_of_another_namespace_changes_nothing() -> None:
     ],
 )
 def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
-    """A pod's VMI is found by the pod's name, and there is none for another pod."""
+    """The store finds a pod and its VMI by the pod's name, if both exist."""
     store = a_store(a_vmi(), pod)
     found = store.find_pod(NAMESPACE, "virt-launcher-db1-x")
     assert found == ((pod, seen(store).vmi) if known else None)
@@ -552,8 +552,8 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
     )
     for order in ((one, other), (other, one), (one, other, one)):
         store = a_store(now=NOW)
-        for told in order:
-            store.recall(told)
+        for stored in order:
+            store.recall(stored)
         store.put(a_vmi(evacuation_node="n1"))
         assert set(records(store)) == {"m1", "m2"}
         assert marker_of(store).requested_at == NOW - 50.0
@@ -564,7 +564,7 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
     ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
 )
 def test_histories_of_two_evacuations(node: str, success: float) -> None:
-    """Of two stored evacuations only the failures of the later one count."""
+    """Of two stored evacuations only the later one is kept."""
     early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
     late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
     migrations = {"m0": a_migration(end=success)}
@@ -631,7 +631,7 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
 
 
 def test_who_waits() -> None:
-    """The result is every VMI with an unfinished VMIM."""
+    """The result is every VMI that has an unfinished VMIM and has not ended itself."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
     for name in (NAME, "db2"):
         store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
@@ -656,7 +656,7 @@ News: TypeAlias = Vmi | Vmim | Removed | Unreadable
 
 @dataclass
 class Cluster:
-    """One VM's events as KubeVirt writes them (`kubevirt.md` 1.1, 3.1), in order."""
+    """The events of one VM, in the order in which KubeVirt writes them."""
 
     now: float = NOW - 40_000.0
     born: int = 0
@@ -666,14 +666,14 @@ class Cluster:
     news: list[News] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.give_birth()
+        self.create_vmi()
 
-    def give_birth(self) -> None:
+    def create_vmi(self) -> None:
         """Create the VMI."""
         self.born += 1
-        self.say(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
+        self.write(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
 
-    def say(self, fact: Vmi | Vmim) -> None:
+    def write(self, fact: Vmi | Vmim) -> None:
         """Write an object."""
         self.news.append(fact)
         if isinstance(fact, Vmi):
@@ -685,11 +685,11 @@ class Cluster:
     def change(self, vmim: Vmim, **changes: object) -> Vmim:
         """Change a VMIM."""
         changed = replace(vmim, **changes)
-        self.say(changed)
+        self.write(changed)
         return changed
 
     def make_final(self, vmim: Vmim, phase: str, outcome: Outcome) -> Vmim:
-        """A VMIM has ended."""
+        """Write the final phase of a VMIM."""
         return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
 
     def unfinished(self) -> Vmim | None:
@@ -702,7 +702,7 @@ class Cluster:
             return vmim
         self.attempts += 1
         number = self.attempts
-        self.say(a_vmim(name=f"mig-{number}", uid=f"m{number}", created=self.now))
+        self.write(a_vmim(name=f"mig-{number}", uid=f"m{number}", created=self.now))
         return self.vmims[f"mig-{number}"]
 
     def hand_off(self) -> Vmim:
@@ -710,7 +710,7 @@ class Cluster:
         vmim = self.attempt()
         if not vmim.handed_off:
             vmim = self.change(vmim, phase="Scheduled", handed_off=True)
-            self.say(replace(self.vmi, migration=MigrationState(uid=vmim.uid)))
+            self.write(replace(self.vmi, migration=MigrationState(uid=vmim.uid)))
         return vmim
 
     def start(self) -> tuple[Vmim, float]:
@@ -719,7 +719,7 @@ class Cluster:
         assert state is not None
         if state.start is None:
             state = replace(state, start=self.now)
-            self.say(replace(self.vmi, migration=state))
+            self.write(replace(self.vmi, migration=state))
             vmim = self.change(vmim, phase="Running")
         assert state.start is not None
         return vmim, state.start
@@ -727,12 +727,12 @@ class Cluster:
     def succeed(self, off: float = 0.0) -> None:
         """Write the end before `completed`; the VMIM copies the state last.
 
-        `off`: how far the clock of the node that writes it is ahead.
+        `off`: how many seconds the clock of the node that writes the end is ahead.
         """
         vmim, start = self.start()
         end = self.now + off
         state = MigrationState(uid=vmim.uid, start=start, ended=True, end=end)
-        self.say(replace(self.vmi, migration=state, node=f"n{self.attempts}"))
+        self.write(replace(self.vmi, migration=state, node=f"n{self.attempts}"))
         self.finish(vmim, replace(state, outcome=Outcome.SUCCEEDED), "Succeeded")
 
     def fail(self) -> None:
@@ -752,7 +752,7 @@ class Cluster:
 
     def finish(self, vmim: Vmim, state: MigrationState, phase: str) -> None:
         """Write the VMI's end, then the VMIM's final phase, then its copy of the state."""
-        self.say(replace(self.vmi, migration=state))
+        self.write(replace(self.vmi, migration=state))
         vmim = self.make_final(vmim, phase, state.outcome)
         self.change(vmim, start=state.start, end=state.end)
 
@@ -803,7 +803,7 @@ class Cluster:
         self.news.append(Removed(Resource.VMIS, NAMESPACE, NAME, self.vmi.uid))
         self.now += 2.0
         left = self.unfinished()
-        self.give_birth()
+        self.create_vmi()
         if left is not None:
             failed = self.change(left, phase="Failed", finished=True, finished_at=self.now)
             self.delete(failed)
@@ -829,7 +829,7 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
 }
 RNGS = st.integers(0, 2**32).map(random.Random)
 LOSSLESS = sorted(STEPS.keys() - {"collect", "spoil the VMI", "spoil the VMIM"})
-"""Without garbage collection the final objects, if readable, have everything that counts."""
+"""Steps after which the final objects still have everything that counts."""
 
 
 def lived(steps: list[str]) -> Cluster:
@@ -840,8 +840,8 @@ def lived(steps: list[str]) -> Cluster:
     return cluster
 
 
-def tell(store: ClockedStore, news: News) -> None:
-    """One event of a watch."""
+def deliver(store: ClockedStore, news: News) -> None:
+    """Apply one event of a watch."""
     store.apply(Observed(news) if isinstance(news, Vmi | Vmim) else news, store.now)
 
 
@@ -865,7 +865,7 @@ class Stream:
                 self.read = min(len(self.news), self.read + self.rng.randint(1, 6))
                 self.relist(store)
             case _ if self.read < len(self.news):
-                tell(store, self.news[self.read])
+                deliver(store, self.news[self.read])
                 self.read += 1
             case _:
                 pass
@@ -878,7 +878,7 @@ class Stream:
                 break
             again.append(news)
         for news in reversed(again):
-            tell(store, news)
+            deliver(store, news)
 
     def relist(self, store: ClockedStore) -> None:
         """Read a complete list of the present objects."""
@@ -891,7 +891,7 @@ class Stream:
         listed = list(there.values())
         self.rng.shuffle(listed)
         for news in listed:
-            tell(store, news)
+            deliver(store, news)
         store.retain(self.resource, {NAMESPACE: there.keys()}, None)
 
 
@@ -937,7 +937,7 @@ def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -
     cluster = lived(steps)
     in_order = a_store()
     for news in cluster.news:
-        tell(in_order, news)
+        deliver(in_order, news)
     store = watched(cluster, rng, lossy=False)
     assert verdicts_of(store, cluster) == verdicts_of(in_order, cluster)
     assert seen(store).history.endings(cluster.now) == seen(in_order).history.endings(cluster.now)
@@ -951,7 +951,7 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
     pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
     for news in cluster.news:
         for store in (asked, unasked):
-            tell(store, news)
+            deliver(store, news)
         if rng.randrange(3) == 0:
             sight, pod = rng.choice((True, False)), rng.choice(pods)
             for store in (asked, unasked):
@@ -1003,7 +1003,7 @@ def count_entries(part: object) -> int:
 
 @pytest.mark.parametrize("lives", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> None:
-    """When all VMIs are deleted every container is empty."""
+    """After all VMIs are deleted, every container of the store is empty."""
     store, rng = a_store(keep=4), random.Random(lives)
     most = 0
     for life in range(lives):
@@ -1011,7 +1011,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
         for step in rng.choices(sorted(STEPS), k=14):
             STEPS[step](cluster)
         for news in cluster.news:
-            tell(store, news)
+            deliver(store, news)
         most = max(most, count_entries(store))
         store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
         store.remove(Resource.VMIS, NAMESPACE, NAME)
@@ -1024,7 +1024,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
 
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
-    """Attempts before the last time without marker do not belong to the next evacuation."""
+    """Attempts from before the VMI last had no marker do not belong to the next evacuation."""
     store = a_store(a_vmi(), now=NOW)
     store.now = NOW + 60
     store.put(a_vmi())
@@ -1071,7 +1071,7 @@ def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
 
 
 def test_an_object_that_can_be_read_again_is_a_change() -> None:
-    """The same version counts as news once after it could not be read, and no other object does."""
+    """An unchanged object that can be read again is a change once; other objects are not."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"))
     store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
     others = store.apply(Observed(a_vmi(name="db2", uid="2")), NOW)
@@ -1080,7 +1080,7 @@ def test_an_object_that_can_be_read_again_is_a_change() -> None:
 
 
 def test_a_change_of_a_vmi_has_its_instant() -> None:
-    """The evidence has when its VMI changed last; the same VMI again is no change."""
+    """The evidence has the time of its VMI's last change; the same VMI again is no change."""
     store = a_store(a_vmi())
     store.now += 60.0
     store.put(a_vmi(phase="Running"))
@@ -1091,7 +1091,7 @@ def test_a_change_of_a_vmi_has_its_instant() -> None:
 
 @pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
 def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> None:
-    """A VMI that cannot be read is a new one if its UID is; else its last facts count."""
+    """An unreadable VMI with a new UID is a new VMI; otherwise the last facts count."""
     store = a_store(a_vmi(phase="Running"))
     store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
     vmi = store.vmi((NAMESPACE, NAME))
@@ -1103,7 +1103,7 @@ def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> N
 
 
 def test_what_is_forgotten_is_news_once() -> None:
-    """What a stored history said of an unseen VMI is forgotten once."""
+    """Forgetting the stored history of an unknown VMI is a change only once."""
     store = a_store()
     assert store.apply(Remembered(uid="u", namespace=NAMESPACE), store.now)
     assert [store.apply(Forgotten("u"), store.now) for _ in range(2)] == [1, 0]
@@ -1117,7 +1117,7 @@ def test_other_resources_are_neither_counted_nor_kept() -> None:
 
 
 def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
-    """What `migrationState` names was handed off; the evidence has when that was seen first."""
+    """A migration in `migrationState` was handed off; the evidence has when it was first seen."""
     store = a_store(a_vmi())
     store.now += 60.0
     store.put(a_vmi(migration=a_running_state()))
@@ -1137,7 +1137,7 @@ def test_a_stored_history_proves_whose_a_migration_is() -> None:
 
 
 def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:
-    """A VM has left its node when its VMIM says so, if the VMI's own end is an hour ahead."""
+    """If the VMI's own end is an hour ahead, the VM left its node when its VMIM ended."""
     store = a_store(
         a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
     )

@@ -1,7 +1,7 @@
 """The reference plugin's verdicts against ours, with both guards off.
 
-Every case must give the same answer but for those in `DIFFERENCES`, each of which shows a fault
-of the reference (`vectors/README.md`). Our answers there are derived by hand from the design.
+Every case must give the same answer, except those in `DIFFERENCES`. Each of these shows a fault of
+the reference (`Fault`). Our answers to them are derived by hand.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.vectors import Kind, Probe, all_argument_cases, all_probes
 
 
 class Fault(StrEnum):
-    """The faults of the reference, as `vectors/README.md` lists them."""
+    """The faults of the reference that its cases show."""
 
     FIRST_LIST_NOT_COUNTED = "an end first seen in a list that is not counted"
     FAILURES_FORGOTTEN = "failures forgotten on restart"
@@ -32,7 +32,9 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """Where ours rightly differs: our answer, why, and by which faults of the reference."""
+    """A case in which the reference is wrong: our answer, the reason, and the faults of the
+    reference.
+    """
 
     ours: Mapping[str, Any]
     derivation: str
@@ -40,7 +42,7 @@ class Difference:
 
 
 def denied(cooldown: int, count: int, derivation: str) -> Difference:
-    """A cooldown that counts the ending in the first list (the listed one) as one of `count`."""
+    """A cooldown after `count` endings, one of which was in the first list ("the listed one")."""
     ours = {"effective_cooldown_seconds": cooldown, "migration_count": count}
     return Difference({"preEvictionFilter": "deny"} | ours, derivation)
 

@@ -99,7 +99,7 @@ def decided(
 
 @pytest.mark.parametrize(("ahead", "moves"), [(0.0, False), (1.0, True), (CLOCK_SKEW + 1, False)])
 def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, moves: bool) -> None:
-    """An entry moves with the clock if an end lies ahead of it and counts as now."""
+    """An entry changes with the clock while its end lies ahead of the clock and counts as now."""
     view = a_verdict_view(a_store(a_vmi(migration=a_state(end=NOW + ahead))), POLICY)
     assert (view.revision, view.moves) == (0, False)
     summarized(view)
@@ -107,7 +107,7 @@ def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, move
 
 
 def test_the_next_change_is_the_earliest_expiry() -> None:
-    """The clock alone changes an entry next when the first of all cooldowns ends."""
+    """The next change by the clock alone is the end of the earliest cooldown."""
     store = a_store()
     view = a_verdict_view(store, POLICY)
     for minute in (1, 9, 3, 8):
@@ -166,7 +166,7 @@ def test_silence_is_heard_and_its_end() -> None:
 
 
 def test_silence_in_one_namespace_is_counted_there_alone() -> None:
-    """Dead VMIs of one namespace do not change the counts of others."""
+    """A dead watch in one namespace does not change the counts of other namespaces."""
     running = a_running_state()
     store = a_store(
         a_vmi(node="n1", migration=running),
@@ -183,7 +183,7 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
 
 
 def test_an_end_ahead_of_the_clock() -> None:
-    """An end ahead of the clock counts once it is near, and moves with the clock."""
+    """An end far ahead of the clock does not count; once it is near, it counts as now."""
     end = NOW + CLOCK_SKEW + 100.0
     view = a_verdict_view(a_store(a_vmi(migration=a_state(end=end))), POLICY)
     waits = [
@@ -203,7 +203,7 @@ def test_catching_up_is_bounded() -> None:
 
 
 def test_catching_up_ends_where_ends_lie_ahead() -> None:
-    """VMIs that are checked in every summary do not keep the update from finishing."""
+    """VMIs that are checked in every summary do not prevent the update from finishing."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     view = a_verdict_view(store, POLICY)
@@ -237,7 +237,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept(end: Instant) -> None:
 
 
 def test_a_change_for_all_vmis_counts_at_once() -> None:
-    """A read after it has the new verdicts, also before the view moves to another instant."""
+    """A read after a change for all VMIs has the new verdicts, also before the next `advance`."""
     policy = Policy(guard_platform_update=True)
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), KubeVirtSettings())
     view = a_verdict_view(store, policy)
@@ -332,7 +332,7 @@ def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
     assert revision(NOW + 90_000.0) > second
 
 
-# --- any sequence of news, of the clock and of looks
+# --- any sequence of changes, pauses and updates
 
 
 NAMES = ("db1", "db2", "db3")
