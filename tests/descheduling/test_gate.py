@@ -23,7 +23,7 @@ from tests.descheduling.descheduler import (
 )
 from tests.descheduling.gate import Row, keep
 from tests.descheduling.ledger import Ledger, recording, write_ledger
-from tests.descheduling.test_webhook import STOCK, Theatre
+from tests.descheduling.test_webhook import STOCK, WebhookCluster
 from tests.descheduling.world import World, spread
 
 
@@ -89,18 +89,18 @@ async def _run(folder: Path, size: Size, held_by: str, *, gate: bool) -> Row:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         world = await enter(World.opened())
-        theatre = Theatre(world, folder, await log_in(world.control))
+        hooked = WebhookCluster(world, folder, await log_in(world.control))
         migrations = await enter(recording(world.control.admin))
         verdicts = None
         if held_by == "the plugin":
-            verdicts = Verdicts((await enter(theatre.asked(DEFAULT))).query)
+            verdicts = Verdicts((await enter(hooked.asked(DEFAULT))).query)
         elif held_by == "the webhook":
-            await enter(theatre.exporter("enforce", USER, policy=DEFAULT))
+            await enter(hooked.exporter("enforce", USER, policy=DEFAULT))
         # The VMs are not deleted at the end: without the gate their migrations wait for minutes.
         await world.start(SPACE, LAYOUT, fate=Fate(seconds=size.copies))
         process = Descheduler(
             folder / "descheduler",
-            theatre.login,
+            hooked.login,
             build_policy(verdicts),
             interval=size.interval,
             binary="descheduler" if verdicts else STOCK,

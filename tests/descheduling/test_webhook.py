@@ -91,7 +91,7 @@ Story = dict[str, Run]
 
 
 @dataclass
-class Stage:
+class WebhookCluster:
     """A cluster, and what webhooks need on it."""
 
     world: World
@@ -151,11 +151,11 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def hooked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WebhookCluster]:
     """A cluster of five nodes, and a descheduler's account."""
     folder = tmp_path_factory.mktemp("webhook")
     async with World.opened() as world:
-        yield Stage(world, folder, await log_in(world.control))
+        yield WebhookCluster(world, folder, await log_in(world.control))
 
 
 @pytest.fixture(
@@ -167,7 +167,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         ),
     ],
 )
-async def story(request: pytest.FixtureRequest, stage: Stage) -> Story:
+async def story(request: pytest.FixtureRequest, hooked: WebhookCluster) -> Story:
     """Forty new VMs for each column: in the first until they churn, in the others as long."""
     cycles, columns = request.param
     runs: Story = {}
@@ -175,28 +175,28 @@ async def story(request: pytest.FixtureRequest, stage: Stage) -> Story:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
         # VMs churn only if nothing blocks their evictions.
         churns = int(column in ("nothing", "warn"))
-        runs[column] = await _run(stage, column, at_least, churns)
+        runs[column] = await _run(hooked, column, at_least, churns)
     return runs
 
 
-async def _run(stage: Stage, column: str, cycles: int, churns: int) -> Run:
-    world, namespace = stage.world, f"column-{column}"
+async def _run(hooked: WebhookCluster, column: str, cycles: int, churns: int) -> Run:
+    world, namespace = hooked.world, f"column-{column}"
     audit = world.control.api.audit
     pinned = set(VMS) - set(MOVABLE)
     async with AsyncExitStack() as stack:
-        failed_open = await stage.failed_open()
+        failed_open = await hooked.failed_open()
         exporter: Program | None = None
         if column in ("warn", "enforce"):
-            exporter = await stack.enter_async_context(stage.exporter(column, USER))
+            exporter = await stack.enter_async_context(hooked.exporter(column, USER))
         elif column == "plugin":
-            exporter = await stack.enter_async_context(stage.asked())
+            exporter = await stack.enter_async_context(hooked.asked())
         verdicts = Verdicts(exporter.query) if exporter and column == "plugin" else None
         binary = "descheduler" if verdicts else STOCK
         migrations = await stack.enter_async_context(recording(world.control.admin))
         await stack.enter_async_context(world.vms(namespace, LAYOUT, batch=BATCH, pinned=pinned))
         process = Descheduler(
-            stage.folder / namespace,
-            stage.login,
+            hooked.folder / namespace,
+            hooked.login,
             build_policy(verdicts, limits=LIMITS),
             interval=EVERY,
             binary=binary,
@@ -219,7 +219,7 @@ async def _run(stage: Stage, column: str, cycles: int, churns: int) -> Run:
             0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
             for outcome in ("warned", "denied")
         ]
-        failed_open = await stage.failed_open() - failed_open
+        failed_open = await hooked.failed_open() - failed_open
         noticed = [] if exporter is None else read_ends(exporter, namespace)
     seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
     return Run(column, ledger, process.cycles, seconds, log, warned, denied, failed_open, noticed)
@@ -328,13 +328,13 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
         assert sum(ledger.creators.values()) == len(ledger.evictions)
 
 
-async def test_kubevirt_s_own_words_reach_the_evictor(stage: Stage) -> None:
+async def test_kubevirt_s_own_words_reach_the_evictor(hooked: WebhookCluster) -> None:
     """The webhook denies the eviction of a cooling VM, and leaves an evacuating VM to KubeVirt."""
     space, user = "words", "words-evictor"
-    rig = stage.world.rig
+    rig = hooked.world.rig
     async with (
-        stage.world.vms(space, {"node-5": ["one", "two"]}),
-        Evictor.made(stage.control, user, space) as evictor,
+        hooked.world.vms(space, {"node-5": ["one", "two"]}),
+        Evictor.made(hooked.control, user, space) as evictor,
     ):
         rig.player.plan(f"{space}/one", "succeeds", "hangs")
         await rig.evict(f"{space}/one", descheduler=False)
@@ -344,7 +344,7 @@ async def test_kubevirt_s_own_words_reach_the_evictor(stage: Stage) -> None:
         pod = objects.current_pod(moved.vmi, moved.pods)
         assert pod is not None
         # On a busy machine the exporter takes longer to start than the other tests' cooldown lasts.
-        async with stage.exporter("enforce", user, policy=UNHURRIED) as exporter:
+        async with hooked.exporter("enforce", user, policy=UNHURRIED) as exporter:
             await exporter.until_verdict(space, "one", "preEviction", "cooldown")
             before = await versions(rig.cluster.admin, space)
             denied = await evictor.evict(pod["metadata"]["name"])
@@ -367,16 +367,16 @@ async def test_kubevirt_s_own_words_reach_the_evictor(stage: Stage) -> None:
     assert OURS not in passed.message
 
 
-async def test_an_exception_is_denied_for_its_own_time(stage: Stage) -> None:
+async def test_an_exception_is_denied_for_its_own_time(hooked: WebhookCluster) -> None:
     """A VM with a cooldown of 30 s is allowed while one of ten minutes is still denied."""
     space, user = "own-time", "own-time-evictor"
-    rig, admin = stage.world.rig, stage.world.rig.cluster.admin
+    rig, admin = hooked.world.rig, hooked.world.rig.cluster.admin
     brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
     names = ("brief", "long")
     async with (
-        stage.world.vms(space, {"node-5": names}),
-        Evictor.made(stage.control, user, space) as evictor,
-        stage.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
+        hooked.world.vms(space, {"node-5": names}),
+        Evictor.made(hooked.control, user, space) as evictor,
+        hooked.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
     ):
         labels = {"metadata": {"labels": {"tier": "brief"}}}
         await admin.merge(VMIS, space, "brief", labels)
@@ -400,16 +400,16 @@ async def test_an_exception_is_denied_for_its_own_time(stage: Stage) -> None:
     assert OURS in later[1].message
 
 
-async def test_kubectl_drain(stage: Stage, prove: Callable[[str], None]) -> None:
+async def test_kubectl_drain(hooked: WebhookCluster, prove: Callable[[str], None]) -> None:
     """A drain by an unlisted user passes at once; by a listed one after the cooldown."""
-    space, rig = "drained", stage.world.rig
+    space, rig = "drained", hooked.world.rig
     admin = rig.cluster.admin
     logins = {}
     for name in ("listed", "unlisted"):
-        user = stage.control.certified(f"drain-{name}")
+        user = hooked.control.certified(f"drain-{name}")
         daemons = {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]}
         await allow(admin, user, user.name, *EVICTS, daemons)
-        logins[name] = stage.control.kubeconfig(user)
+        logins[name] = hooked.control.kubeconfig(user)
 
     async def drain(name: str, node: str) -> tuple[float, list[str]]:
         """Drain a node; returns the seconds that it took, and the errors."""
@@ -427,15 +427,15 @@ async def test_kubectl_drain(stage: Stage, prove: Callable[[str], None]) -> None
         errors = [line for line in said.splitlines() if line.startswith("error")]
         return asyncio.get_running_loop().time() - began, errors
 
-    async with stage.world.vms(space, {"node-1": ["vm-1"]}):
+    async with hooked.world.vms(space, {"node-1": ["vm-1"]}):
         rig.player.plan(f"{space}/vm-1", "succeeds")
-        async with stage.exporter("enforce", "drain-listed") as exporter:
+        async with hooked.exporter("enforce", "drain-listed") as exporter:
             free, _ = await drain("listed", "node-1")
             await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
-            node = await _node_of(stage, space)
+            node = await _node_of(hooked, space)
             waited, errors = await drain("listed", node)
             await exporter.until_verdict(space, "vm-1", "preEviction", "cooldown")
-            node = await _node_of(stage, space)
+            node = await _node_of(hooked, space)
             passed, others = await drain("unlisted", node)
 
     held = [line for line in errors if OURS in line]
@@ -451,16 +451,16 @@ async def test_kubectl_drain(stage: Stage, prove: Callable[[str], None]) -> None
     )
 
 
-async def _node_of(stage: Stage, space: str) -> str:
-    scene = await stage.world.rig.look(f"{space}/vm-1")
+async def _node_of(hooked: WebhookCluster, space: str) -> str:
+    scene = await hooked.world.rig.look(f"{space}/vm-1")
     return str(scene.vmi["status"]["nodeName"])
 
 
-async def test_the_target_pod_of_an_evacuation_holds_no_slot(stage: Stage) -> None:
+async def test_the_target_pod_of_an_evacuation_holds_no_slot(hooked: WebhookCluster) -> None:
     """The webhook denies the eviction of a target pod, so it does not count as under way."""
-    world, rig, key = stage.world, stage.world.rig, "leaving/one"
+    world, rig, key = hooked.world, hooked.world.rig, "leaving/one"
     world.packs, world.closed = False, {NODES[-1]}
-    await stage.control.namespace("ballast")
+    await hooked.control.namespace("ballast")
     async with AsyncExitStack() as stack:
         for node in NODES[:-1]:
             ballast = world.plain_pods("ballast", node, [f"on-{node}"], memory="64Gi", bare=True)
@@ -471,10 +471,10 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(stage: Stage) -> No
         await rig.until(
             key, lambda scene: "Running" in scene.phases and objects.is_migrating(scene.vmi)
         )
-        exporter = await stack.enter_async_context(stage.exporter("enforce", USER))
+        exporter = await stack.enter_async_context(hooked.exporter("enforce", USER))
         process = Descheduler(
-            stage.folder / "leaving",
-            stage.login,
+            hooked.folder / "leaving",
+            hooked.login,
             build_policy(None, bounds=FULL, limits=AMPLE),
             interval=EVERY,
             binary=STOCK,
@@ -483,7 +483,7 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(stage: Stage) -> No
             await process.ran(3)
             under_way = process.under_way
         denied = await exporter.sample(REVIEWS, outcome="denied")
-        ledger = write_ledger("leaving", stage.control.api.audit)
+        ledger = write_ledger("leaving", hooked.control.api.audit)
     world.packs, world.closed = True, set()
 
     assert denied == len(ledger.refused) > 0
