@@ -103,11 +103,17 @@ class Story:
         await fires("KubeVirtEvacuationDiverged", name=HELD[0])
         losing.cancel()
         await fires("KubeVirtEvacuationStuck", name=HELD[0])
+        held = self.cluster.vmi(NAMESPACE, HELD[0])
+        assert held is not None
+        drained = held["status"]["nodeName"]
+        self.cluster.cordon(drained)
         await fires("KubeVirtDeschedulerSlotsHeld", source="descheduler")
         await fires("KubeVirtEvacuationsStuckMany")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
         await fires("KubeVirtNodeCannotBeEmptied")
+        await fires("KubeVirtNodeDrainStuck", node=drained)
+        self.cluster.uncordon(drained)
         for vmi in self._vmis():
             namespace, name = vmi["metadata"]["namespace"], vmi["metadata"]["name"]
             if vmi["status"].get("evacuationNodeName") and name not in HOT:
@@ -122,6 +128,7 @@ class Story:
         await resolves("KubeVirtEvacuationFailingRepeatedly")
         await resolves("KubeVirtEvacuationDiverged")
         await resolves("KubeVirtNodeCannotBeEmptied")
+        await resolves("KubeVirtNodeDrainStuck", node=drained)
 
     async def refuse_a_permission(self) -> None:
         """Wait for the alert about the missing permission, and grant it."""
