@@ -334,9 +334,9 @@ class _VmHistory:
         return Recorded(at, Kind.MODIFIED, Resource.VMIS, vmi)
 
     def _put_vmim(self, at: Instant, span: Span, *, ended: bool) -> Recorded:
-        """A VMIM that begins or ends. If it evacuates a known node, it names the marker's node."""
+        """A VMIM that begins or ends. If it evacuates, it names the marker's node."""
         vmim = _vmim(span, ended=ended)
-        if vmim.evacuates:
+        if span.evacuates:
             vmim = replace(vmim, evacuates=self._vmi.evacuation_node)
         return Recorded(at, Kind.MODIFIED if ended else Kind.ADDED, Resource.VMIMS, vmim)
 

@@ -274,6 +274,8 @@ class _World:
         counted = self._account.migrations.reasons
         if known is not None:
             counted[known] -= 1
+            if not counted[known]:
+                del counted[known]
         self._reasons[migration] = reason
         counted[reason] += 1
 

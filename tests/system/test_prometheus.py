@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from exporter.credentials import CannotAsk
-from exporter.engine.model import Outcome, Resource, Trigger, Vmi
+from exporter.engine.model import Outcome, Resource, Trigger, Vmi, Vmim
 from exporter.text import write_instant
 from exporter.whatif.account import BUILTIN, Account
 from exporter.whatif.prometheus import (
@@ -188,6 +188,15 @@ class TestEvents:
         found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
 
         assert (found.allowed, found.refused.total()) == (2, 0)
+
+    def test_an_attempt_without_a_node_is_one_of_its_evacuation(self) -> None:
+        """An attempt that failed before its hand-off has no node in the metrics, but it counts."""
+        failed = a_span("kubevirt-evacuation-a", None, None, failed=True)
+        failed.seen_at, failed.node = NOW + 60, ""
+        events = events_of(failed, a_span("kubevirt-evacuation-b", 120, 180))
+        vmims = [event.fact for event in events if isinstance(event.fact, Vmim)]
+
+        assert {vmim.evacuates for vmim in vmims} == {"n1"}
 
     def test_five_finished_vmims_are_kept(self) -> None:
         """Five finished VMIMs are kept, as in KubeVirt, so memory does not grow."""

@@ -207,6 +207,17 @@ class TestEvictions:
 
         assert tale.account(HOUR).migrations.reasons == {EndReason.OTHER: 3}
 
+    def test_a_later_reason_replaces_the_first_one(self, tale: Tale) -> None:
+        """If the reason of a failed attempt changes, only the last reason is counted and listed."""
+        waiting = a_vmim(name="late", uid="late", created=NOW + MINUTE)
+        failed = replace(waiting, phase="Failed", finished=True, outcome=Outcome.FAILED)
+        tale.tell(MINUTE, waiting, Kind.ADDED)
+        tale.tell(2 * MINUTE, failed)
+        tale.tell(3 * MINUTE, replace(failed, handed_off=True))
+        tale.events[-1] = replace(tale.events[-1], reason=EndReason.LIBVIRT)
+
+        assert dict(tale.account(HOUR).migrations.reasons) == {EndReason.LIBVIRT: 1}
+
     def test_an_exception_has_its_own_cooldown(self, tale: Tale) -> None:
         """The VMs of an exception have its cooldown, and are counted with their evictions."""
         own = Policy(migration_cooldown=MINUTE)
