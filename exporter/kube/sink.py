@@ -9,14 +9,14 @@ import structlog
 from msgspec.structs import replace
 
 from exporter.engine.changes import Change, Listed, Observed, Removed, Unreadable
-from exporter.engine.model import Instant, Seconds, Vmi
+from exporter.engine.model import Instant, Vmi
 from exporter.engine.overrides import OverrideChooser
 from exporter.engine.policy import Policy
 from exporter.health import Watched
 from exporter.kube.kubevirt import Changed, Deleted, Refused
+from exporter.logs import Throttle
 
 
-REFUSALS_LOGGED_EVERY: Seconds = 60.0
 NO_OVERRIDES = Policy()
 """For watches whose VMIs get no policy of their own."""
 
@@ -71,7 +71,7 @@ class Feed:
         self._watched = watched
         self._clock = clock
         self._read_at: Instant = 0.0
-        self._refusal_logged_at: Instant | None = None
+        self._refusals_logged = Throttle(1)
         scope = {} if watched.namespace is None else {"in_namespace": watched.namespace}
         self.log = structlog.stdlib.get_logger().bind(resource=str(watched.resource), **scope)
 
@@ -117,14 +117,12 @@ class Feed:
                 listing.complete = False
             else:
                 listing.names[refusal.namespace or ""].add(refusal.name)
-        is_new, now = False, self._clock()
+        is_new = False
         if refusal.name:
             place = (refusal.namespace or "", refusal.name, refusal.uid or "")
             unreadable = Unreadable(self._watched.resource, *place)
             is_new = bool(self._sink.apply(unreadable, self._read_at))
-        last = self._refusal_logged_at
-        if is_new or last is None or now - last >= REFUSALS_LOGGED_EVERY:
-            self._refusal_logged_at = now
+        if self._refusals_logged.lets_through("", self._clock()) or is_new:
             self.log.warning(
                 "object_refused",
                 why=refusal.why,

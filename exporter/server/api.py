@@ -23,7 +23,6 @@ from exporter.engine.drain import (
     find_outcome,
     forecast_node,
     forecast_nodes,
-    read_conditions,
     sum_outcomes,
 )
 from exporter.engine.drain_outcomes import DrainOutcome
@@ -305,15 +304,7 @@ class Service:
 
     def read_conditions(self, now: Instant) -> Conditions:
         """What every diagnosis and drain outcome depends on at `now`."""
-        health = self.health
-        return read_conditions(
-            self.store,
-            self.stuck,
-            health.find_dead(now),
-            now,
-            health.find_contacts(),
-            seen=health.find_optional(now),
-        )
+        return self.health.read_conditions(self.store, self.stuck, now)
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """The results of `find_duration` for all VMIs, by node; yields after each slice.
