@@ -5,7 +5,7 @@ lists, watches, replays and restarts are all the same idempotent `put`. Without 
 the end in whole seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
@@ -68,9 +68,9 @@ def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | N
 def join(one: Migration, other: Migration) -> Migration:
     """Merge two records of one migration: commutative, associative and idempotent."""
     return Migration(
-        start=_earliest(one.start, other.start),
-        end=_latest(one.end, other.end),
-        finished_at=_latest(one.finished_at, other.finished_at),
+        start=_choose(min, one.start, other.start),
+        end=_choose(max, one.end, other.end),
+        finished_at=_choose(max, one.finished_at, other.finished_at),
         outcome=max(one.outcome, other.outcome),
         handed_off=one.handed_off or other.handed_off,
     )
@@ -191,13 +191,10 @@ def _end_key(end: Instant | None) -> str:
     return "" if end is None else f"@{int(end)}"
 
 
-def _earliest(one: Instant | None, other: Instant | None) -> Instant | None:
+def _choose(
+    choose: Callable[[Instant, Instant], Instant], one: Instant | None, other: Instant | None
+) -> Instant | None:
+    """The earlier (`min`) or later (`max`) of two instants, of which either may be unknown."""
     if one is None or other is None:
         return other if one is None else one
-    return min(one, other)
-
-
-def _latest(one: Instant | None, other: Instant | None) -> Instant | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return max(one, other)
+    return choose(one, other)

@@ -43,7 +43,7 @@ from exporter.engine.policy import Policy
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """One rule. It never blocks while a resource that it `needs` is dead."""
+    """One rule. It blocks no ended VMI, and nothing while a resource that it `needs` is dead."""
 
     name: str
     reason: Reason
@@ -81,7 +81,7 @@ def decide_both(
 
     def apply(rules: tuple[Rule, ...]) -> Verdict:
         for rule in rules:
-            if _applies(rule, policy, dead) and rule.blocks(evidence, cooldown, policy, now):
+            if _blocks(rule, evidence, cooldown, policy, now, dead=dead):
                 active = cooldown if rule.reason is Reason.COOLDOWN else None
                 return Verdict(
                     known=True,
@@ -120,57 +120,43 @@ def explain(
             checkpoint=rule.checkpoint,
             enabled=rule.enabled(policy),
             silenced=not rule.needs.isdisjoint(dead),
-            blocks=_applies(rule, policy, dead) and rule.blocks(evidence, cooldown, policy, now),
+            blocks=_blocks(rule, evidence, cooldown, policy, now, dead=dead),
         )
         for rule in RULES
         if not rule.optional or rule.enabled(policy)
     ]
 
 
-def _applies(rule: Rule, policy: Policy, dead: frozenset[Resource]) -> bool:
-    return rule.enabled(policy) and rule.needs.isdisjoint(dead)
+def _blocks(
+    rule: Rule,
+    evidence: Evidence,
+    cooldown: Cooldown | None,
+    policy: Policy,
+    now: Instant,
+    *,
+    dead: frozenset[Resource],
+) -> bool:
+    if evidence.vmi.finished or not rule.enabled(policy) or not rule.needs.isdisjoint(dead):
+        return False
+    return rule.blocks(evidence, cooldown, policy, now)
 
 
 def _is_running(
     evidence: Evidence, _cooldown: Cooldown | None, policy: Policy, now: Instant
 ) -> bool:
     state = evidence.vmi.migration
-    if state is None or not state.running or evidence.vmi.finished:
+    if state is None or not state.running:
         return False
     return not (policy.guard_pending_migrations and evidence.is_contradicted(now))
-
-
-def _is_pending(
-    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
-) -> bool:
-    return evidence.unfinished() is not None and not evidence.vmi.finished
 
 
 def _is_requested(
     evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
 ) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node or vmi.finished:
+    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node:
         return False
     return launcher is not None and not launcher.eviction_in_progress
-
-
-def _is_updated(
-    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
-) -> bool:
-    return evidence.platform_updating and not evidence.vmi.finished
-
-
-def _is_excepted(
-    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
-) -> bool:
-    return not evidence.vmi.finished
-
-
-def _is_cooling_down(
-    _evidence: Evidence, cooldown: Cooldown | None, _policy: Policy, _now: Instant
-) -> bool:
-    return cooldown is not None and cooldown.blocks
 
 
 RULES: tuple[Rule, ...] = (
@@ -187,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         checkpoint=Checkpoint.FILTER,
         needs=frozenset({Resource.VMIS, Resource.VMIMS}),
         enabled=lambda policy: policy.guard_pending_migrations,
-        blocks=_is_pending,
+        blocks=lambda evidence, _cooldown, _policy, _now: evidence.unfinished() is not None,
     ),
     Rule(
         name="requested_evacuation",
@@ -204,7 +190,7 @@ RULES: tuple[Rule, ...] = (
         needs=frozenset({Resource.VMIS, Resource.KUBEVIRTS}),
         enabled=lambda policy: policy.guard_platform_update,
         optional=True,
-        blocks=_is_updated,
+        blocks=lambda evidence, _cooldown, _policy, _now: evidence.platform_updating,
     ),
     Rule(
         name="policy",
@@ -213,13 +199,13 @@ RULES: tuple[Rule, ...] = (
         needs=frozenset({Resource.VMIS}),
         enabled=lambda policy: policy.block,
         optional=True,
-        blocks=_is_excepted,
+        blocks=lambda _evidence, _cooldown, _policy, _now: True,
     ),
     Rule(
         name="cooldown",
         reason=Reason.COOLDOWN,
         checkpoint=Checkpoint.PRE_EVICTION,
-        blocks=_is_cooling_down,
+        blocks=lambda _evidence, cooldown, _policy, _now: cooldown is not None and cooldown.blocks,
     ),
 )
 UNTIL = {
