@@ -66,7 +66,7 @@ class Play(Scenario):
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
         if vmi["metadata"]["name"] in HOT and RESERVED in free:
             return RESERVED
-        return super().choose_node(vmi, [one for one in free if one != RESERVED])
+        return super().choose_node(vmi, [one for one in free if one != RESERVED] or free)
 
 
 class Story:
