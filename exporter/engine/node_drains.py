@@ -5,6 +5,7 @@ A drain begins with the first evacuation from a node. It goes on while there is 
 exporter started is not known.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
@@ -19,17 +20,21 @@ PAUSE: Seconds = 600.0
 FEWEST_DEPARTURES = 3
 """The fewest departures from which a pace is computed."""
 NODES_KEPT = 10_000
+DEPARTURES_KEPT = 1_000
+"""Of how many departures the pace is computed: a descheduler can keep a drain going for ever."""
 
 
 class NodeDrain(Struct, kw_only=True):
     """The drain of one node: when VMs left it, and how many are asked to leave it now.
 
-    `began` is the earliest request of those that have left; `idle_since` is since when no VM of the
+    `began` is the earliest request of those that have left, and `left` how many have left;
+    `departures` has the newest instants at which they left. `idle_since` is since when no VM of the
     node is evacuating.
     """
 
     began: Instant | None = None
-    departures: list[Instant] = field(default_factory=list)
+    left: int = 0
+    departures: deque[Instant] = field(default_factory=lambda: deque(maxlen=DEPARTURES_KEPT))
     evacuating: set[str] = field(default_factory=set)
     idle_since: Instant | None = None
 
@@ -39,7 +44,7 @@ class NodeDrain(Struct, kw_only=True):
         if len(ends) >= FEWEST_DEPARTURES:
             pace = median(later - earlier for earlier, later in pairwise(ends))
         return Departed(
-            count=len(ends),
+            count=self.left,
             began=self.began,
             last_at=ends[-1] if ends else None,
             seconds_per_vmi=pace,
@@ -82,6 +87,7 @@ class NodeDrains:
         """A VMI that was asked to leave a node has left it at this instant."""
         drain = self._drains.get(node)
         if drain is not None and vmi_uid in drain.evacuating:
+            drain.left += 1
             drain.departures.append(at)
             drain.began = requested_at if drain.began is None else min(drain.began, requested_at)
             self.cancel(node, vmi_uid, at)

@@ -154,3 +154,17 @@ def a_departure(at: float) -> Departed:
 def measure(departed: Departed, *requests: float) -> DrainProgress:
     """The progress now; it is stuck after a minute."""
     return measure_progress(departed, requests, failing=0, external=0, now=NOW, stuck_after=60.0)
+
+
+def test_the_pace_is_that_of_the_newest_departures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that goes on for ever counts all departures, and keeps only the newest ones."""
+    monkeypatch.setattr(node_drains, "DEPARTURES_KEPT", 3)
+    drains = NodeDrains()
+    drains.ask("n1", "remains", NOW)
+    for number, seconds in enumerate((0.0, 100.0, 200.0, 210.0, 220.0)):
+        drains.ask("n1", f"vm-{number}", NOW)
+        drains.leave("n1", f"vm-{number}", NOW, NOW + seconds)
+    departed = drains.read()["n1"]
+
+    assert (departed.count, departed.last_at) == (5, NOW + 220.0)
+    assert departed.seconds_per_vmi == 10.0
