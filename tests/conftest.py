@@ -21,15 +21,15 @@ collect_ignore = ["e2e", "vms"]
 
 QUICK = ("unit", "docs", "support")
 LONG = (
-    "test_rig.py",
-    "test_scenes.py",
-    "test_webhook.py",
-    "test_from_nothing.py",
-    "test_churn.py",
-    "test_dashboards_live.py",
-    "test_sequences.py",
-    "test_drains.py",
-    "test_alerts_live.py",
+    "system/test_rig.py",
+    "descheduling/test_scenes.py",
+    "descheduling/test_webhook.py",
+    "deploy/test_from_nothing.py",
+    "descheduling/test_churn.py",
+    "system/test_dashboards_live.py",
+    "system/test_sequences.py",
+    "system/test_drains.py",
+    "system/test_alerts_live.py",
 )
 """Files that take minutes. They run first, so that no worker has one of them left at the end."""
 SOAK = bool(os.environ.get("SOAK"))
@@ -45,7 +45,7 @@ settings.load_profile("soak" if SOAK else "test")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run `LONG` first. Mark the tests in `QUICK` as quick if they use no built server or tool."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: str(item.path.relative_to(Path(__file__).parent)) not in LONG)
     reached: dict[object, bool] = {}
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
