@@ -55,7 +55,7 @@ def _cooldown() -> Section:
         time_panel(
             "Cooldown over time",
             "The cooldown after the last migration of the VM, and how much of it is left. Each "
-            "migration inside the window doubles the cooldown, up to the maximum.",
+            "further migration inside the window doubles the cooldown, up to the maximum.",
             {"cooldown": cooldown, "left": f"clamp_min({left}, 0)"},
             size=(8, 8),
             unit=units.Seconds,
@@ -86,7 +86,7 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted.",
+            "is deleted; one that waits for KubeVirt's limits, until its queue moves.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

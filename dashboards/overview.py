@@ -122,8 +122,8 @@ def _stuck(url: str) -> Section:
         time_panel(
             "Migrations and KubeVirt's limits",
             "VMs of the chosen nodes with a running or waiting migration, and KubeVirt's limits "
-            "on parallel migrations. Migrations above a limit wait (state capacity). There are "
-            "no limits here if the exporter may not read the KubeVirt object.",
+            "on parallel migrations. Migrations above a limit wait (state capacity). The "
+            "limits are missing if the exporter may not read the KubeVirt object.",
             {
                 "running or waiting": each((), migrating, "sum"),
                 "limit: {{scope}}": each(
@@ -207,7 +207,7 @@ def _blocked(url: str) -> Section:
         table_panel(
             "VMs in cooldown",
             "The longest wait first. The cooldown starts at migrationCooldown and doubles with "
-            "each migration inside migrationHistoryWindow, up to maxMigrationCooldown.",
+            "each further migration inside migrationHistoryWindow, up to maxMigrationCooldown.",
             [
                 Column(
                     "Time left",

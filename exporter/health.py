@@ -197,7 +197,7 @@ class Health:
         return min(contacts, default=None)
 
     def staleness(self, now: Instant) -> Staleness:
-        """How old the evidence is at `now`, without refused namespaces."""
+        """Whether the evidence is fresh, stale or dead; refused namespaces do not count."""
         observed = self.observed_at
         if observed is None:
             return Staleness.STALE

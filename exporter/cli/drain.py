@@ -96,7 +96,8 @@ async def follow_drain(
 ) -> str:
     """Show the progress of a drain whenever it changes, and return how it ended.
 
-    Raises what `Exporter.read_node` raises. NoSuchNode is the end of the drain, but not at first.
+    Raises what `Exporter.read_node` raises. After the first answer, NoSuchNode means that the drain
+    has ended.
     """
     shown = ""
     while True:

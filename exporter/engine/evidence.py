@@ -31,12 +31,12 @@ class Marker(Struct, kw_only=True):
 
     `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
     unless a success turns out to lie between it and `seen_at`. `not_before` is the last instant at
-    which there was no or another marker, or at which a success ended an earlier evacuation;
+    which the marker was absent or different, or at which a success ended an earlier evacuation;
     attempts before it do not belong to this evacuation. `failed` has the ends of the failed
     evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
-    launcher pod has lacked the descheduler's annotation. `dated`: `requested_at` is
-    the time of KubeVirt's condition EvictionRequested, which no other clock changes. `asked_by` is
-    the user whose eviction was reviewed first; read it as `requested_by`.
+    launcher pod has lacked the descheduler's annotation. `dated`: `requested_at` is the time of
+    KubeVirt's condition EvictionRequested, which no other clock changes. `asked_by` is the user
+    whose eviction was reviewed first; read it as `requested_by`.
     """
 
     node: str

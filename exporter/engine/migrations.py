@@ -179,7 +179,7 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
 def _source_nodes(vmi: Vmi) -> set[str]:
     """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
 
-    These are its node and the source of its last hand-off, even of an older migration.
+    These are its node, and the source of its last hand-off, even if an older migration had that.
     """
     state = vmi.migration
     return {vmi.node} if state is None or not state.source_node else {vmi.node, state.source_node}

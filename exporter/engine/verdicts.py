@@ -167,7 +167,7 @@ class VerdictView:
 
     @property
     def moves(self) -> bool:
-        """Whether an entry moves with the clock."""
+        """Whether the instants in some entry move with the clock."""
         return bool(self._moving)
 
     def changes_at(self) -> Instant:

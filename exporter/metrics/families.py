@@ -162,8 +162,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI; absent before "
-            "stuck.migrationTimeout, or if the last denial had another reason than a migration."
+            "Time since which the webhook has denied evictions of the VMI; absent "
+            "until stuck.migrationTimeout has passed, or if a migration was not the last reason."
         ),
         labels=ONE_VMI,
         read=lambda view: [
@@ -195,8 +195,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help=(
-            "Time at which this replica was the writer and last found nothing unwritten; 0 if "
-            "never."
+            "Last time at which this replica, as the writer, had written everything; 0 if never."
         ),
         read=read_history(lambda history: history.written_at or 0.0),
     ),
@@ -284,14 +283,14 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help="VMIs that are being evacuated from the node and have the outcome fails or stays.",
+        help="VMIs that are being evacuated from the node and whose outcome is fails or stays.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
         help=(
-            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; 0 if"
-            " the node is schedulable and only the descheduler requested evacuations."
+            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; always 0"
+            " if the node is schedulable and only the descheduler requested evacuations."
         ),
         read=lambda drain: drain.stuck,
     ),

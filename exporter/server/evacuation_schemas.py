@@ -43,7 +43,7 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
 class WhyAnswer(Struct, rename="camel", kw_only=True):
     """A reason in the cluster's own words, with invisible characters as escapes."""
 
-    source: Annotated[WhySource, means("the condition or object that gives it")]
+    source: Annotated[WhySource, means("the condition or object that gives the reason")]
     reason: Annotated[str, means("a word, such as Unschedulable; empty: the cluster gives none")]
     message: Annotated[
         str,
@@ -262,7 +262,7 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
         list[WhyAnswer],
         means(
             "what the cluster says about it, newest first, at most eight entries; for a VM"
-            " that is not evacuating only the reason why it is not migratable"
+            " that is not evacuating, only the reason why it is not migratable"
         ),
     ]
     cause: Annotated[

@@ -162,8 +162,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="readyz",
         path="/readyz",
-        summary="200 when the exporter has read the VMIs of at least one namespace, and has read"
-        " every other resource or may not read it.",
+        summary="200 when the exporter has read the VMIs of at least one namespace, the stored"
+        " history, and the other resources that verdicts need, if they are not forbidden.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,

@@ -275,7 +275,7 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
-    """The exceptions from the policy; an entry without a value has that of the policy."""
+    """The exceptions from the policy; what an entry leaves out, it takes from the policy."""
     found: list[Override] = []
     for entry in entries:
         match = entry.section("match")

@@ -179,7 +179,7 @@ class Touched(Struct, rename="camel"):
 class Account(Struct, kw_only=True):
     """What one policy would have done; `others` are evictions that no policy decides about.
 
-    `touched` has each entry of `policy.overrides` by its name.
+    `touched` has the counts of each entry of `policy.overrides`, by its name.
     """
 
     contender: Contender

@@ -50,7 +50,8 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.grid(axis="y", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
     # The files have neither the date nor Matplotlib's version.
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    is_svg = path.suffix == ".svg"
+    metadata = {"Date": None, "Creator": None} if is_svg else {"Software": None}
     figure.savefig(path, dpi=110, metadata=metadata)
 
 

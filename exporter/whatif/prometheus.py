@@ -10,7 +10,7 @@ These rules fill the gaps:
   evacuation runs when the range begins, it was requested before, and no policy decides about it.
 - An evacuation goes on after a failure, because KubeVirt tries again. It is over if no attempt
   follows within `RETRIED_WITHIN`.
-- A migration without an end ended at its last sample. For a cooldown its end is unknown.
+- A migration without an end ended at its last sample. Such an end begins no cooldown.
 """
 
 import heapq

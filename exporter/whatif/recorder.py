@@ -130,7 +130,7 @@ class Recorder(Store):
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Note for the next `apply` what overrides match of a VMI, or why a VMIM failed."""
+        """Note for the next `apply`: the labels that overrides match, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:

@@ -73,8 +73,8 @@ class StuckTimers:
         load = self._store.load()
         found = None if evidence is None else diagnose(evidence, self._policy, load, now)
         one = self._running.get(uid)
-        # A request never gets a later instant (`engine.evidence.Marker`), so a later one is that of
-        # another evacuation. A queue that moves again is not stuck.
+        # An evacuation's request does not move to a later instant (`engine.evidence.Marker`), so a
+        # later one belongs to another evacuation. A queue that moves again is not stuck.
         if one is not None and (
             found is None
             or found.node != one.node

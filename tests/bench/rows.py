@@ -605,7 +605,7 @@ class Bench:
     def _ask_verdicts(
         self, ours: Exporter, vmis: int, lasts: float, *, pause: str = ""
     ) -> dict[str, Any]:
-        """The waits for verdicts, asked one after another for this many seconds."""
+        """How long verdicts took that were requested one by one for `lasts` seconds."""
         body = ("--path", "/v1/verdicts", "--body", self._candidates(vmis, 1))
         pauses = ("--pause", pause) if pause else ()
         return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
@@ -651,7 +651,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of the values does not exceed."""
+    """The percentile of the values at this share (0 to 1)."""
     return sorted(values)[round(share * (len(values) - 1))]
 
 

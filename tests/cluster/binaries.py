@@ -60,7 +60,7 @@ def find_added_crds() -> Path:
 
 
 def find_perses_plugins() -> Path:
-    """Find the file of the schemas of Perses's plugins: texts by path."""
+    """Find the JSON file with the schemas of Perses's plugins, by path."""
     return _find_printed("perses-plugins")
 
 

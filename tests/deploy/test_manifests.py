@@ -333,7 +333,7 @@ def test_the_chart_makes_the_same_pod() -> None:
 
 
 def test_the_chart_and_what_goes_with_it_are_whole() -> None:
-    """Both together have the kinds of the sidecar overlay, and each object once."""
+    """The chart and the objects beside it have the sidecar overlay's kinds, no object twice."""
     together = (*render("helm"), *render_chart())
     made = identities(together)
 

@@ -592,7 +592,7 @@ def _port(one: Program) -> int:
 
 
 async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
-    """`demo --evictor webhook`: the descheduler logs a denial, and the VM has the requester."""
+    """`demo --evictor webhook`: the descheduler logs a denial, the VM names the requester."""
     async with program(tmp_path, "demo", "--evictor", "webhook", "--speed", "10") as demo:
         await demo.ready()
 

@@ -89,8 +89,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 		return 0, block{}, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	// This header is not sent. With it, net/http may send the request again, for example when the
-	// exporter has just closed an idle connection.
+	// A header without values is not sent. But it allows net/http to send the request again, for
+	// example when the exporter has just closed an idle connection.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// The longest time between two renewals of a snapshot. A third of its maximum age is the limit
-	// too.
+	// The longest time between two renewals of a snapshot, if a third of its maximum age is not
+	// shorter.
 	longestWait = 30 * time.Second
 
 	// The shortest time between two polls: it limits the load when changes are frequent, or when the

@@ -118,7 +118,7 @@ def test_deleting_a_running_migration_aborts_it() -> None:
 
 
 def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:
-    """A migration that is cancelled just before its end succeeds."""
+    """A migration succeeds if it is cancelled just before its end."""
     lab = Lab("db1", fate=Fate("succeeds", 3.0))
     lab.cluster.evict_vmi("shop", "db1")
     lab.until(lambda: lab.phases() == ["Running"])

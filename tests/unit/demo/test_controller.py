@@ -165,7 +165,7 @@ class TestFailures:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
-        """If a ready target is lost, the state gets no end with bug #18087, else it gets one."""
+        """If a ready target is lost, the state gets an end, but not with bug #18087."""
         for leaves_zombies in (True, False):
             play = Play(leaves_zombies=leaves_zombies)
             play.hand_off()

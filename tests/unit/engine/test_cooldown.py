@@ -564,9 +564,9 @@ POLICIES = st.builds(
 def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
     """A VMI with up to nine migrations of the last day; its `migrationState` is the last one.
 
-    `ahead`: how many seconds ends may lie ahead of the clock. Some ends are hours wrong, as from a
-    node with a wrong clock. The VMI may show a running migration although its VMIM has ended. Some
-    objects cannot be read any more.
+    `ahead`: by how many seconds an end may lie ahead of the clock. Some ends are wrong by hours, as
+    if the clock of a node was wrong. The VMI may show a running migration although its VMIM has
+    ended. Some objects cannot be read any more.
     """
     endings = draw(
         st.lists(

@@ -250,7 +250,7 @@ class TestManyVmis:
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
     async def test_a_change_while_it_is_computed_is_in_the_next(self, scene: ServedApi) -> None:
-        """A change during a computation is in the next answer, even if its VMI was written."""
+        """A change during a computation is in the next answer, even of a VMI that was done."""
         reading = asyncio.create_task(scene.blocked.read(None))
         for _ in range(2 * (self.MANY // SLICE) - 2):
             await asyncio.sleep(0)

@@ -219,7 +219,7 @@ class TestEvictions:
         assert dict(tale.account(HOUR).migrations.reasons) == {EndReason.LIBVIRT: 1}
 
     def test_an_exception_has_its_own_cooldown(self, tale: Tale) -> None:
-        """The VMs of an exception have its cooldown, and are counted with their evictions."""
+        """VMs that match an exception have its cooldown; their evictions are counted for it."""
         own = Policy(migration_cooldown=MINUTE)
         tale.evict(10)
         tale.evict(10 * MINUTE)
