@@ -59,7 +59,7 @@ class Action(Struct, frozen=True):
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
     (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
-    `{missing}` (the resources that are not seen) and `{node}` (the node that it is to leave).
+    `{missing}` (the resources that are not seen) and `{node}` (the node that the VM is to leave).
     """
 
     sentence: str
@@ -68,7 +68,7 @@ class Action(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """The action for one VM. `cause` is the reason in the cluster for it, if there is one."""
+    """The action for one VM. `cause` is the cluster's reason for the action, if there is one."""
 
     sentence: str
     command: str
@@ -242,7 +242,7 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
     """Why a VM does not leave its node.
 
-    The first of: a budget, the condition LiveMigratable, the cause of its failed attempts.
+    The first that exists: a budget, the condition LiveMigratable, the cause of failed attempts.
     """
     own = (one for one in why if one.source in _OWN_BLOCKERS)
     return next(own, None) or find_cause(why)
@@ -251,7 +251,7 @@ def find_blocker(why: tuple[Why, ...]) -> Why | None:
 def may_cancel(evidence: Evidence) -> bool:
     """Whether cancelling is safe: a post-copy migration must run to its end.
 
-    Its memory is on both nodes, so ending it kills the VM.
+    The VM's memory is on both nodes then, so ending the migration kills the VM.
     """
     state = evidence.vmi.migration
     return state is None or not (state.running and state.mode == "PostCopy")
@@ -329,4 +329,4 @@ _CONDITIONED = {
     "BackupInProgress": Obstacle.BACKUP,
     "UtilityVolumesPresent": Obstacle.UTILITY_VOLUMES,
 }
-"""The reasons of a VMIM's conditions; the quota's has none."""
+"""The states for the reasons of a VMIM's conditions; the quota's condition has no reason."""

@@ -1,4 +1,4 @@
-"""Which launcher pods no one may evict, because a PodDisruptionBudget forbids it."""
+"""Which launcher pods nobody may evict, because a PodDisruptionBudget forbids the eviction."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -25,7 +25,7 @@ class Observed(Struct, frozen=True, gc=False):
 
 
 class Removed(Struct, frozen=True, gc=False):
-    """An object was deleted; with a `uid`, only if it has that UID."""
+    """An object was deleted; if `uid` is set, the object is removed only if it has that UID."""
 
     resource: Resource
     namespace: str
@@ -34,7 +34,7 @@ class Removed(Struct, frozen=True, gc=False):
 
 
 class Listed(Struct, frozen=True):
-    """A complete list of one namespace (None: of all). What it lacks does not exist any more."""
+    """A complete list of one namespace (None: all). An object that it lacks no longer exists."""
 
     resource: Resource
     names: Names
@@ -97,7 +97,7 @@ class NoticeKind(IntEnum):  # unlike an Enum it is hashed in C, which every chan
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
     more. `MEMORY`: what has to be stored of the VMI with this UID. `EVERYTHING`: the evidence of
-    all VMIs, because the visibility has changed, or whether KubeVirt updates the VMIs.
+    all VMIs, because the visibility has changed, or because KubeVirt began or ended an update.
     """
 
     EVIDENCE = auto()

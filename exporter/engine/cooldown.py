@@ -10,10 +10,11 @@ cooldown has passed: `not_before` looks ahead through those steps.
 
 The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
 there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
-used instead in two cases: the guard is on and the VMIM of an emptied struct is over (it failed, it
-was deleted, or KubeVirt's zombie state), or has been final for `kube.deadAfter` although the VMI
-has a start and no end; or the last migration failed and the policy does not count
-failures.
+used instead in three cases:
+
+- the guard is on, the struct is empty, and its VMIM failed or is gone (KubeVirt's zombie state);
+- the guard is on, the VMI has a start and no end, and its VMIM has been final for `kube.deadAfter`;
+- the last migration failed, and the policy does not count failures.
 """
 
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def written_ends(evidence: Evidence) -> Iterator[Instant]:
-    """All ends in the VMI and its history, including those ahead of our clock."""
+    """All ends of migrations in the VMI and its history, including those ahead of our clock."""
     if (end := evidence.migration_end) is not None:
         yield end
     yield from evidence.history.written_ends()
@@ -128,7 +129,7 @@ def _last_ended(
 
 
 def _was_abandoned(evidence: Evidence) -> bool:
-    """Whether the VMIM that emptied the struct is known to have finished or gone."""
+    """Whether the VMIM whose hand-off emptied the struct is known to be finished or deleted."""
     if not evidence.vmims_seen or evidence.vmi.migration is None:
         return False
     uid = evidence.vmi.migration.uid

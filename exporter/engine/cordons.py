@@ -1,6 +1,6 @@
-"""Which nodes are cordoned, and since when others are schedulable.
+"""Which nodes are cordoned, and since when the other nodes are schedulable.
 
-Only cordoned nodes are watched: a node that is not listed, or not any more, is schedulable.
+Only cordoned nodes are watched, so every node that is not in the list is schedulable.
 """
 
 from exporter.engine.model import Instant, Node
@@ -55,7 +55,7 @@ class Cordons:
         return self._cordoned.get(node)
 
     def uncordoned_at(self, node: str) -> Instant | None:
-        """When a node was seen to become schedulable; None if it is not, or always was."""
+        """When a node was seen to be uncordoned; None if it is cordoned, or never was."""
         return None if node in self._cordoned else self._ended.get(node)
 
     def schedulable_since(self, node: str) -> Instant | None:

@@ -22,9 +22,10 @@ to migrate after `stuck.after` shows that the evacuation was stuck by then. A VM
 External is moved by somebody else, with VMIMs of their own: those made since the request are its
 attempts. As long as there is none, it is stuck only if `stuck.external` sets an age.
 
-A VM that waits for KubeVirt's migration limits is in a queue, which is not stuck while it moves:
-its age counts from the newest success out of its node, or of any migration where the limit of the
-cluster is reached. When its turn has come, its age counts from the newest success before that.
+A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
+others succeed. Its age counts from the newest success out of its node or, if the limit of the
+cluster is reached, from the newest success of all. Once the limits have allowed it an attempt, its
+age counts from the newest success before that.
 """
 
 from collections.abc import Mapping
@@ -100,11 +101,11 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
     `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
-    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when its age makes
-    it stuck; None means never. `leftover`: the drain that it was for is over, because its node is
-    schedulable again; only for requests that are not the descheduler's. `given_up`: it is a
-    leftover, and the exporter saw the uncordon itself. `missing` are the resources without which
-    the state is unknown. `last_seen` is set while VMIs are dead.
+    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when the age of
+    the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
+    is over, because its node is schedulable again; never true for the descheduler's requests.
+    `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
+    resources without which the state is unknown. `last_seen` is set while VMIs are dead.
     """
 
     node: str
@@ -140,8 +141,8 @@ def diagnose(
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    What was last read of `dead` resources only shows who requested the evacuation. `contacts` are
-    the last contacts with the watches of its namespace; a watch without one counts as up to date.
+    From `dead` resources, only who requested the evacuation is used. `contacts` are the last
+    contacts with the watches of its namespace; a watch that is not in it counts as up to date.
     `cordons` is None if it is unknown which nodes are cordoned.
     """
     marker = evidence.marker
@@ -205,7 +206,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The resources without which the state is unknown; KubeVirts if all others are seen."""
+    """The resources without which the state is unknown; if all others are seen, it is KubeVirts."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
@@ -376,7 +377,7 @@ def _find_due(
     state: State,
     load: Load | None,
 ) -> Instant | None:
-    """When its age makes the evacuation stuck, if nothing changes until then."""
+    """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
     if evidence.vmi.is_external and not _was_attempted(evidence, marker):
         return None if stuck.external is None else marker.requested_at + stuck.external
     due = marker.requested_at + stuck.after
@@ -405,7 +406,7 @@ def _was_attempted(evidence: Evidence, marker: Marker) -> bool:
 
 
 def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:
-    """When KubeVirt's limits first allowed an attempt, as far as known; None if never."""
+    """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
     turns = marker.failures_since_request()
     if attempt is not None:
         target = _target_of(attempt, evidence.pods)

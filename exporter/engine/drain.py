@@ -1,6 +1,6 @@
 """Forecasts the drain of a node: what would happen to each VM if the node were drained now.
 
-`drain_outcomes` has what a drain does to one VM.
+The module `drain_outcomes` says what a drain does to one VM.
 
 The counts of all nodes come from totals that the store updates with each change, so only VMIs with
 an unfinished VMIM or an evacuation are visited.
@@ -85,7 +85,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
         return None if self.cordons is None else node not in self.cordons
 
     def find_budget(self, evidence: Evidence) -> str:
-        """The budget that forbids the eviction of a VMI's pod; "" if none does or if unknown."""
+        """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
         return "" if self.budgets is None else self.budgets.find(evidence.launcher)
 
     def is_full(self, node: str) -> bool:
@@ -134,9 +134,9 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 class Forecast(Struct, frozen=True, kw_only=True):
     """The outcomes of draining one node.
 
-    `at_least` is a lower bound of how long the migrations take, None if nothing is known of that
-    or the node cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if it is unknown. `cordon` is None if the node is not cordoned.
+    `at_least` is the least time that the migrations take; None if that is unknown, or if the node
+    cannot be emptied. `progress` is None if no VM is asked to leave the node.
+    `schedulable` is None if that is unknown. `cordon` is None if the node is not cordoned.
     """
 
     node: str
@@ -195,7 +195,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
 
 
 def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """The VMIs with no unfinished VMIM that would restart without their budget."""
+    """The VMIs without an unfinished VMIM that a drain would restart if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -215,7 +215,7 @@ def recount(
     diagnosis: Diagnosis | None,
     conditions: Conditions,
 ) -> DrainOutcome:
-    """Correct the result of `count_undiagnosed` for a VMI with this diagnosis; its outcome."""
+    """Correct the counts of `count_undiagnosed` for one VMI; returns the VMI's outcome."""
     outcome = find_outcome(evidence, conditions, diagnosis)
     if evidence.vmi.node in counts:
         counts[evidence.vmi.node][find_outcome(evidence, conditions, None)] -= 1
@@ -281,7 +281,7 @@ def forecast_node(
 
 
 def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
-    """The reasons of a VMI. If only a budget keeps it from restarting, that comes first."""
+    """The reasons of a VMI. If only a budget keeps it from restarting, the budget comes first."""
     reasons = store.reasons(evidence.vmi)
     budget = conditions.find_budget(evidence)
     if budget and _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
@@ -296,7 +296,7 @@ def follow_drains(
 ) -> dict[str, DrainProgress]:
     """The progress of each drain; `evacuating` are all evacuations of these nodes.
 
-    `drains` are those of the store.
+    `drains` are the drains in the store, by node.
     """
     remaining = defaultdict[str, list[tuple[Diagnosis, DrainOutcome]]](list)
     for (vmi, diagnosis), outcome in evacuating:
@@ -351,8 +351,8 @@ def _find_own_outcome(
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
     """How long this VMI's migration in a drain should take: as long as its last success.
 
-    None if that is unknown, if the drain does not migrate it, or if it migrates already, because
-    its progress is unknown.
+    None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
+    migrating, because the progress of that migration is unknown.
     """
     mobility = measure_mobility(evidence)
     outcome = decide_outcome(mobility, settings, full=False, fails=False)
@@ -364,7 +364,7 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
 def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
     """A lower bound of the time for migrations of these durations; None without any.
 
-    The longest, or the sum divided by KubeVirt's parallel limit if that is more.
+    It is the longest duration or, if that is more, the sum divided by KubeVirt's parallel limit.
     """
     known = tuple(durations)
     if not known:
@@ -398,7 +398,7 @@ def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:
 
 
 def _count_failures(evidence: Evidence) -> int:
-    """The attempts that failed since the evacuation was requested, else since the last success."""
+    """How many attempts failed since the request; without a request, since the last success."""
     if evidence.marker is not None:
         return evidence.marker.failed_since_request()
     succeeded: Instant = evidence.history.newest_success() or 0.0

@@ -2,17 +2,18 @@
 
 A drain evicts every launcher pod of the node. What KubeVirt makes of an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
-KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first that applies:
+KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
+counts:
 
-- `stays`: LiveMigrate, and not migratable. KubeVirt refuses the eviction for ever. Or the pod would
-  be evicted (`restarts`), and a PodDisruptionBudget forbids it.
+- `stays`: LiveMigrate, and not migratable: KubeVirt refuses the eviction for ever. Or the outcome
+  would be `restarts`, but a PodDisruptionBudget forbids the eviction.
 - `external`: External. Somebody else must move or stop the VM.
 - `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
 - `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
   migratable. The pod is evicted and the VM goes down.
-- `waits`: a migration of it is in progress, KubeVirt's migration limits are reached, or it has no
+- `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
   condition LiveMigratable yet.
-- `leaves`: it is migrated.
+- `leaves`: the VM is migrated.
 """
 
 from enum import StrEnum
@@ -40,7 +41,7 @@ GRAVEST = (
     DrainOutcome.WAITS,
     DrainOutcome.LEAVES,
 )
-"""The outcomes, the gravest first."""
+"""The outcomes, the worst first."""
 
 
 MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
@@ -52,7 +53,7 @@ KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
 
 
 def measure_mobility(evidence: Evidence) -> Mobility:
-    """The mobility of a VMI, which is migrating if it has an unfinished VMIM."""
+    """The mobility of a VMI; a VMI with an unfinished VMIM counts as migrating."""
     mobility = evidence.vmi.mobility
     return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
 

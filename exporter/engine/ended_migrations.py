@@ -1,8 +1,8 @@
-"""One migration that has ended: what it did, and why it failed, as one of a closed list of reasons.
+"""One migration that has ended: its phases and nodes, and why it failed (one of fixed reasons).
 
 KubeVirt writes the reason of a failure as free text, or not at all. Before the hand-off to the
-target pod the VMIM has no text, so the reason comes from the target pod, or from what held the VMIM
-up. Sources: `virt-launcher` (`live-migration-source.go`), `migration.go`, and recordings of 1.8.4.
+target pod the VMIM has no text, so the reason comes from the target pod, or from what delayed the
+VMIM. Sources: `virt-launcher` (`live-migration-source.go`), `migration.go`, recordings of 1.8.4.
 """
 
 from collections.abc import Iterable, Iterator
@@ -112,7 +112,7 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
 
 
 def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[bool, EndReason]]:
-    """What can end a migration after its hand-off, and whether it applies; the first counts."""
+    """The reasons after the hand-off, and whether each applies; the first that applies counts."""
     vmim, text = ended.vmim, ended.message.lower()
     yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
     yield vmim.aborted, EndReason.ABORTED
@@ -124,7 +124,7 @@ def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[
 
 
 def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[bool, EndReason]]:
-    """The same before the hand-off. What prevented the attempt comes before its abort."""
+    """The same for reasons before the hand-off: what prevented the attempt, and then its abort."""
     pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
     scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
     yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
@@ -146,7 +146,7 @@ class NodesLeft:
         self._left: dict[str, dict[str, Instant]] = {}
 
     def note(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
-        """Add a move; True if the VMI had left the target node within the window before."""
+        """Add a migration; True if the VMI left its target node less than `window` before."""
         if not vmi_uid or not source or not target:
             return False
         left = self._left.get(vmi_uid, {})

@@ -76,8 +76,8 @@ class EvacuationTracker:
     def note_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success, which may have been read after an older attempt.
 
-        A success since the marker was first seen ended that evacuation. If the marker is still
-        there, its clearing was missed, and this is a new evacuation.
+        A success since the marker was first seen ended that evacuation. If the VMI still has the
+        marker, KubeVirt had cleared it unseen, and this is a new evacuation.
         """
         marker, vmi = record.marker, record.vmi
         if marker is None or vmi.eviction_requested_at is not None:
@@ -110,7 +110,7 @@ class EvacuationTracker:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
 
         A condition that comes much later was added by an upgrade to KubeVirt 1.7: then its time is
-        not that of the request.
+        not the time of the request.
         """
         requested = record.vmi.eviction_requested_at
         if requested is None:
@@ -138,8 +138,8 @@ class EvacuationTracker:
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     """Apply an attempt to evacuate: count its failure, or date the request by its creation.
 
-    Only KubeVirt's own VMIMs date a request. For the strategy External, any later VMIM is an
-    attempt.
+    Only KubeVirt's own VMIMs date a request. For the strategy External, any VMIM after the request
+    is an attempt.
     """
     marker = record.marker
     if marker is None:

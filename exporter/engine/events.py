@@ -1,8 +1,8 @@
 """Decides which Kubernetes Events about VMIs are due, and limits their number.
 
 There are three: a stuck evacuation, the end of one that was reported as stuck, and evictions of a
-VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event, and another
-one every `REPEATED_AFTER` while it goes on, with the count of the series.
+VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first, and
+while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
 
 However much happens, at most one Event a minute is written about a VMI, and `BURST` at once plus
 `PER_SECOND` about all of them: 3,700 in the hour for which the API server keeps Events by default
@@ -23,7 +23,7 @@ from exporter.engine.model import EventOutcome, EventReason, Instant, Seconds, V
 
 
 REPEATED_AFTER: Seconds = 1800.0
-"""As in client-go (`tools/events`, `refreshTime`): before the API server deletes an Event."""
+"""The interval of client-go (`tools/events`, `refreshTime`): an Event is not deleted so soon."""
 PER_VMI: Seconds = 60.0
 BURST = 100
 PER_SECOND = 1.0
@@ -47,46 +47,46 @@ class Episode(Struct, kw_only=True):
     written_at: Instant | None = None
 
     def identify(self, now: Instant) -> str:
-        """An ID of the episode and its half hour among those of the VMI, equal in all replicas."""
+        """The ID of this episode of the VMI in this half hour; it is the same in all replicas."""
         raise NotImplementedError
 
 
 class EvacuationEpisode(Episode, kw_only=True):
-    """A stuck evacuation, or its end. It counts the times it was reported."""
+    """A stuck evacuation, or its end; `count` is how often it was reported."""
 
     diagnosis: Diagnosis
 
     def identify(self, now: Instant) -> str:
-        """By node, request and half hour."""
+        """The ID: from the node, the request and the half hour."""
         requested_at = self.diagnosis.requested_at
         half_hour = (now - requested_at) // REPEATED_AFTER
         return f"{self.diagnosis.node} {requested_at:.0f} {half_hour:.0f}"
 
     def is_same(self, other: Diagnosis | Marker) -> bool:
-        """Whether this is the same evacuation: its request may only move to an earlier instant."""
+        """Whether this is the same evacuation, perhaps with an earlier request instant."""
         own = self.diagnosis
         return other.node == own.node and other.requested_at <= own.requested_at
 
 
 class BlockedEpisode(Episode, kw_only=True):
-    """Evictions of a VMI that were blocked for one reason. It counts them."""
+    """Evictions of a VMI that were blocked for one reason; `count` is their number."""
 
     verdict: Verdict
 
     def identify(self, now: Instant) -> str:
-        """By reason, end (if known) and half hour."""
+        """The ID: from the reason, the end of the block (if known) and the half hour."""
         released_at = self.verdict.released_at or 0.0
         half_hour = (released_at - now) // REPEATED_AFTER
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the block has ended by the clock, or nobody has asked for half an hour."""
+        """Whether the block has ended, or no eviction was blocked for half an hour."""
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
 
 class EventQueue:
-    """The Events that wait to be written. `outcomes` counts what becomes of each."""
+    """The Events that wait to be written. `outcomes` counts the Events by outcome."""
 
     def __init__(self, outcomes: Counter[tuple[EventReason, EventOutcome]]) -> None:
         self._outcomes = outcomes

@@ -56,9 +56,9 @@ class Marker(Struct, kw_only=True):
         return asked if asked is not None and self._is_near(asked) else None
 
     def date(self, instant: Instant) -> bool:
-        """KubeVirt dates the request; True if this is news.
+        """Use KubeVirt's date of the request; True if that changed anything.
 
-        `not_before` is dropped: it is by our clock, which may be wrong.
+        `not_before` is dropped: it comes from our clock, which may be wrong.
         """
         is_news = not self.dated or self.requested_at != instant
         self.requested_at, self.not_before, self.dated = instant, None, True
@@ -91,14 +91,13 @@ class Marker(Struct, kw_only=True):
         self.failed[uid] = end
 
     def join(self, other: "Marker") -> bool:
-        """Merge what another replica, or an earlier run, recorded about the same evacuation.
+        """Merge the record of the same evacuation from another replica or an earlier run.
 
-        `requested_at` and `seen_at` become the earlier of both, `asked_by` the earlier one that is
-        near the request, `failed` the union. Instants up to
-        `not_before` are ignored: the other side may have attributed attempts of an earlier
-        evacuation to this one. The number of failures is the greater of two sums: what this side
-        counted plus what only the other side can have counted, and the reverse. True if anything
-        changed.
+        `requested_at` and `seen_at` become the earlier of both, `asked_by` the earlier of those
+        near the request, `failed` the union. Instants up to `not_before` are ignored: the other
+        side may have attributed attempts of an earlier evacuation to this one. The number of
+        failures is the greater of two sums: what this side counted plus what only the other side
+        can have counted, and the reverse. True if anything changed.
         """
         before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
@@ -213,7 +212,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def contradicted_at(self) -> Instant | None:
-        """When a start without an end stops being believed: its VMIM has long been final."""
+        """When a start without an end is no longer believed; None if its VMIM is not final."""
         state = self.vmi.migration
         if state is None or not state.running or not state.uid:
             return None

@@ -82,7 +82,7 @@ def is_end_key(key: str) -> bool:
 
 
 class History(Struct, gc=False):
-    """The migrations of one VMI, by UID. `revision` grows with every change."""
+    """The migrations of one VMI, by key. `revision` grows with every change."""
 
     _records: dict[str, Migration] = field(default_factory=dict)
     revision: int = 0
@@ -120,7 +120,7 @@ class History(Struct, gc=False):
         return max((end for end in ends if end is not None), default=None)
 
     def last_duration(self) -> Seconds | None:
-        """How long the newest successful migration took; None if no such time is known."""
+        """How long the newest successful migration took; None if that is unknown."""
         timed = (
             (end, end - record.start)
             for record in self._records.values()

@@ -11,7 +11,7 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class LauncherIndex:
-    """All launcher pods. A pod belongs to a VMI of its own namespace, whatever its labels say."""
+    """All launcher pods. The VMI of a pod is in the pod's namespace, whatever its labels say."""
 
     def __init__(self) -> None:
         self._pods: dict[_Key, Pod] = {}

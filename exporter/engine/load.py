@@ -16,7 +16,8 @@ class Load(Struct, frozen=True):
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
     only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has when the
-    newest successful migration out of each node ended, and `newest_success` when that of any did.
+    newest successful migration out of each node ended, and `newest_success` when the newest of all
+    nodes ended.
     """
 
     running: int
@@ -33,6 +34,6 @@ class Load(Struct, frozen=True):
         )
 
     def moved_at(self, node: str) -> Instant | None:
-        """When the queue of this node's VMs last moved, or None if that is unknown."""
+        """When a success last freed a place for this node's queue; None if that is unknown."""
         cluster_full = self.running >= self.limits.cluster
         return self.newest_success if cluster_full else self.departures.get(node)

@@ -24,7 +24,7 @@ class HistoryMerger:
         self._keep = keep
 
     def merge_vmi(self, record: VmiRecord, before: Vmi | None, at: Instant) -> None:
-        """Merge the `migrationState` of a new or changed VMI, and bind its VMIMs if need be."""
+        """Merge the `migrationState` of a new or changed VMI, and bind its VMIMs if necessary."""
         vmi, state = record.vmi, record.vmi.migration
         uids = _migration_uids(vmi)
         names_others = before is None or _migration_uids(before) != uids

@@ -5,10 +5,11 @@ A VMIM only names a VMI. It belongs to the VMI with that namespace and name if
 - its UID was ever that VMI's migration UID (the proof), or
 - it was not created before the VMI; a missing creation time counts as not before.
 
-The binding is final, unless VMIs are read later than VMIMs. Then it changes to a VMI of that name
+The binding is final, unless a VMI of that name is read after the VMIM was bound. Then the VMIM is
+bound to this VMI if
 
-- for which there is proof, or
-- which is younger than the VMI it was bound to, and older than the VMIM.
+- there is proof for it, or
+- it is younger than the VMI that the VMIM was bound to, and older than the VMIM.
 
 A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITING_LIMIT`, if it was
 handed off and has no proof: its VMI may be the next one of that name.
@@ -115,7 +116,7 @@ class VmimIndex:
         return (binding.vmim for binding in named if binding.owner == vmi.uid)
 
     def bind_all(self, record: VmiRecord) -> Iterator[Binding]:
-        """Bind all VMIMs that name this VMI, also waiting ones; yields those that belong to it."""
+        """Bind all VMIMs that name this VMI, even waiting ones; yields those that belong to it."""
         key = record.key
         for binding in self.naming(key):
             if bind(binding, record):
@@ -129,9 +130,9 @@ class VmimIndex:
     def count_running(
         self, launchers: LauncherIndex, vmi_of: Callable[[_Key], Vmi | None]
     ) -> tuple[int, Counter[str]]:
-        """Count running migrations, of all and by node, as KubeVirt's `findRunningMigrations`.
+        """Count running migrations, in all and by node, as KubeVirt's `findRunningMigrations` does.
 
-        A Pending one counts if it has a target pod.
+        A Pending migration counts if it has a target pod.
 
         Only unfinished VMIMs are visited, because there are up to five finished ones per VMI.
         """
@@ -152,7 +153,7 @@ class VmimIndex:
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:
-    """Bind a VMIM to the VMI that it names, if it may belong to it; True if it belongs to it."""
+    """Bind a VMIM to the VMI that it names, if it may; True if the VMIM belongs to this VMI."""
     vmim, vmi = binding.vmim, record.vmi
     if vmim.uid in record.proofs:
         binding.owner, binding.proven = vmi.uid, True
@@ -179,7 +180,7 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
 def _source_nodes(vmi: Vmi) -> set[str]:
     """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
 
-    These are its node, and the source of its last hand-off, even if an older migration had that.
+    These are the VMI's node, and the source node of its last hand-off, even of an older migration.
     """
     state = vmi.migration
     return {vmi.node} if state is None or not state.source_node else {vmi.node, state.source_node}

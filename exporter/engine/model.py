@@ -85,7 +85,7 @@ class Outcome(IntEnum):
 
 
 class Priority(StrEnum):
-    """The values of a VMIM's `spec.priority` in use (KubeVirt 1.9, behind a gate since 1.7)."""
+    """The values of a VMIM's `spec.priority` (KubeVirt 1.9; since 1.7 behind a feature gate)."""
 
     SYSTEM_CRITICAL = "system-critical"
     SYSTEM_MAINTENANCE = "system-maintenance"
@@ -158,8 +158,8 @@ CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 class DeadResources(Struct, frozen=True):
     """The resources without contact for so long that their evidence must not block.
 
-    `in_namespace` has the complete set of each namespace in which more resources are dead than
-    `everywhere`.
+    `everywhere` are those that are dead in all namespaces. `in_namespace` has all dead resources of
+    each namespace in which more resources are dead.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -177,13 +177,13 @@ ALL_ALIVE = DeadResources()
 
 
 class Contacts(Struct, frozen=True):
-    """The last contact with each synced resource, in all namespaces or by namespace."""
+    """The last contact with each synced resource: for all namespaces together, or for each one."""
 
     everywhere: Mapping[Resource, Instant] = {}
     in_namespace: Mapping[str, Mapping[Resource, Instant]] = {}
 
     def of(self, namespace: str) -> Mapping[Resource, Instant]:
-        """The contacts with what watches this namespace."""
+        """The last contact with the watch of each resource in this namespace."""
         return self.in_namespace.get(namespace, self.everywhere)
 
 
@@ -237,8 +237,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstance: the fields that verdicts and diagnoses use.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
-    `eviction_requested_at` is when its condition EvictionRequested was set (1.7),
-    `evicted_by_descheduler` its annotation eviction-source, which can outlive its request.
+    `eviction_requested_at` is when its condition EvictionRequested was set (since KubeVirt 1.7).
+    `evicted_by_descheduler`: it has the annotation eviction-source, which can outlive its request.
     `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots. `hotplugs`: its
     CPUs or memory are being changed. `override`: the name of the entry of
     `policy.overrides` that applies to it.
@@ -317,7 +317,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
 class Pod(Struct, frozen=True, kw_only=True, gc=False):
     """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
 
-    `labels` are those by which a budget may select it.
+    `labels` are the pod's labels by which a budget may select the pod.
     """
 
     namespace: str
@@ -365,7 +365,7 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `conditions` has the true ones of the conditions about drains in Kubernetes 1.37.
+    `conditions` has those of Kubernetes 1.37's conditions about drains that are true.
     """
 
     name: str
@@ -427,7 +427,7 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """The answer for one candidate at one instant.
 
     `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
-    `released_at` is that instant by the facts alone. It does not move with the clock, and differs
+    `released_at` is that instant by the facts alone. It does not change as time passes, and differs
     from `not_before` only while an ending lies ahead of our clock.
     """
 

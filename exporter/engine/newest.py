@@ -1,4 +1,4 @@
-"""Mappings that keep the newest entries only, so that they cannot grow without bound."""
+"""Mappings that keep only the newest entries, so that they cannot grow without bound."""
 
 from typing import TypeVar
 

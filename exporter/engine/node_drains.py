@@ -1,4 +1,4 @@
-"""Follows the drain of each node: which VMs were asked to leave it, and when others left.
+"""Follows the drain of each node: which VMs are still asked to leave it, and when others left.
 
 A drain begins with the first evacuation from a node. It goes on while there is one, and for
 `PAUSE` after that, because an evictor may ask for one VM at a time. What happened before the
@@ -21,15 +21,15 @@ FEWEST_DEPARTURES = 3
 """The fewest departures from which a pace is computed."""
 NODES_KEPT = 10_000
 DEPARTURES_KEPT = 1_000
-"""Of how many departures the pace is computed: a descheduler can keep a drain going for ever."""
+"""The pace uses at most this many departures: a descheduler can keep a drain going for ever."""
 
 
 class NodeDrain(Struct, kw_only=True):
     """The drain of one node: when VMs left it, and how many are asked to leave it now.
 
-    `began` is the earliest request of those that have left, and `left` how many have left;
-    `departures` has the newest instants at which they left. `idle_since` is since when no VM of the
-    node is evacuating.
+    `began` is the earliest request of the VMs that have left, `left` is their number, and
+    `departures` has the newest instants at which VMs left. `idle_since` is the instant since which
+    no VM of the node is evacuating.
     """
 
     began: Instant | None = None
@@ -74,7 +74,7 @@ class NodeDrains:
         return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
 
     def ask(self, node: str, vmi_uid: str, now: Instant) -> None:
-        """A VMI is asked to leave a node."""
+        """Note that a VMI is asked to leave a node."""
         drain = self._drains.get(node)
         if drain is None or (drain.idle_since is not None and now - drain.idle_since > PAUSE):
             if len(self._drains) >= NODES_KEPT:
@@ -84,7 +84,7 @@ class NodeDrains:
         drain.idle_since = None
 
     def leave(self, node: str, vmi_uid: str, requested_at: Instant, at: Instant) -> None:
-        """A VMI that was asked to leave a node has left it at this instant."""
+        """Note that a VMI that was asked to leave a node left the node at this instant."""
         drain = self._drains.get(node)
         if drain is not None and vmi_uid in drain.evacuating:
             drain.left += 1
@@ -93,7 +93,7 @@ class NodeDrains:
             self.cancel(node, vmi_uid, at)
 
     def cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
-        """A VMI is not asked to leave a node any more."""
+        """Note that a VMI is no longer asked to leave a node."""
         drain = self._drains.get(node)
         if drain is None or vmi_uid not in drain.evacuating:
             return

@@ -25,7 +25,7 @@ class ClusterObjects:
         self.unreadable = UnreadableObjects()
 
     def put(self, fact: Node | Budget, at: Instant) -> bool:
-        """Apply a node or a budget as it was read at `at`; True if it is news."""
+        """Apply a node or a budget that was read at `at`; True if that changed anything."""
         return self.cordons.put(fact, at) if isinstance(fact, Node) else self.budgets.put(fact)
 
     def remove(self, removed: Removed, at: Instant) -> bool:
@@ -93,7 +93,7 @@ class ClusterObjects:
         *,
         platform_updating: bool,
     ) -> Evidence:
-        """Gather what is known about a VMI: takes 3 us."""
+        """Gather what is known about a VMI, in 3 us."""
         vmi, marker = record.vmi, record.marker
         vmims_seen = visibility.sees_vmims_of(vmi.namespace)
         pods_seen = visibility.sees_pods_of(vmi.namespace)

@@ -27,7 +27,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     overrides: tuple["Override", ...] = ()
 
     def of(self, vmi: Vmi) -> "Policy":
-        """The policy of one VMI: its override's, or else this one."""
+        """The policy of one VMI: that of its override, or else this policy."""
         if not vmi.override:
             return self
         return next((one.policy for one in self.overrides if one.name == vmi.override), self)
@@ -95,7 +95,7 @@ class Override(Struct, frozen=True, kw_only=True):
     priority_classes: tuple[str, ...] = ()
 
     def shadows(self, later: "Override") -> bool:
-        """Whether it matches every VMI that `later` matches."""
+        """Whether this override matches every VMI that `later` matches."""
         pairs = (
             (self.namespaces, later.namespaces),
             (self.priority_classes, later.priority_classes),
@@ -110,7 +110,7 @@ class Override(Struct, frozen=True, kw_only=True):
         )
 
     def matches(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> bool:
-        """Whether it applies to a VMI with this namespace, these labels and this priority class."""
+        """Whether the override applies to a VMI with this namespace, labels and priority class."""
         return (
             _fits(namespace, self.namespaces)
             and _fits(priority_class, self.priority_classes)

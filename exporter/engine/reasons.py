@@ -23,9 +23,9 @@ from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 REASONS_SHOWN = 8
 """How many reasons an evacuation has at most."""
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
-"""The words for what a VMI and an attempt require of a node (source PodScheduled)."""
+"""The reason words of the node selectors of a VMI and of an attempt (source PodScheduled)."""
 TERMINATING = "Terminating"
-"""The word for a target pod that runs and is being deleted (source TargetContainer)."""
+"""The reason word of a target pod that runs and is being deleted (source TargetContainer)."""
 
 _Object: TypeAlias = tuple[type, str, str]
 

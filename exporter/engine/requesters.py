@@ -53,7 +53,7 @@ class Source(StrEnum):
 def find_source(evidence: Evidence, marker: Marker) -> Source:
     """Who requested an evacuation, by the priority of the newest attempt since the request.
 
-    Only without one the annotation counts, because it may be of an older request.
+    The annotation counts only if no attempt has a priority, because it may be of an older request.
     """
     since = marker.requested_at - SAME_REQUEST
     attempts = [

@@ -28,8 +28,8 @@ and KubeVirt leaves the status of its last migration and evacuation unchanged.
 
 Each rule lists the resources that it `needs`. If there was no contact about one of them for too
 long (it is in `dead`), or one of this VMI's own objects has been unreadable for as long, the rule
-allows: dead evidence does not block. Only the cooldown needs no resource, because it expires by the
-clock alone.
+allows: dead evidence does not block. The cooldown needs no resource, because it ends as time
+passes.
 """
 
 from collections.abc import Callable

@@ -86,12 +86,12 @@ class Store:
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
-        """Call this with every notice of these kinds, while the change is applied."""
+        """Call `callback` with every notice of these kinds, while the change is applied."""
         for kind in kinds:
             self._subscribers.setdefault(kind, []).append(callback)
 
     def apply(self, change: Change, at: Instant) -> int:
-        """Apply what was read at `at`; returns how many objects changed, 0 if it was no news.
+        """Apply what was read at `at`; returns how many objects this changed.
 
         For `Unreadable`: 1 if the object could be read until now.
         """
@@ -336,7 +336,7 @@ class Store:
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
             self._end(record, at)
         elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
-            self._vmims.remove(binding)  # what it added to the history stays
+            self._vmims.remove(binding)  # the history keeps its record
             self._reasons.remove(binding.vmim, binding.owner, at)
             self._note_evidence(self._vmis.by_key.get(binding.vmi_key))
         elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):
@@ -359,7 +359,7 @@ class Store:
         self._notify(NoticeKind.MEMORY, uid=uid)
 
     def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
-        """The last version of a known object still counts; a new VMI is stored without facts."""
+        """Keep the last version of a known object; store a new VMI without facts."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
         is_news = is_known and self._objects.unreadable.note(resource, *key, at)

@@ -1,4 +1,4 @@
-"""Since when known objects cannot be read any more."""
+"""Which known objects cannot be read any more, and since when."""
 
 from collections.abc import Iterable
 
@@ -12,14 +12,14 @@ class UnreadableObjects:
         self._since: dict[tuple[Resource, str, str], Instant] = {}
 
     def note(self, resource: Resource, namespace: str, name: str, at: Instant) -> bool:
-        """An object cannot be read; False if that was known."""
+        """Note that an object cannot be read; False if that was known."""
         key = (resource, namespace, name)
         is_news = key not in self._since
         self._since.setdefault(key, at)
         return is_news
 
     def forget(self, resource: Resource, namespace: str, name: str) -> bool:
-        """An object can be read again, or is gone; True if it could not be read."""
+        """Note that an object can be read again, or is gone; True if it was noted as unreadable."""
         return bool(self._since) and self._since.pop((resource, namespace, name), None) is not None
 
     def find(

@@ -49,8 +49,8 @@ Tally: TypeAlias = Mapping[tuple[str, str], int]
 class Entry(Struct, frozen=True, eq=False, gc=False):
     """The verdicts of one VMI, valid to just before `until`.
 
-    `moves`: an end lies slightly ahead of our clock and counts as now, so the cooldown moves with
-    the clock. Such an entry is valid at one instant only, but it blocks until `until`.
+    `moves`: an end lies slightly ahead of our clock and counts as now, so the end of the cooldown
+    gets later as time passes. Such an entry is valid at one instant only, but blocks until `until`.
     """
 
     evidence: Evidence
@@ -171,7 +171,7 @@ class VerdictView:
         return bool(self._moving)
 
     def changes_at(self) -> Instant:
-        """When the clock alone may next change an entry that does not move with it."""
+        """When time alone may next change an entry for which `Entry.moves` is false."""
         return self._expiries[0][0] if self._expiries else math.inf
 
     def _refresh_all(self) -> None:
@@ -250,7 +250,7 @@ def evaluate(
 
 
 class _Block(NamedTuple):
-    """How a VMI is blocked, without what moves with the clock."""
+    """How a VMI is blocked, without the values that change as time passes."""
 
     reason: Reason
     checkpoints: tuple[Reason | None, Reason | None]
@@ -277,8 +277,8 @@ def _find_expiry(
 ) -> tuple[Instant, bool]:
     """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
 
-    Then the cooldown ends, a fact stops being believed, an end that lies ahead of our clock comes
-    near enough to be believed or is reached, or a migration leaves the window.
+    At that instant the cooldown ends, a fact is no longer believed, a migration leaves the window,
+    or an end that lies ahead of our clock is reached or comes near enough to be believed.
     """
     until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:

@@ -39,7 +39,7 @@ class VmiRecord(Struct, gc=False):
         self.proofs = tuple(proofs)[-keep:]
 
     def remember(self) -> Remembered | None:
-        """What has to be stored of it, or None if there is nothing."""
+        """What has to be stored of this VMI, or None if there is nothing."""
         migrations = self.history.records()
         if not migrations and self.marker is None:
             return None
@@ -65,7 +65,7 @@ class VmiIndex:
         return record
 
     def update(self, record: VmiRecord, vmi: Vmi) -> None:
-        """The VMI has changed."""
+        """Replace the VMI of a record by its changed version."""
         self._count(record.vmi, -1)
         self._count(vmi, 1)
         record.vmi = vmi
