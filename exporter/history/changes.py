@@ -18,13 +18,13 @@ from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_o
 
 
 AWAITED_FOR: Seconds = 60.0
-"""The watch of one replica cannot lag behind that of another for longer."""
+"""The longest time by which one replica's watch can lag behind another's."""
 _WHOLE = ""
-"""Stands among the UIDs of a shard for content that cannot be read."""
+"""A key among a shard's UIDs. It means that the shard's content cannot be read."""
 
 
 class _Unwritten(Struct, frozen=True, gc=False):
-    """A VMI whose stored entry is not up to date, since when, and that entry (empty: none)."""
+    """A VMI whose stored entry is outdated: since when, and the stored entry (empty: none)."""
 
     since: Instant
     stored: bytes
@@ -34,7 +34,8 @@ class _Unwritten(Struct, frozen=True, gc=False):
 class PendingChanges:
     """The encoded entries of every shard; `window` is the policy's history window.
 
-    `note_change` must get the store's notices of `MEMORY`. `size` counts the bytes of all entries.
+    `note_change` must be subscribed to the store's notices of `MEMORY`. `size` counts the bytes of
+    all entries.
     """
 
     store: Store
@@ -86,8 +87,8 @@ class PendingChanges:
         """Merge a sealed shard into the store, and return its entries by UID.
 
         `known` has the entries that the store already has, with their UIDs. `replaces`: this is a
-        newer version of a shard, so it is right about VMIs that we do not see. Raises `Damaged` or
-        `UnknownVersion` before anything is merged.
+        newer version of a shard, so it takes precedence for VMIs that we do not see. Raises
+        `Damaged` or `UnknownVersion` before anything is merged.
         """
         listed: dict[str, bytes] = {}
         news = []
@@ -131,7 +132,7 @@ class PendingChanges:
             self._unwritten[shard].setdefault(_WHOLE, _Unwritten(now, b""))
 
     def note_written(self, shard: int) -> None:
-        """Note that the shard is stored as it should be."""
+        """Note that the stored shard is up to date."""
         self._unwritten[shard].clear()
 
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
@@ -167,7 +168,7 @@ class PendingChanges:
     ) -> Iterator[int]:
         """The shards that still lack something that we already knew at `before`.
 
-        Only VMIs count that a watch with contact shows us: the writer may know that others are
+        Only VMIs that a watch with contact shows us count: the writer may know that other VMIs are
         gone.
         """
         for shard, unwritten in enumerate(self._unwritten):
@@ -204,7 +205,7 @@ class PendingChanges:
         return known
 
     def _compare_all(self, shard: int, listed: Mapping[str, bytes], now: Instant) -> Iterator[None]:
-        """Compare every VMI of a shard with what is stored of it."""
+        """Compare every VMI of a shard with its stored entry."""
         uids: Collection[str] = (
             listed.keys() | self._entries[shard].keys() | self._unwritten[shard].keys()
         )
@@ -216,7 +217,7 @@ class PendingChanges:
             yield
 
     def _compare(self, shard: int, uid: str, stored: bytes, now: Instant) -> None:
-        """Compare what is stored of a VMI with what should be stored."""
+        """Compare the stored entry of a VMI with the entry that should be stored."""
         unwritten = self._unwritten[shard]
         if holds(stored, self._entries[shard].get(uid, b""), now):
             unwritten.pop(uid, None)
@@ -225,7 +226,7 @@ class PendingChanges:
             unwritten[uid] = _Unwritten(now if known is None else known.since, stored)
 
     def _is_missing(self, shard: int, uid: str, now: Instant) -> bool:
-        """Merge the stored entry of a VMI; returns whether it still lacks something."""
+        """Merge the stored entry of a VMI; returns whether that entry lacks something."""
         stored = self._unwritten[shard][uid].stored
         if stored:
             self.store.apply(decode(stored), now)

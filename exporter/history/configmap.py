@@ -39,7 +39,7 @@ log = structlog.stdlib.get_logger()
 class ConfigMapWriter(HistoryWriter):
     """Writes the stored history to ConfigMaps, one per shard, while this process holds `lease`.
 
-    Without the Lease it writes only changes that the holder has missed for `MISSED_AFTER`
+    Without the Lease it writes only changes that the holder has not written for `MISSED_AFTER`
     intervals. The holder then merges them. Every write depends on the version that `reader` has
     merged, so no replica overwrites data that it does not know.
     """
@@ -51,7 +51,7 @@ class ConfigMapWriter(HistoryWriter):
     _refusals: Counter[int] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Write the pending changes at shutdown, and what only this replica knows."""
+        """Write the pending changes at shutdown, including those that only this replica knows."""
         await self.flush()
         if self.status.loaded and not self.lease.held:
             now = self.clock()
@@ -98,8 +98,8 @@ class ConfigMapWriter(HistoryWriter):
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
         """Write one shard. After a conflict, merge what another replica wrote and retry once.
 
-        If the watch has not delivered the ConfigMap, it is read first: perhaps it only lacks our
-        label, and an apply without a resourceVersion would overwrite another replica's data. Raises
+        If the watch has not delivered the ConfigMap, it is read first: it may exist without our
+        label. Then an apply without a resourceVersion would overwrite another replica's data. Raises
         `ApiError`, or `Refused` if the response is not a ConfigMap.
         """
         is_hidden = shard not in self.reader.shards

@@ -24,11 +24,11 @@ class HistoryUnwritable(Exception):
 def read_file(
     changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
 ) -> dict[Path, Path]:
-    """Merge what is intact in the file. Returns the files of other format versions.
+    """Merge the intact shards of the file. Returns the files of other format versions.
 
-    Before this process writes, each of them gets the name that is returned with it. That name has
-    its version, such as `history.v2`, and a program of that version reads it. Raises
-    `HistoryUnwritable`.
+    Each of these files is returned with its new name, and is renamed before this process writes.
+    The new name has the version, such as `history.v2`, and a program of that version reads it.
+    Raises `HistoryUnwritable`.
     """
     try:
         if not path.parent.is_dir():

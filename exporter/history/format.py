@@ -37,7 +37,7 @@ _MAGIC = b"KVEC"
 _HEAD = struct.Struct(">4sHI16s")
 _UUID_BYTES = 16
 _YEARS = Meta(ge=-62_135_596_800, lt=253_402_300_800)
-"""The years 1 to 9999: RFC 3339 can write no others."""
+"""The years 1 to 9999: RFC 3339 has no others."""
 _Instant: TypeAlias = Annotated[float, _YEARS]
 _Time: TypeAlias = _Instant | None
 
@@ -103,9 +103,9 @@ def shard_of(uid: str) -> int:
 def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     """Encode one VMI with the migrations that can still matter at `now`.
 
-    These are the unfinished ones and those that ended inside `window`. The last one that ended
-    (the fallback for an emptied `migrationState`) and the last success (an evacuation begins after
-    it) matter whatever their age. `finished_at` is left out if the end is known and right.
+    These are the unfinished migrations and those that ended inside `window`. Two matter whatever
+    their age: the last one that ended (the fallback for an emptied `migrationState`), and the last
+    success (an evacuation begins after it). `finished_at` is omitted if the end is known and right.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
@@ -177,7 +177,7 @@ def decode(entry: bytes) -> Remembered:
 def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
     """Whether a stored entry has everything that `entry` has, in whatever encoding.
 
-    Both are empty or valid. The stored one may have more migrations, which no longer matter.
+    Both are empty or valid. The stored entry may have more migrations, which no longer matter.
     """
     if stored == entry:
         return True
@@ -191,7 +191,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 
 
 def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
-    """Whether joining `migration` changes nothing except a superfluous transition."""
+    """Whether joining `migration` to `stored` adds nothing except a superfluous transition."""
     joined = join(stored, migration)
     if _find_transition(joined, now) is None:
         joined = replace(joined, finished_at=stored.finished_at)
@@ -227,7 +227,7 @@ def _digest(version: int, payload: bytes) -> bytes:
 
 
 def _pack_uid(uid: str) -> bytes:
-    """Pack a UUID into 16 bytes. Other text never gets 16 bytes; it begins with invalid UTF-8."""
+    """Pack a UUID into 16 bytes. Other text gets a prefix, and never has 16 bytes."""
     try:
         packed = UUID(uid)
     except ValueError:

@@ -1,7 +1,7 @@
 """Decides when the stored history is written. The subclasses in `file` and `configmap` write it.
 
 The first change is written at once, further changes at most once per interval, and the rest at
-shutdown. Every failure is logged, counted and retried. Verdicts do not depend on it.
+shutdown. Every failure is logged, counted and retried. Verdicts do not depend on the writing.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def run_in_slices(work: Iterator[None]) -> None:
 
 
 class WriteSignal:
-    """Wakes the writer: `awake` if there may be something to write, `urgent` to write at once."""
+    """Wakes the writer: `awake` when there may be something to write, `urgent` to write at once."""
 
     def __init__(self) -> None:
         self.awake = asyncio.Event()

@@ -22,9 +22,9 @@ from exporter.kube.lean_import import ApiClient, ConfigException, Configuration,
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
-"""For a request about one object."""
+"""The time limit of a request about one object."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
-"""A longer `Retry-After` counts as this, because it would delay a watch too long."""
+"""The longest pause that is accepted from `Retry-After`: a longer one would delay a watch."""
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
@@ -117,7 +117,7 @@ class NoCredentials(Exception):
 class Login:
     """Where to log in: a kubeconfig file, or the URL of a server that needs no credentials.
 
-    Without either: the pod's service account if there is one, else the default kubeconfig.
+    If neither is set: the pod's service account if there is one, else the default kubeconfig.
     """
 
     kubeconfig: Path | None = None
@@ -208,7 +208,7 @@ class ApiServer:
     ) -> bytes:
         """Server-side apply with the field manager `owner`; returns the resulting object.
 
-        A `metadata.resourceVersion` in the body makes it conditional. Raises `Conflict` if the
+        With a `metadata.resourceVersion` in the body, this is conditional. Raises `Conflict` if the
         object has another version, or another `ApiError`.
         """
         query = {"fieldManager": owner, "force": "true"}
@@ -313,7 +313,7 @@ class ApiServer:
             return self._session
 
     async def _close_unused(self, session: _Session) -> None:
-        """Close a session once it has been replaced and its last request has ended."""
+        """Close a session if it has been replaced and none of its requests is running."""
         if session is not self._session and not session.users:
             await session.client.close()
 

@@ -1,11 +1,11 @@
 """Writes Kubernetes Events about VMIs, which `kubectl describe vmi` and consoles show.
 
 This needs one verb, `create` on `events` of `events.k8s.io`. Each Event is a new object, and a
-later Event of the same episode has the count of the series. With `patch` or `update` we could count
-up one object, but then our account could also change every other Event of the cluster.
+later Event of the same episode has the count of the series. With `patch` or `update` we could
+increase the count in one object, but then our account could change every Event of the cluster.
 
 The name of an Event comes from its episode and the half hour. So the API server itself refuses an
-Event that another replica, or this one before a restart, has written already.
+Event that was already written by another replica, or by this replica before a restart.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SLICE = 100
 """How many evacuations are diagnosed without yielding: about 2 ms."""
 CONTROLLER = "kubevirt-eviction-exporter"
 LONGEST_NOTE = 1024
-"""In bytes (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`)."""
+"""The most bytes of an Event's note (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`)."""
 LONGEST_PREFIX = 200
 TYPES_AND_ACTIONS = {
     EventReason.EVACUATION_STUCK: ("Warning", "Evacuate"),
@@ -131,7 +131,7 @@ class EventWriter:
         return EventOutcome.WRITTEN
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
-        """The text of an Event; None if there is nothing to say any more."""
+        """The text of an Event; None if its subject is over."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
         evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name)
@@ -218,7 +218,7 @@ def write_stuck(
 
 
 def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:
-    """How an evacuation ended that was reported as stuck."""
+    """How an evacuation that was reported as stuck has ended."""
     diagnosis, vmi = episode.diagnosis, evidence.vmi
     age = write_span(episode.began - diagnosis.requested_at, units=2)
     outcome = f"the VM is {'still' if vmi.node == diagnosis.node else 'now'} on {vmi.node}"

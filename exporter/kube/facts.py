@@ -42,7 +42,7 @@ MIGRATION_UID = "kubevirt.io/migrationJobUID"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 """The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
 MAINTENANCE = frozenset({"DrainInProgress", "Drained", "MaintenancePlanned"})
-"""A node's conditions in Kubernetes 1.37 about a present, past or planned drain (KEP-5683)."""
+"""The conditions of a node about a present, past or planned drain (Kubernetes 1.37, KEP-5683)."""
 WAIT_REASONS = {
     "decentralizedMigrationBlocked": WaitReason.SYNC,
     "migrationRejectedByResourceQuota": WaitReason.QUOTA,
@@ -171,7 +171,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
 
 
 def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:
-    """An empty annotation counts too: that of a workload update is empty."""
+    """What a VMIM was made for. A workload update's annotation is empty, but present."""
     if EVACUATION in annotations:
         return Trigger.EVACUATION
     if VOLUME_UPDATE in labels:

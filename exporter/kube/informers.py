@@ -21,7 +21,7 @@ class NotSynced(Exception):
 
 
 class Informers:
-    """Runs a reflector for each watch in `health`, but not that of the stored history.
+    """Runs a reflector for each watch in `health`, except the watch of the stored history.
 
     `settled` is called after every complete list, and when a resource is refused.
     """

@@ -9,7 +9,7 @@ from exporter.engine.model import Instant
 
 _FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 _LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""A time zone can move an instant out of these bounds; then we could not write it."""
+"""The last instant that we can write; a time zone can make an instant later than this."""
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt](?!24)\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )

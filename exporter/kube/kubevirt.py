@@ -78,7 +78,7 @@ class _PageMetadata(Struct, gc=False):
 
 
 class Traits(Struct, frozen=True, gc=False):
-    """What an override of the policy can name of a VMI; the labels are still JSON."""
+    """What an override of the policy can match in a VMI; the labels are still JSON."""
 
     labels: msgspec.Raw
     priority_class: str
@@ -92,7 +92,9 @@ class Traits(Struct, frozen=True, gc=False):
 
 
 class Changed(Struct, frozen=True, gc=False):
-    """An object was added or modified, or is an item of a list; `reasons` from module `reasons`.
+    """An object was added or modified, or is an item of a list.
+
+    `reasons` were read by the module `reasons`.
 
     `ended` is the record of a VMIM in a final phase, `traits` choose the policy of a VMI.
     """
@@ -189,9 +191,9 @@ def parse_status_message(body: bytes) -> str:
 
 
 def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
-    """Repair broken text in JSON, such as half a surrogate pair; None: nothing to repair.
+    """Repair broken text in JSON, such as half a surrogate pair; None if nothing is broken.
 
-    Half a pair becomes its escape as text, and broken UTF-8 the replacement character.
+    Half a pair is replaced by its escape as plain text, broken UTF-8 by the replacement character.
     """
     text = bytes(raw).decode(errors="replace").encode()
     mended = _ESCAPE.sub(lambda found: rb"\\" + found[1] if found[1] else found[0], text)

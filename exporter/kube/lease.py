@@ -101,7 +101,7 @@ class Lease:
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> Seconds:
-        """The time until the next renewal, or until a candidate reads or takes the Lease."""
+        """The time until the holder renews the Lease, or a candidate reads or takes it."""
         if self.held and not self._trouble:
             return self.duration * RENEWED_EVERY * self.rng.uniform(0.9, 1.0)
         poll = self.duration * POLLED_EVERY * self.rng.uniform(0.9, 1.0)

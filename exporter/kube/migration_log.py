@@ -38,9 +38,9 @@ log = structlog.stdlib.get_logger()
 
 @dataclass
 class MigrationLog:
-    """Logs and counts migrations. It must note each change before the `store` has it.
+    """Logs and counts migrations. It must note each change before the `store` has that change.
 
-    Migrations that ended before `started_at` are left out. `window` is that of the history.
+    Migrations that ended before `started_at` are left out. `window` is the policy's history window.
     """
 
     store: Store

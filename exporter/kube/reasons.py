@@ -65,8 +65,8 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
 def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """Why an attempt failed, or what keeps it Pending and restricts its target.
 
-    For a failed attempt `reason` is its last phase, or how its abort ended. The message ends with
-    the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`. A
+    For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
+    with the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`. A
     cancelled attempt gives no reason: KubeVirt 1.9 describes it like one that took too long.
     """
     if vmim.phase == "Succeeded":
@@ -94,7 +94,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 
 
 def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
-    """The record of a migration that has ended, else None."""
+    """The record of a migration that has ended; None if it has not."""
     if not vmim.finished:
         return None
     status = found.status or wire.VmimStatus()
@@ -133,7 +133,7 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
-    """Some conditions of KubeVirt have only a probe time, and the one about quota has no reason."""
+    """The reason in a condition. Some have only a probe time; quota's has no reason word."""
     at = parse_instant(condition.lastTransitionTime)
     if at is None:
         at = parse_instant(condition.lastProbeTime)
@@ -174,7 +174,9 @@ def _abort_status(state: wire.ReportedState) -> str:
 
 
 def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
-    """The phases of a finished VMIM and their seconds, in order, from the first transition to each.
+    """The phases of a finished VMIM in order, each with its duration in seconds.
+
+    A phase begins at the first transition to it.
 
     The final phase has no duration and is left out.
     """

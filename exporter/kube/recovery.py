@@ -47,7 +47,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
     Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
     ApiError: Recovery(Restart.UNREACHABLE),
 }
-"""By the class of the error or its nearest base class."""
+"""The recoveries, by the class of the error or the nearest base class."""
 
 
 @dataclass

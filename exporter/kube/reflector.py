@@ -60,7 +60,7 @@ FINAL_AFTER = 4
 """After this many 401s, 403s or 404s in a row they count as final. An API server that has just
 started returns some until it has loaded its roles and custom resources."""
 FINAL_AFTER_SYNC = 7
-"""The same for a resource that was listed before: some 20 s of backoff."""
+"""The same for a resource that was listed before: about 20 s of backoff."""
 
 
 class KubeVirtMissing(Exception):
@@ -71,7 +71,7 @@ class Reflector:
     """Lists and watches one resource in one namespace, or in all.
 
     `settled` is called after every complete list, and when the API server finally refuses the
-    resource. `is_optional`: whether VMIs that are forbidden here can be done without.
+    resource. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Reflector:
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
 
-        What a list has not shown yet would otherwise count as seen just now.
+        Otherwise an object that the list has not shown yet would count as seen just now.
         """
         if listing is None:
             self._note_progress()

@@ -1,4 +1,4 @@
-"""Where a reflector puts the objects that it reads, the unusable ones included."""
+"""Where a reflector puts the objects that it reads, including unusable ones."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from exporter.logs import Throttle
 
 
 NO_OVERRIDES = Policy()
-"""For watches whose VMIs get no policy of their own."""
+"""The policy for watches whose VMIs are matched with no overrides."""
 
 
 class FactSink(Protocol):
     """Receives what a reflector reads; the `Store` is one."""
 
     def apply(self, change: Change, at: Instant) -> int:
-        """Apply what was read at `at`; returns how many objects changed, 0 if it was no news.
+        """Apply what was read at `at`; returns how many objects this changed.
 
-        Of an object that cannot be read: 1 if it could be read until now.
+        For `Unreadable`: 1 if the object could be read until now.
         """
 
 
@@ -76,7 +76,7 @@ class Feed:
         self.log = structlog.stdlib.get_logger().bind(resource=str(watched.resource), **scope)
 
     def begin_batch(self, listing: Listing | None = None) -> None:
-        """Record as of when the next objects are read: of a list, when it was requested."""
+        """Set the instant of the next objects: now or, for a list, when the list was requested."""
         self._read_at = self._clock() if listing is None else listing.began
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
@@ -101,7 +101,7 @@ class Feed:
         self._sink.apply(removed, self._read_at)
 
     def retain(self, listing: Listing) -> int:
-        """Remove what a list lacks; an incomplete list removes nothing."""
+        """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
             self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
             return 0

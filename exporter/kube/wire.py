@@ -1,7 +1,7 @@
 """The fields of Kubernetes and KubeVirt objects that are decoded, as they are on the wire.
 
-Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`), because few are
-needed (`reasons`), and a broken text must not make its object unreadable. Source: KubeVirt
+Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`), because only
+`reasons` needs some, and a broken text must not make its object unreadable. Source: KubeVirt
 `staging/src/kubevirt.io/api/core/v1/types.go`.
 """
 

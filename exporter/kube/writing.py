@@ -34,7 +34,7 @@ _UNREAD = "unreadable"
 
 
 def write_object(fact: Fact) -> dict[str, Any]:
-    """The inverse of parsing: the smallest object that parses to this fact.
+    """Write the smallest object from which parsing gives this fact.
 
     It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
     for what is not recorded: nodes, budgets, and a stored history's ConfigMap.
