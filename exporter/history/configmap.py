@@ -99,8 +99,8 @@ class ConfigMapWriter(HistoryWriter):
         """Write one shard. After a conflict, merge what another replica wrote and retry once.
 
         If the watch has not delivered the ConfigMap, it is read first: it may exist without our
-        label. Then an apply without a resourceVersion would overwrite another replica's data. Raises
-        `ApiError`, or `Refused` if the response is not a ConfigMap.
+        label. Then an apply without a resourceVersion would overwrite another replica's data.
+        Raises `ApiError`, or `Refused` if the response is not a ConfigMap.
         """
         is_hidden = shard not in self.reader.shards
         if is_hidden:

@@ -66,8 +66,8 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """Why an attempt failed, or what keeps it Pending and restricts its target.
 
     For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
-    with the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`. A
-    cancelled attempt gives no reason: KubeVirt 1.9 describes it like one that took too long.
+    with the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`.
+    A cancelled attempt gives no reason: KubeVirt 1.9 describes it like one that took too long.
     """
     if vmim.phase == "Succeeded":
         return ()

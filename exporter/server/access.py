@@ -5,8 +5,8 @@ a bearer token, and a SubjectAccessReview says whether the user may `get` or `po
 non-resource URL. A limited number of answers is cached; a token is cached only as a hash.
 
 Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
-`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review goes on in the
-background.
+`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review continues in
+the background.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from exporter.server.problems import Refusal, Unavailable
 REMEMBERED = 4096
 """The most answers in each cache, so that a flood of new tokens or paths cannot fill the memory."""
 ASKED_AT_ONCE = 16
-"""The most concurrent reviews of each kind for new callers, and as many again for renewals."""
+"""The most concurrent reviews of each kind for new callers, and also the most for renewals."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long a caller waits for both reviews, and how long one review may take. The descheduler's
@@ -122,8 +122,8 @@ class _ReviewCache(Generic[_Answer]):
     """The cached answers of the API server to one kind of review.
 
     A yes counts for `keep` seconds, and for up to `outage` seconds while renewals fail. A no counts
-    for `keep` seconds and replaces a yes. There is a cache for each, so that invented tokens push
-    out nobody's yes. Callers with the same question share one review. Renewals have their own
+    for `keep` seconds and replaces a yes. Yes and no have separate caches, so that invented tokens
+    push out nobody's yes. Callers with the same question share one review. Renewals have their own
     slots, so that invented tokens do not delay them.
     """
 

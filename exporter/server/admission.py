@@ -38,7 +38,7 @@ from exporter.text import (
 
 PATH = "/v1/evictions"
 REVIEW_BYTES = 2**18
-"""The largest accepted review; that of an Eviction has 1 or 2 kB."""
+"""The most bytes of an accepted review; the review of an Eviction has 1 or 2 kB."""
 REMEMBERED = 1_000
 
 EVENTS = {
@@ -60,8 +60,8 @@ class Admission:
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
         self._logged = Throttle(REMEMBERED)
-        # Without listed users the other outcomes cannot occur. If they were exposed as zeros, the
-        # alert KubeVirtEvictionWebhookFailing would fire.
+        # Without users and groups the other outcomes cannot occur. If they were exposed as zeros,
+        # the alert KubeVirtEvictionWebhookFailing would fire.
         is_judging = bool(settings.users or settings.groups)
         outcomes = ReviewOutcome if is_judging else (ReviewOutcome.UNLISTED_USER,)
         self._reviews = service.counters.reviews = Counter(dict.fromkeys(outcomes, 0))

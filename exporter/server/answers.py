@@ -50,7 +50,7 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 convert_attributes = partial(convert, from_attributes=True, strict=False)
 """Copies attributes of the same names; instants become datetimes.
 
-An instant outside the calendar would be an error. Neither our clock nor `kube.instants` gives one.
+An instant outside the calendar is an error, but our clock and `kube.instants` give none.
 """
 
 
@@ -63,7 +63,7 @@ def write_verdict(
     diagnosis: Diagnosis | None = None,
     drain: DrainOutcome | None = None,
 ) -> VerdictAnswer:
-    """The API's form of a verdict that was made at `now`; `drain` is None if the VMI is unknown."""
+    """The verdict at `now` in the API's form; `drain` is None if the VMI is unknown."""
     # No helpers test for None: most fields are None, and each call would take 0.5 us.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
@@ -110,7 +110,7 @@ def list_evacuations(
 def list_nodes(
     forecasts: Iterable[Forecast], namespaces: Iterable[str], now: Instant, health: Health
 ) -> NodesAnswer:
-    """The forecasts of all nodes, in the given order; `namespaces` are those of all VMIs."""
+    """The forecasts of all nodes, in the given order; `namespaces` are the namespaces with VMIs."""
     return NodesAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
@@ -182,7 +182,7 @@ def describe_status(
     """The exporter's health and VMI counts.
 
     `drain` has the number of VMIs by drain outcome. `blocked` has the number of blocked VMIs by
-    reason; `reasons` are the possible ones.
+    reason; `reasons` are the possible reasons.
     """
     history = health.history
     return StatusAnswer(

@@ -68,12 +68,12 @@ from exporter.text import to_datetime, to_optional_datetime, write_optional_rele
 
 
 MAX_AGE: Seconds = 90.0
-"""How long a caller may use a copy of the blocked set; longer than the longest long poll."""
+"""How long a caller may use a copy of the blocked set. No long poll lasts that long."""
 SHARED_FROM = 2**12
 """Answers share an encoded blocked set of at least this many bytes, and copy a smaller one."""
 BLOCKS_REMEMBERED = 20_000
 SLICE = 500
-"""How many VMIs are read without yielding. That takes 2 ms if all of them have migrated."""
+"""How many VMIs are read without yielding. This takes 2 ms if all of them have migrated."""
 
 log = structlog.stdlib.get_logger()
 
@@ -285,7 +285,7 @@ class Service:
         accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
         parts, content_type = await self.render_metrics(accept)
         response = web.Response(body=_Parts(parts, content_type))
-        if request.method == hdrs.METH_GET:  # aiohttp would answer HEAD with the end of the body
+        if request.method == hdrs.METH_GET:  # for HEAD, aiohttp would send body bytes
             response.enable_compression()
         return response
 
@@ -334,7 +334,7 @@ class Service:
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
-        """Judge all candidates in one loop: for 1,000 candidates, function calls take long."""
+        """Judge all candidates in one loop: 1,000 more function calls would take too long."""
         find, checkpoint = self.view.find, asked.checkpoint
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)

@@ -16,11 +16,11 @@ from exporter.server.blocked_set import Blocked, BlockedSet
 
 
 SETTLING: Seconds = 0.05
-"""How long changes are collected before the set is computed for the waiting callers."""
+"""For how long changes are collected before the set is computed for the waiting callers."""
 SHARE = 10
 """The pause before a computation is at least this many times as long as the last computation."""
 CHECK_EVERY: Seconds = 1.0
-"""How often to check whether lost contact is back: there is no notification of that."""
+"""How often to check whether lost contact is back, because no notice says so."""
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
@@ -56,7 +56,7 @@ class LongPolls:
             await self._queue_up(checkpoint, blocked, left)
 
     def note_change(self) -> None:
-        """Check soon whether the set has changed, because the store or the health has."""
+        """Check soon whether the set has changed, because the store or the health has changed."""
         for queue in self._queues.values():
             queue.changed.set()
 
@@ -94,9 +94,9 @@ class LongPolls:
             queue.callers.pop(caller, None)
 
     async def _watch(self, checkpoint: Checkpoint | None, queue: _Queue, pause: Seconds) -> None:
-        """Wake the callers of a queue once the set differs from its `etag`.
+        """Wake the callers of a queue once the set differs from the queue's `etag`.
 
-        `pause` is what `_until_turn` says at the beginning.
+        `pause` is the first result of `_until_turn`.
         """
         try:
             while True:

@@ -37,9 +37,9 @@ SLICE = 100
 class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
-    `etag` covers the entries and `stale`, but nothing that moves with the clock. The set was
+    `etag` covers the entries and `stale`, but no value that changes as time passes. The set was
     computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when
-    the clock alone may change it. `reads` is how many calls of `BlockedSet.read` had begun before.
+    time alone may change it. `reads` is how many calls of `BlockedSet.read` had begun before that.
     """
 
     entries: list[BlockedVmi]
@@ -130,7 +130,7 @@ class BlockedSet:
                         not_before=None if end is None else to_release(end),
                     )
                     entries.append(blocked)
-                    # `released_at` instead of `not_before`, which can move with our clock.
+                    # Not `not_before`: it can change as time passes.
                     identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
                     digest.update(msgspec.json.encode(identity))
         stale, lost = freshness

@@ -1,9 +1,8 @@
 """Limits what callers may hold: connections, and bytes of unanswered requests.
 
 Nobody needs a token to open a connection or to send half a request. So a connection is closed when
-a listener has too many, or when those of all listeners together hold more than `BUDGET` bytes. The
-closed one is a connection of the peer that holds the most: the one whose last complete request is
-the longest ago.
+a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. The
+peer that holds the most loses a connection: the one whose last complete request is the oldest.
 """
 
 import asyncio
@@ -18,11 +17,14 @@ from exporter.engine.model import Seconds
 
 
 BUDGET = 128 * 2**20
-"""Bytes. docs/reference.md derives the memory limit of the manifests from this."""
+"""The most bytes that all connections may hold.
+
+docs/reference.md derives the memory limit of the manifests from this number.
+"""
 TRIMMED_BELOW = BUDGET // 4
 """When the held bytes fall below this, freed memory is returned to the system."""
 TRIMMED_AFTER: Seconds = 2.0
-"""The pause before that, in which the closed connections are freed."""
+"""The pause before memory is returned, in which the closed connections are freed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +102,7 @@ class ConnectionBudget:
 
 
 def _trim_memory() -> None:
-    """Return freed memory to the system; glibc alone keeps all below its highest used block."""
+    """Return freed memory to the system; glibc would keep all below its highest used block."""
     import ctypes
 
     with suppress(AttributeError):  # not glibc

@@ -25,8 +25,8 @@ class UnusableCertificate(Exception):
 class Certificates:
     """The TLS of one listener, which has a certificate. Call `renew` regularly.
 
-    `context` is for the next connection. `not_after` is when the certificate in use ends, or None
-    if it is no certificate for a server.
+    `context` is for the next connection. `not_after` is when the certificate in use expires, or
+    None if it is no certificate for a server.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
@@ -38,7 +38,7 @@ class Certificates:
         self.not_after = self._read_not_after()
 
     def renew(self) -> bool:
-        """Reload the files if they have changed; returns whether they had.
+        """Reload the files if they have changed; returns whether they have changed.
 
         Raises `UnusableCertificate`; then the last context stays in use.
         """
@@ -67,10 +67,10 @@ class Certificates:
         return context
 
     def _read_not_after(self) -> Instant | None:
-        """Read when the certificate ends, by a TLS handshake in memory.
+        """Read when the certificate expires, by a TLS handshake in memory.
 
         The standard library decodes a certificate only for a client that trusts it. This client
-        trusts exactly this certificate, even after its end.
+        trusts exactly this certificate, even after it has expired.
         """
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
@@ -93,7 +93,7 @@ class Certificates:
         return [p for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p is not None]
 
     def _read_version(self) -> tuple[tuple[int, int, int], ...]:
-        """A value that changes with the files, also when kubelet replaces a symbolic link."""
+        """A value that changes if a file changes, or if kubelet replaces a symbolic link."""
         try:
             stats = [path.stat() for path in self._files()]
         except OSError as error:

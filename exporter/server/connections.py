@@ -34,9 +34,9 @@ RECEIVED_AT_ONCE = 2**15
 """The size of a TLS connection's buffer. By default asyncio's buffer has 256 KiB."""
 PLAIN_COST = 2**16
 TLS_COST = 2**17
-"""How many bytes an open connection counts as: more than its parsed heads and TLS buffers have."""
+"""The bytes counted for an open connection: more than its parsed heads and TLS buffers have."""
 LINGERING: Seconds = 1.0
-"""How long a caller has to read a refusal that was sent before the end of its body."""
+"""How long a caller has to read a refusal that was sent before the request's body had ended."""
 HANDSHAKE: Seconds = 10.0
 SERVER = "kubevirt-eviction-exporter"
 PAUSE: Seconds = 0.1
@@ -124,8 +124,8 @@ class _Parser(HttpRequestParser):
     """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
     It gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
-    head. After an error it gets nothing more. `whole` is called at the end of each request,
-    including its body.
+    head. After an error it gets nothing more. `whole` is called when a request and its body are
+    complete.
     """
 
     def __init__(self, handler: "_Handler", whole: Callable[[], None], **options: Any) -> None:
@@ -169,11 +169,11 @@ class _Parser(HttpRequestParser):
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's handler of one connection, which also counts the bytes that it holds.
+    """aiohttp's handler of one connection, which also counts the bytes that the connection holds.
 
     Invalid HTTP is answered with problem+json, and logs no traceback. Bodies are not decompressed.
-    A caller has `limits.requestTimeout` to read an answer, which is in memory meanwhile. After an
-    answer that is sent before the end of the request's body, nothing more is read.
+    A caller has `limits.requestTimeout` to read an answer, which is in memory meanwhile. If an
+    answer is sent before the request's body has ended, nothing more is read.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class _Handler(web.RequestHandler):
         self._abort: asyncio.TimerHandle | None = None
 
     def enter(self, transport: asyncio.Transport) -> None:
-        """Count the connection, which receives by `transport`. A second call does nothing."""
+        """Count the connection, whose data `transport` carries. A second call does nothing."""
         if self._connection.transport is None:
             self._connection.transport = transport
             self._note_whole()
@@ -235,7 +235,7 @@ class _Handler(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if data:  # aiohttp passes none when it goes on with what it has received before
+        if data:  # it is empty when aiohttp continues with data received earlier
             self._budget.hold(self._connection, len(data))
         super().data_received(data)
 
@@ -304,6 +304,6 @@ class _Handler(web.RequestHandler):
 
 
 def _end_cycle(error: BaseException | None) -> None:
-    """Drop the traceback: by a reference cycle its frames hold the connection in memory."""
+    """Drop the traceback, because its frames are in a reference cycle with the connection."""
     if error is not None:
         error.__traceback__ = None

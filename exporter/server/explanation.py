@@ -167,7 +167,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
-    # Records without a UID come last: an end that a record with a UID has too counts once.
+    # Records without a UID come last: of two records of one ending, the one with a UID counts.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
         ending = (end, record.start, record.outcome)

@@ -177,7 +177,7 @@ def _remove_paths(addresses: tuple[Address, ...]) -> None:
 
 
 async def _is_served(path: str) -> bool:
-    """Whether a process listens on a unix socket: to bind it would take it from that process."""
+    """Whether a process listens on a unix socket; to bind it would take it from that process."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:

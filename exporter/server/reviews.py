@@ -1,8 +1,9 @@
 """Admission reviews of evictions: parse, judge by the rules, answer. Pure.
 
 Only an eviction that a rule blocks is denied. An eviction that cannot be parsed or judged is
-allowed. A denial has no `retryAfterSeconds`: client-go would wait that long inside the caller. It
-never has KubeVirt's text about a running evacuation: a descheduler would count the pod as leaving.
+allowed. A denial has no `retryAfterSeconds`: client-go would wait that long inside the caller. A
+denial never has KubeVirt's text about a running evacuation: a descheduler would count the pod as
+leaving.
 """
 
 import math
@@ -60,7 +61,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The outcome of a review; the evidence and the verdict if a rule blocks."""
+    """The outcome of a review. If a rule blocks, it has the evidence and the verdict too."""
 
     outcome: ReviewOutcome
     evidence: Evidence | None = None
@@ -176,7 +177,7 @@ def _is_target(pod: Pod, evidence: Evidence) -> bool:
     state, vmim = evidence.vmi.migration, evidence.unfinished()
     if pod.finished or pod.node == evidence.vmi.node:
         return False
-    # After the hand-over the VMI is on the target's node: this pod is then the source.
+    # Once the VM runs on the target's node, the pod on the old node is the source.
     if state is not None and state.running and pod.node and pod.node == state.source_node:
         return False
     present = {vmim.uid} if vmim is not None else set()

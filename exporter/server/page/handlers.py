@@ -1,8 +1,8 @@
 """The HTTP handlers of the status page and of the page of one VM.
 
-They are imported when a page is first opened: to import Jinja2 and to compile the templates takes
-0.1 s. Work on immutable values runs in a thread, so that no verdict waits for it: with 10,000
-blocked VMs it takes 50 ms.
+They are imported when a page is first opened, because importing Jinja2 and compiling the templates
+takes 0.1 s. Work on immutable values takes 50 ms with 10,000 blocked VMs. It runs in a thread, so
+that no verdict waits for it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from exporter.server.problems import Refusal
 async def answer_page(
     service: Service, request: web.Request, *, named: bool, linked: bool
 ) -> web.Response:
-    """GET /. `named`: the page shows single VMs. `linked`: it links to the API."""
+    """GET /. `named`: the page shows single VMs. `linked`: the page links to the API."""
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)

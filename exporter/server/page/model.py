@@ -52,7 +52,7 @@ LOSSES = {
     Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
     Resource.LEASES: "the stored history: it is not written",
 }
-"""What does not work if a resource may not be read; the runbook has the same table."""
+"""What does not work if a resource is forbidden; the runbook has the same table."""
 
 
 class Sort(StrEnum):
@@ -68,8 +68,8 @@ class PageFilter(Struct, frozen=True, kw_only=True):
     """The filter and the sort order in the page's query.
 
     `state` and `stuck` filter evacuations, `reason` filters blocked VMs. `vm` is a part of
-    namespace/name: it filters both tables, and all VMs for the table of found VMs. `ignored` says
-    which parameters are invalid, and why.
+    namespace/name. It filters both tables, and selects the VMs of the table of found VMs. `ignored`
+    says which parameters are invalid, and why.
     """
 
     vm: str = ""
@@ -103,8 +103,8 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
 class Vms(Struct, frozen=True, kw_only=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `blocked` has each VM with its entries in the blocked set. `found` has the VMs whose name
-    matches the filter's `vm`, or is None if that is empty.
+    `blocked` has each VM with its entries in the blocked set. `found` has the VMs whose
+    namespace/name contains the filter's `vm`; it is None if that filter is empty.
     """
 
     found: Rows[VmiAnswer] | None
@@ -119,7 +119,8 @@ class PageModel(Struct, frozen=True, kw_only=True):
     - `objects`: the number of objects of each resource.
     - `dies_at`: when `status.staleness` becomes DEAD without further contact.
     - `closing`: this process is shutting down.
-    - `states`, `stuck_evacuations`: the number of evacuations by state, and of stuck ones.
+    - `states`: the number of evacuations by state.
+    - `stuck_evacuations`: the number of stuck evacuations.
     - `blocked_by`: the number of blocked VMs by node and by their first reason.
     - `drained`: the drain of the filter's node, if the page may name VMs.
     - `vms`: None if the page may not name VMs.
@@ -142,7 +143,7 @@ class PageModel(Struct, frozen=True, kw_only=True):
 
 
 class BlockedVms(Struct, frozen=True, kw_only=True):
-    """The number of blocked VMs by reason, and by node and reason; the `rows` of the table.
+    """The number of blocked VMs by reason, and by node and reason, and the `rows` of the table.
 
     A row has all entries of one VM in the blocked set.
     """
@@ -155,8 +156,8 @@ class BlockedVms(Struct, frozen=True, kw_only=True):
 
 def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
     """Count, filter and sort the blocked set. This takes 30 ms for 10,000 VMs."""
-    # The set is sorted by VMI and checkpoint: the first entry of a VMI has the reason that counts
-    # without a checkpoint.
+    # The set is sorted by VMI and checkpoint. If no checkpoint is asked for, the reason in a VMI's
+    # first entry counts.
     blocked = [tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi)]
     matching = [
         of_vmi
@@ -223,7 +224,7 @@ def build_page(
     status = service.describe_status(blocked.reasons, outcomes, now)
     shown = status
     if not named:
-        # Leave out namespaces, and errors, because an error may name a namespace.
+        # Omit namespaces. Omit errors too, because an error may name a namespace.
         waiting = dict.fromkeys(
             one.resource for one in status.resources if not (one.synced or one.refused)
         )

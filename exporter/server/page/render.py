@@ -31,7 +31,7 @@ SPANS: tuple[Seconds, ...] = tuple(
     60.0 * minutes
     for minutes in (5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1080, 1440, 2880)
 )
-"""How much past a timeline can show; the shortest that has everything is used."""
+"""How much past a timeline can show. The shortest length that includes everything is used."""
 AHEAD = 0.06
 """How much future a timeline shows at least, as a fraction of its past."""
 ROOM = 28.0
@@ -49,7 +49,7 @@ _FOLDER = Path(__file__).parent
 
 
 class Bar(Struct, frozen=True):
-    """A bar of a timeline, in percent of its width."""
+    """A bar of a timeline; the numbers are in percent of the timeline's width."""
 
     x: float
     width: float
@@ -194,7 +194,7 @@ def write_time(moment: datetime | None, now: datetime) -> Markup:
 
 
 def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
-    """The shortest axis that has everything about these VMs within the history window."""
+    """The shortest axis that includes everything about these VMs within the history window."""
     begins = [one.start or one.end for vmi in vmis for one in vmi.migrations]
     begins += [vmi.evacuation.requested_at for vmi in vmis if vmi.evacuation is not None]
     releases = [vmi.cooldown.not_before for vmi in vmis if vmi.cooldown is not None]
@@ -242,7 +242,7 @@ def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> st
 
 
 def _span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, datetime]:
-    """The start and the end of a migration; a running one ends now.
+    """The start and the end of a migration; the end of a running one is now.
 
     If only one of the two is known, it is used for both.
     """
