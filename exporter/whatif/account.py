@@ -20,7 +20,7 @@ FIRST_WIDTH: Seconds = 60.0
 """The width of a series' bins before the first doubling."""
 MAX_BINS = 2048
 MAX_NAMES = 100
-"""So many VMs of each entry of `policy.overrides` are named; all are counted."""
+"""How many VMs of each entry of `policy.overrides` are named; all are counted."""
 
 
 class Contender(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ recommend; and no cooldown and no guard."""
 
 
 class Distribution(Counter[int]):
-    """How often each whole number was observed."""
+    """How often each integer was observed."""
 
     @property
     def mean(self) -> float:
@@ -65,7 +65,7 @@ class Distribution(Counter[int]):
         return sum(value * times for value, times in self.items()) / (self.total() or 1)
 
     def quantile(self, share: float) -> int:
-        """The smallest value with at least this share (0 to 1) at or below it, 0 if empty."""
+        """The quantile at this share (0 to 1); 0 if nothing was observed."""
         left = math.ceil(share * self.total())
         for value in sorted(self):
             left -= self[value]
@@ -75,7 +75,7 @@ class Distribution(Counter[int]):
 
 
 class TimeSeries(Struct):
-    """Amounts over time, in at most `MAX_BINS` bins, whose width doubles when they do not fit."""
+    """Amounts over time, in at most `MAX_BINS` bins; if more are needed, their width doubles."""
 
     began: Instant = 0.0
     width: Seconds = FIRST_WIDTH
@@ -87,7 +87,7 @@ class TimeSeries(Struct):
         self.bins[number] += amount
 
     def spread(self, since: Instant, until: Instant) -> None:
-        """Add to each bin how many of its seconds lie between `since` and `until`."""
+        """Add to each bin the number of its seconds that lie between `since` and `until`."""
         last = self.extend(until)
         for number in range(self.extend(since), last + 1):
             begins = self.began + number * self.width
@@ -95,7 +95,7 @@ class TimeSeries(Struct):
             self.bins[number] += max(overlap, 0.0)
 
     def extend(self, at: Instant) -> int:
-        """The number of the bin for `at`, which is made if it does not exist yet."""
+        """The index of the bin for `at`; the bin is made if it does not exist yet."""
         while at - self.began >= self.width * MAX_BINS:
             if len(self.bins) % 2:
                 self.bins.append(0.0)
@@ -109,9 +109,9 @@ class TimeSeries(Struct):
 
 
 class MigrationCounts(Struct):
-    """The migrations that happened; `per_vm` counts only VMs that moved.
+    """The migrations that happened; `per_vm` counts only VMs that migrated.
 
-    `reasons` says why VMIMs failed, also before their hand-off. A recording has no texts of
+    `reasons` says why VMIMs failed, even before their hand-off. A recording has no texts of
     KubeVirt, so a reason that only such a text names is `other`.
     """
 
@@ -124,8 +124,8 @@ class MigrationCounts(Struct):
 class StuckEvacuation(Struct, frozen=True, kw_only=True, rename="camel"):
     """One stuck evacuation, named as in JSON.
 
-    `state` and `stuck_by` are those at the alert; if it did not fire, those when the evacuation
-    became stuck. `alerted_at` is None if the evacuation ended before the alert fired, and
+    `state` and `stuck_by` have the values when the alert fired or, if it did not fire, when the
+    evacuation became stuck. `alerted_at` is None if the evacuation ended before the alert fired.
     `ended_at` is None if the recording ended before the evacuation.
     """
 
@@ -145,7 +145,7 @@ class Stuck(Struct):
     """The stuck evacuations.
 
     `minutes_to_alert` is from the request to the alert, `minutes_alerting` from the alert to the
-    end, in whole minutes. `longest` are those that lasted longest, the longest first.
+    end, in whole minutes. `longest` has the evacuations that lasted longest, the longest first.
     """
 
     found: int = 0
@@ -208,7 +208,7 @@ class Account(Struct, kw_only=True):
     def count_decision(
         self, reason: Reason | None, at: Instant, times: int = 1, *, override: str
     ) -> None:
-        """Count an eviction: refused for `reason`, or allowed if it is None; -1 takes it back.
+        """Count an eviction: refused for `reason`, or allowed if None; `times` -1 undoes this.
 
         `override` is the VM's entry of `policy.overrides`.
         """

@@ -257,7 +257,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
 
 
 def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
-    """A stuck evacuation; its only numbers are instants."""
+    """A stuck evacuation as JSON; all its numbers are instants."""
     return {
         key: write_instant(value) if isinstance(value, float) else value
         for key, value in to_builtins(one).items()

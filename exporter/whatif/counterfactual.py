@@ -9,8 +9,8 @@ hidden from the policy's store, so they count towards no later cooldown. Nothing
 
 Two kinds of migrations always happen, without a decision. The first are migrations without an
 evacuation (by users, or workload updates). The second are evacuations with a VMIM of priority
-`system-critical` (drains and maintenance). Often that VMIM arrives just after the marker, and then
-the decision is taken back. An eviction of unknown source counts as the descheduler's.
+`system-critical` (drains and maintenance). If that VMIM arrives after the marker, as it often does,
+the decision is undone. An eviction of unknown source counts as the descheduler's.
 
 The watches of VMIs and VMIMs have no order between them. A VMIM may arrive before its marker, and
 the state of a migration before its VMIM. Until the VMIM is known, the state counts as part of the
@@ -74,7 +74,7 @@ class Counterfactual:
         self.now: Instant = 0.0
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
-        """A VMI changed; `before` is None if it is new or in the first list."""
+        """A VMI changed; `before` is None if the VMI is new or in the first list."""
         if before is not None and vmi.evacuation_node not in ("", before.evacuation_node):
             self._decide(vmi)
         eviction = self._evictions.get(vmi.uid)
@@ -94,7 +94,7 @@ class Counterfactual:
             self._put(vmim)
             return
         if is_new and not _evacuates(vmim, eviction.node):
-            # Its state may be hidden. Now its VMIM shows that it is not part of the evacuation.
+            # The migration's state may be hidden, but it is not part of the evacuation.
             if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
                 eviction.hidden.discard(vmim.uid)
                 self._put_visible(vmi, eviction)
@@ -150,7 +150,7 @@ class Counterfactual:
                 self._remove(Resource.VMIMS, vmim.namespace, vmim.name)
 
     def _take_back(self, vmi: Vmi, eviction: _Eviction) -> None:
-        """The eviction turned out to be a drain: undo the decision and show what it hid."""
+        """The eviction proves to be a drain: undo the decision and show what it hid."""
         override = eviction.override
         self._account.count_decision(eviction.reason, eviction.at, -1, override=override)
         self._account.others += 1
@@ -185,7 +185,7 @@ class Counterfactual:
         return self._recorded_vmims.get((vmi.namespace, vmi.name), {})
 
     def _put_visible(self, vmi: Vmi, eviction: _Eviction) -> None:
-        """Put a VMI without the marker and the migrations that did not happen."""
+        """Put the VMI into the store without the marker and migrations that did not happen."""
         if eviction.node and eviction.reason is not None:
             vmi = replace(
                 vmi, evacuation_node="", eviction_requested_at=None, evicted_by_descheduler=False

@@ -17,12 +17,12 @@ from exporter.whatif.account import Comparison, TimeSeries
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""By Okabe and Ito: distinct for people with any colour vision."""
+"""The palette of Okabe and Ito: distinct for people with any colour vision."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 MAX_STEPS = 168
 """The largest number of steps in the line of VMs under cooldown."""
 LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
-"""Matplotlib's dates end with the year 9999, and an axis extends beyond its data."""
+"""The last instant that is drawn: an axis extends beyond its data, but not past the year 9999."""
 
 
 class CannotDraw(Exception):
@@ -56,7 +56,7 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
-    """Evictions allowed (solid) and refused (dashed) so far, over time."""
+    """Over time, the total of allowed (solid) and of refused evictions (dashed)."""
     axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)
@@ -141,7 +141,7 @@ def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
 
 
 def _style(number: int, comparison: Comparison) -> tuple[str, str, float]:
-    """Colour, mark and width. Earlier lines are wider, so an equal later one does not hide them."""
+    """Colour, mark and width. Earlier lines are wider, so equal later lines do not hide them."""
     width = 1.4 + 1.6 * (len(comparison.accounts) - 1 - number)
     return COLORS[number % len(COLORS)], MARKS[number % len(MARKS)], width
 

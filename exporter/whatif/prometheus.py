@@ -73,7 +73,7 @@ Played from Prometheus, which knows less than a recording:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A Prometheus, with the files for its connection, and the value of the label `cluster`."""
+    """The URL of a Prometheus, the files for its connection, and a value of the label `cluster`."""
 
     url: str
     cluster: str | None = None
@@ -83,7 +83,7 @@ class Prometheus:
 
 @dataclass
 class Span:
-    """One migration in the metrics, whose VMIM is `name`; `vm` and `node` are of its VM.
+    """One migration in the metrics: `name` is its VMIM, `vm` its VM, and `node` the VM's node.
 
     `seen_at` and `last_seen_at` are the instants of its first and last sample.
     """
@@ -105,7 +105,7 @@ class Span:
 
     @property
     def began(self) -> Instant:
-        """When the migration began, or was first seen if it never did."""
+        """When the migration began; if it never began, when it was first seen."""
         return self.seen_at if self.start is None else self.start
 
     @property
@@ -159,8 +159,8 @@ async def fetch(
 ) -> Spans:
     """Read every migration of that time.
 
-    `progress` is called with the instant read so far. Raises `CannotAsk`, also if there are
-    several clusters and none is chosen: their VMs may have the same names.
+    `progress` is called with the instant up to which all is read. Raises `CannotAsk`, even if only
+    several clusters exist and none is chosen: their VMs may have the same names.
     """
     spans: Spans = {}
     clusters: set[str] = set()
@@ -200,7 +200,7 @@ async def fetch(
 def note_series(
     spans: Spans, metric: str, labels: Mapping[str, str], values: list[tuple[float, str]]
 ) -> None:
-    """Add one series of one window; windows come in order."""
+    """Add one series of one window; the windows are given in order."""
     namespace = labels.get("exported_namespace") or labels.get("namespace", "")
     by_vmim = metric in (SUCCEEDED, FAILED)
     name = labels.get("vmim" if by_vmim else "migration_name", "")
@@ -273,7 +273,7 @@ class _VmHistory:
         yield Recorded(self._began, Kind.ADDED, Resource.VMIS, self._vmi)
 
     def events(self) -> Iterator[Recorded]:
-        """The changes after that."""
+        """The changes after the first list."""
         for span, following in zip_longest(self._spans, self._spans[1:]):
             begins, ends = span.began, self._end_of(span)
             if begins > self._ended:

@@ -43,7 +43,7 @@ from exporter.whatif.recording import Kind
 
 
 FLUSHED_EVERY: Seconds = 5.0
-"""A crash loses at most the events of this time."""
+"""How often the file is flushed: a crash loses at most the events of this time."""
 Json: TypeAlias = dict[str, dict[str, Any]]
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
@@ -144,7 +144,7 @@ class Recorder(Store):
                 self._matched["spec"] = {"priorityClassName": priority_class}
 
     def apply(self, change: Change, at: Instant) -> int:
-        """Apply a change, and record it if it was news."""
+        """Apply a change, and record it if it changed the store."""
         if isinstance(change, Observed):
             return self._apply_fact(change, at)
         changed = super().apply(change, at)

@@ -8,13 +8,13 @@ The first line is a header, each further one an event:
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects that it lacks were DELETED before). REFUSED means that the resource may not be listed.
 ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. It has the labels and the priority class of a VMI
+uses: no cloud-init password, no image, no volume. A VMI has its labels and its priority class
 only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
 hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
 first bytes.
 
 The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. The resource is
-the kind of the object. The instant is the latest one in its metadata and status, except in
+the kind of the object. The instant is the latest in its metadata and status, except in
 annotations; with `--show-managed-fields` it is exact. Bad lines are counted and skipped. A
 truncated file is read up to its last complete line.
 """
@@ -64,10 +64,10 @@ class Kind(StrEnum):
 
 
 class Recorded(Struct, frozen=True, gc=False):
-    """One event: with `fact` if the object exists, with its names if it was deleted.
+    """One event. It has the `fact` if the object exists, or the names if the object was deleted.
 
     `traits` choose the policy of a VMI; None if the line has none. `reason` is why a VMIM failed;
-    OTHER if the line does not say it.
+    OTHER if the line gives no reason.
     """
 
     at: Instant
@@ -169,8 +169,8 @@ def write_event(
 def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
     """Split a file, plain or gzip, into lines without their line ends.
 
-    A last line without a line end is kept if it is valid JSON. Else it is dropped, and `faults`
-    notes that the file is truncated. A line longer than `LONGEST_LINE` becomes an empty one.
+    A last line without a line end is used if it is valid JSON. Otherwise it is dropped, and
+    `faults` notes that the file is truncated. A line longer than `LONGEST_LINE` becomes empty.
     """
     is_gzip = file.peek(2).startswith(_GZIP_MAGIC)
     stream = GzipFile(fileobj=file) if is_gzip else file

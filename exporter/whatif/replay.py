@@ -13,10 +13,10 @@ Limits:
   made, it has fewer of them. The numbers compare policies under the same demand. They do not
   predict a cluster.
 - A Store cannot undo the end of a migration. If the watch of VMIs lags by a whole migration, its
-  VMIM finishes before the marker arrives. It counts towards backoff even if the policy then refuses
-  that evacuation.
-- A `system-critical` VMIM takes back the decision at any time. A drain that joins a descheduler's
-  evacuation hours later turns all of it into a drain.
+  VMIM finishes before the marker arrives. That migration counts towards the backoff even if the
+  policy then refuses the evacuation.
+- A `system-critical` VMIM undoes the decision at any time. If a drain joins a descheduler's
+  evacuation hours later, the whole evacuation counts as a drain.
 
 The memory depends on the number of policies and of VMs that exist at the same time. What deleted
 VMs did is only counted.
@@ -64,7 +64,8 @@ _UNSCHEDULABLE = Why(WhySource.POD_SCHEDULED, "Unschedulable")
 class Replay:
     """Plays events for all contenders at once: `take` each event, then `finish`.
 
-    `events` is their number, and `now` the virtual clock: the latest instant of all events so far.
+    `events` is the number of events, and `now` the virtual clock: the latest instant of all events
+    so far.
     """
 
     def __init__(self, contenders: Iterable[Contender]) -> None:
@@ -210,7 +211,7 @@ class Replay:
 
 
 class _World:
-    """One contender's store, and what is counted of it."""
+    """One contender's store, and what is counted from it."""
 
     def __init__(
         self, contender: Contender, recorded_vmims: Mapping[Key, Mapping[str, Vmim]]

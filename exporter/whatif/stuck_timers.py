@@ -19,9 +19,9 @@ from exporter.whatif.account import Stuck, StuckEvacuation
 
 
 ALERT_FOR: Seconds = 300.0
-"""The `for` of the alert."""
+"""How long an evacuation must be stuck before the alert fires (`for` in the alert)."""
 LONGEST_KEPT = 100
-"""How many stuck evacuations are listed, those that lasted longest."""
+"""How many stuck evacuations are listed; those that lasted longest are chosen."""
 
 
 class _Evacuation(Struct):
@@ -111,7 +111,7 @@ class StuckTimers:
                 yield instant + policy.migration_timeout
 
     def end(self, uid: str, now: Instant, *, is_over: bool = True) -> None:
-        """Count the VMI's evacuation if it was stuck; `is_over` unless it still runs."""
+        """Count the VMI's evacuation if it was stuck; `is_over` is false if it still runs."""
         one = self._running.pop(uid, None)
         if one is None or one.stuck_at is None or one.diagnosis is None:
             return

@@ -50,9 +50,9 @@ class VmTotals:
         self._account.migrations.failed += state.outcome is Outcome.FAILED
 
     def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
-        """Compute the VM's cooldown again if it can have changed.
+        """Compute the VM's cooldown again if it may have changed.
 
-        Most events do not change it, and computing it takes most of a replay's time.
+        Most events do not change it, and to compute it takes most of a replay's time.
         """
         totals = self._totals[evidence.vmi.uid]
         state = evidence.vmi.migration
