@@ -245,7 +245,7 @@ def _add_file(group: "_Group", name: str, help_: str, **how: Any) -> None:
 def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
     """Add the options of the main job that some commands have too.
 
-    They have no default, so an option before the command stays if it is not given again.
+    They have no default. So an option before the command is valid unless it is given again.
     """
     group = parser.add_argument_group("configuration")
     _add_file(group, "--config", "YAML; without: defaults", default=argparse.SUPPRESS)
@@ -274,7 +274,7 @@ def _add_kubeconfig(group: "_Group") -> None:
 
 
 def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser whose message argparse prints: it prints none of a ValueError."""
+    """Wrap a parser so that argparse prints its message; argparse hides that of a ValueError."""
 
     def parse_argument(text: str) -> T:
         try:

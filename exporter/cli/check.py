@@ -11,8 +11,8 @@ from exporter.text import escape, format_duration
 def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | None = None) -> Exit:
     """`check`: print that a configuration file is valid. Raises `InvalidSettings` if it is not.
 
-    `vmi` is the namespace and name of a VMI. If it is given, print its policy too, and its entry of
-    `policy.overrides`. The cluster is asked only if labels or a priority class decide.
+    `vmi` is the namespace and name of a VMI. If it is given, print the VMI's policy too, and its
+    entry of `policy.overrides`. The cluster is asked only if labels or a priority class decide.
     """
     settings = load_settings(path)
     for remark in settings.remarks:
@@ -54,7 +54,7 @@ def _explain(settings: Settings, namespace: str, name: str, kubeconfig: Path | N
 async def _ask_cluster(
     settings: Settings, namespace: str, name: str, kubeconfig: Path | None
 ) -> str | None:
-    """The name of the VMI's entry, "" if it has none; None if there is no such VMI.
+    """The name of the VMI's override, "" if it has none; None if there is no such VMI.
 
     It uses `list`, because the exporter's role does not allow `get`. Raises `ApiError`,
     `NoCredentials` or `Refused`.

@@ -66,7 +66,7 @@ class Endpoint:
 
     @property
     def socket(self) -> str:
-        """The path of the unix socket, "" for a URL of another scheme."""
+        """The path of the unix socket; "" if the URL is not that of a unix socket."""
         scheme, _, path = self.url.partition(":")
         return f"/{path.lstrip('/')}" if scheme == "unix" and path.startswith("/") else ""
 
@@ -77,7 +77,7 @@ class Endpoint:
 
 
 def find_url(environment: Mapping[str, str], socket: Path = SOCKET) -> str:
-    """The default of --url: the environment's, else the socket in the exporter's pod, if any."""
+    """The default of --url: from the environment, else the unix socket in the exporter's pod."""
     url = environment.get("KUBEVIRT_EVICTION_EXPORTER_URL")
     return url or (f"unix:{socket}" if socket.is_socket() else DEFAULT_URL)
 
@@ -133,7 +133,7 @@ class Exporter:
 
 @asynccontextmanager
 async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIterator[Exporter]:
-    """A connection for the length of the block. Raises `CannotAsk`.
+    """A connection until the `async with` block ends. Raises `CannotAsk`.
 
     Each request, including its connection, may take `max_wait`.
     """

@@ -1,6 +1,6 @@
 """The commands and their exit codes.
 
-Each command imports what it needs when it runs. So no command waits for the libraries of another.
+Each command imports its libraries when it runs. So no command waits for another's libraries.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def status(arguments: argparse.Namespace) -> Exit:
 
 
 def node(arguments: argparse.Namespace) -> Exit:
-    """`node`: print what a drain of a node, or of each, would do to the VMs on it.
+    """`node`: print what a drain of one node, or of each node, would do to the VMs on it.
 
     OK if the node can be emptied without the help of others, or if no node is named.
     """
@@ -152,7 +152,7 @@ def node(arguments: argparse.Namespace) -> Exit:
 
 
 def _find_screen(arguments: argparse.Namespace) -> "Screen":
-    """The terminal; with --all it shows every row of each table."""
+    """The terminal; with --all, tables show every row."""
     from exporter.cli.layout import detect_terminal
 
     screen = detect_terminal(sys.stdout, os.environ)
@@ -212,7 +212,7 @@ def watch(arguments: argparse.Namespace) -> Exit:
     # While a thread draws the page, the event loop waits this long for the interpreter lock after
     # each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
-    # Objects that exist when the watches begin stay: modules, and the keys of the store's
+    # Objects that exist when the watches begin are never freed: modules, and keys of the store's
     # dictionaries. The garbage collector would visit them again and again: 20 ms at 100,000 VMIs.
     return serve(
         settings, lambda stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze())
@@ -262,7 +262,7 @@ def refuse(invalid: InvalidSettings) -> Exit:
 
 
 def say(text: str) -> None:
-    """Print at once. If the reader has gone, such as `head`, nothing is printed."""
+    """Print at once; print nothing if the reader (such as `head`) has ended."""
     with suppress(OSError):
         _print(f"{text}\n")
 
@@ -326,7 +326,7 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
 
 
 def print_answer(text: str, failure: Exit) -> Exit:
-    """Print an answer; if standard output is closed or full, say so and return `failure`."""
+    """Print an answer; if standard output fails, print why and return `failure`."""
     if sys.stdout is None:
         return complain(failure, "there is no standard output for the answer")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -334,7 +334,7 @@ def print_answer(text: str, failure: Exit) -> Exit:
     try:
         _print(text)
     except OSError as error:
-        if error.errno != errno.EPIPE:  # this is a reader, such as `head`, that has read enough
+        if error.errno != errno.EPIPE:  # EPIPE: a reader such as `head` has ended
             return complain(failure, f"standard output: {error.strerror}")
     return Exit.OK
 
@@ -366,7 +366,7 @@ def _indent(answer: object) -> str:
 
 
 def _failures() -> dict[type[Exception], Exit]:
-    """The exit codes of exceptions that are no fault of the exporter."""
+    """The exit codes of exceptions that are not bugs of the exporter."""
     from exporter.history.file import HistoryUnwritable
     from exporter.kube.client import NoCredentials
     from exporter.kube.informers import NotSynced

@@ -134,10 +134,10 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
 
 
 def write_bound(answer: DrainAnswer) -> str:
-    """The lower bound with its arithmetic, from the last durations of the VMs that migrate.
+    """The lower bound and how it is computed from the last durations of the VMs that migrate.
 
     If KubeVirt's limits are reached, the answer does not say which VMs migrate and which wait. Then
-    the parallel limit may not fit the numbers, and is not named.
+    the parallel limit may not fit the numbers, and is left out.
     """
     bound = answer.at_least_seconds
     moved = [one for one in answer.candidates if one.outcome in MOVED]
@@ -173,7 +173,7 @@ def _name(found: list[NodeCandidate]) -> str:
 
 
 def write_why(one: NodeCandidate) -> str:
-    """Why a VM does not move: the cause, as in `explain`."""
+    """Why a VM does not leave the node: the cause, as in `explain`."""
     return "" if one.cause is None else f"{one.cause.source}: {write_reason(one.cause)}"
 
 

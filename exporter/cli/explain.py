@@ -1,4 +1,4 @@
-"""The command `explain`: why a VM may or may not be moved now, and what that is based on."""
+"""The command `explain`: why a VM may or may not be moved now, and the evidence for that."""
 
 from datetime import datetime
 
@@ -38,7 +38,7 @@ _UNMOVED = {
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
-    """Why a VM may or may not be moved now, and what that is based on."""
+    """Why a VM may or may not be moved now, and the evidence for that."""
     sheet, evacuation = Sheet(screen), vmi.evacuation
     if evacuation is not None and evacuation.stuck:
         age = write_span(int(evacuation.age_seconds), units=2)
@@ -242,7 +242,7 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
 
 
 def _by(one: EvacuationAnswer) -> str:
-    """The user who requested an evacuation, if it is known."""
+    """The user who requested an evacuation, if that user is known."""
     return "" if one.requested_by is None else f" by {one.requested_by.user}"
 
 

@@ -23,7 +23,7 @@ Cell: TypeAlias = str | tuple[str, str]
 """Text, or text and its style."""
 
 NARROWEST = 40
-"""Fewer columns leave no space to align anything."""
+"""The least width: with fewer columns nothing can be aligned."""
 INDENT, GAP = 2, 2
 """Columns before a table and between its columns."""
 ROWS = 20
@@ -57,7 +57,7 @@ def detect_terminal(stream: TextIO | None, environment: Mapping[str, str]) -> Sc
 
 
 class Sheet:
-    """Text put together line by line for one screen."""
+    """Text for one screen, to which lines are added."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
@@ -83,7 +83,7 @@ class Sheet:
         self._console.print(Text.assemble(*(_draw(cell) for cell in cells)))
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Add a warning per sentence."""
+        """Add one warning for each sentence."""
         for sentence in sentences:
             self.say(("Warning: ", BAD), sentence)
 
@@ -125,19 +125,19 @@ class Sheet:
         self._console.print(Padding.indent(table, indent))
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Add a table, and how many rows it has beyond those that are shown."""
+        """Add a table, and a line that says how many rows are not shown."""
         shown = rows[: self.screen.rows]
         self.rows(shown, head)
         if len(rows) > len(shown):
             self.rows([((f"and {len(rows) - len(shown)} more: --all shows them", FAINT),)])
 
     def command(self, command: str) -> None:
-        """Add a command on one line, however long, so that it can be copied."""
+        """Add a command on one line, even a very long one, so that it can be copied."""
         self._console.print(Text(f"    {escape(command)}"), soft_wrap=True)
 
 
 def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
-    """The width of each column so that no word is broken; empty if the room is too small."""
+    """The width of each column, with no word broken; empty if there is not enough room."""
     columns = list(zip(*rows, strict=True))
     widths = [
         max((Text(word).cell_len for text in column for word in text.plain.split()), default=0)

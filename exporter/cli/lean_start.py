@@ -1,7 +1,7 @@
 """Imports the main job in three quarters of the time.
 
-When its libraries are imported, they do work that is never used here. A test fails if one of these
-measures is not needed any more.
+Some imported libraries do work that is never used here; `lean_imports` prevents that work. A test
+fails if one of its measures is not needed any more.
 """
 
 import gc
@@ -18,7 +18,7 @@ def lean_imports() -> Iterator[None]:
     - aiohttp would read the machine's CA certificates twice, for default TLS contexts. Every
       connection here has its own context.
     - structlog would load rich, if it is installed, for tracebacks. We print them plainly.
-    - The garbage collector would run a hundred times, over objects that stay.
+    - The garbage collector would run a hundred times, over objects that are never freed.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()

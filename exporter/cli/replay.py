@@ -48,7 +48,7 @@ class CannotReplay(Exception):
 class Input:
     """Events to play, and the faults that are found while they are read.
 
-    The progress bar needs `whole`, the size of the source, and `done`, how much of it has been
+    For the progress bar, `whole` is the size of the source, and `done` returns how much has been
     played at an instant of the virtual clock. Both are in bytes, or both in seconds. `remarks` say
     what the source lacks.
     """
@@ -251,8 +251,8 @@ def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
 def peak_mebibytes() -> float:
     """The peak resident memory of this process.
 
-    On Linux `ru_maxrss` includes the process before it executed this program, so the kernel's
-    high-water mark is read instead.
+    On Linux, `ru_maxrss` includes memory from before this process executed this program. So the
+    kernel's high-water mark is read instead.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

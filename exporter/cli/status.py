@@ -123,7 +123,7 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
 def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:
     """List evacuations, and below them each action with its cause and its VMs.
 
-    The command is that for the first of these VMs.
+    The shown command is for the first of these VMs.
     """
     sheet.head(head)
     rows = [
@@ -152,7 +152,7 @@ def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]
 
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
-    """One row per VM: those with a release time in that order, then the others."""
+    """One row per VM: first those with a release time, earliest first, then the others."""
     rows: list[tuple[datetime | None, list[Cell]]] = []
     for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
         entries: list[BlockedVmi] = list(group)

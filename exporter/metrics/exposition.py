@@ -123,7 +123,7 @@ class Exposition:
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
-        begun, written = None, 0  # the family, and the lines of cooling VMIs
+        begun, written = None, 0  # the present family, and the lines of cooling VMIs
         for family, samples in pieces:
             if family is not begun:
                 begun = family
@@ -211,8 +211,8 @@ def _sample_vmis(
 ) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating ones first, and of their totals.
 
-    `counts` are the VMIs without evacuation, by node and outcome of a drain. `departed` are the VMs
-    that have left each node. Because this runs in slices, it reads only what cannot change.
+    `counts` are the results of `count_undiagnosed`. `departed` are the VMs that have left each
+    node. Because this runs in slices, it reads only what cannot change.
     """
     yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
     diagnosed: list[Diagnosed] = []

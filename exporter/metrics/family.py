@@ -17,7 +17,7 @@ from exporter.health import Health
 
 
 class Sample(Struct, frozen=True, gc=False):
-    """One value of a family; `labels` in the order of the family's, `suffix` for histograms."""
+    """One value of a family; `labels` has the family's order, `suffix` is used for histograms."""
 
     labels: tuple[str, ...]
     value: float
@@ -56,13 +56,13 @@ LabelValues: TypeAlias = tuple[str, ...]
 Key: TypeAlias = str | LabelValues
 """The label values of a sample; a string if there is one label."""
 Values: TypeAlias = float | Iterable[tuple[Key, float]] | None
-"""One value without labels, or a value for each key. None: no value, because a part is off."""
+"""One value without labels, or a value for each key; None if that part of the exporter is off."""
 ONE_VMI = ("namespace", "name", "node")
 """The labels of most metrics about single VMIs."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """One metric. A name that ends with `_total` is that of a counter, and only such a name."""
+    """One metric. If and only if its name ends with `_total`, it is a counter."""
 
     name: str
     help: str

@@ -23,12 +23,12 @@ def read_blocks(view: View) -> Values:
 
 
 def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
-    """Read one value per resource from its watches of all namespaces."""
+    """Make a reader of one value per resource, from its watches of all namespaces."""
     return lambda view: [(resource, read(view.health.of(resource))) for resource in view.watched]
 
 
 def read_history(read: Callable[[HistoryHealth], Values]) -> Reader:
-    """Read values of the stored history, if there is one."""
+    """Make a reader of values of the stored history, if there is one."""
     return lambda view: None if view.health.history is None else read(view.health.history)
 
 

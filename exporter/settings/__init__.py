@@ -73,9 +73,9 @@ _GROUPS_OF_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-a
 class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
-    `hosts`: further values of the header `Host` that are accepted by a `query` listener without
-    authentication on loopback. `page`: whether the page on `metrics` shows single VMs.
-    `admission` serves the admission webhook; empty: off. `local` is a unix socket that serves
+    `hosts`: further values of the header `Host` that a `query` listener on loopback accepts if it
+    has no authentication. `page`: whether the page on `metrics` shows single VMs.
+    `admission` serves the admission webhook; off if empty. `local` is a unix socket that serves
     everything to every program in the pod, without authentication; None: off.
     """
 
@@ -139,7 +139,7 @@ class AuthSettings:
     """The authentication of each listener.
 
     `allow_insecure_query`: serve the query API to the network without protection. `cache`: how
-    long the API server's answer about a token is used again. Unix sockets get `socket_mode` and
+    long the API server's answer about a token is reused. Unix sockets get `socket_mode` and
     `socket_group`, if set.
     """
 
@@ -176,7 +176,7 @@ class AdmissionSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The log; no format: `console` on a terminal, else `json`."""
+    """The log; without a format it is `console` on a terminal, and `json` elsewhere."""
 
     format: Annotated[str | None, parse_one_of("json", "console")] = None
     level: Annotated[str, parse_one_of("debug", "info", "warning", "error")] = "info"
@@ -275,7 +275,7 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
-    """The exceptions from the policy; what an entry leaves out, it takes from the policy."""
+    """The exceptions from the policy; a value that an entry omits is that of the policy."""
     found: list[Override] = []
     for entry in entries:
         match = entry.section("match")

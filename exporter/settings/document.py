@@ -33,7 +33,7 @@ _PARSERS: dict[Any, Callable[[object], Any]] = {
     Path | None: parse_path,
     tuple[Address, ...]: parse_addresses,
 }
-"""The parser of a field by its type; `Annotated` names another one."""
+"""The parser for each type of field; `Annotated` names another parser for one field."""
 _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt"}
 """Keys that are not the field's name in camel case."""
 
@@ -86,7 +86,7 @@ class Section:
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         self.is_broken = value is not None and not isinstance(value, Mapping)
-        """The value is not a mapping. This is reported already."""
+        """The value is not a mapping, which has been reported."""
         if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
@@ -130,7 +130,7 @@ class Section:
             return default
 
     def read(self, default: T, *, skip: tuple[str, ...] = ()) -> T:
-        """The default with the values of this mapping; the fields in `skip` are not read."""
+        """A copy of `default` with the values of this mapping; fields in `skip` are not read."""
         hints = get_type_hints(type(default), include_extras=True)
         values = {name: getattr(default, name) for name in hints}
         for name, hint in hints.items():

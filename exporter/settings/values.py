@@ -1,4 +1,4 @@
-"""Parses single values of the configuration. Each parser raises ValueError with what it expected.
+"""Parses single values of the configuration. A ValueError says what a parser expected.
 
 Durations are Go's (`1h30m`).
 """
@@ -23,7 +23,7 @@ _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
-"""A DNS subdomain that is also a valid label value: the name is written to a label."""
+"""A DNS subdomain that is also a valid label value, because the name becomes one."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def parse_namespace(value: object) -> str:
 
 
 def _each(values: list[object], parse: Callable[[object], T]) -> tuple[T, ...]:
-    """Parse every value; one ValueError names all that are wrong."""
+    """Parse every value; one ValueError names all invalid values."""
     parsed, wrong = [], []
     for value in values:
         try:
