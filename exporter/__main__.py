@@ -1,6 +1,6 @@
 """`python -m exporter`: runs the command, handles signals and returns the exit code.
 
-Modules that take long to import are imported below `main`, so that a signal during that time is
+Modules that take long to import are imported inside `main`, so that a signal during the import is
 handled too.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TerminatedBySignal(KeyboardInterrupt):
-    """SIGTERM. Until a command has its own handler, it ends the program as Ctrl-C does."""
+    """SIGTERM, which ends the program as Ctrl-C does until a command has its own handler."""
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def run() -> int:
-    """Choose the command."""
+    """Choose and run the command."""
     from exporter.cli import arguments as commandline
     from exporter.cli import commands
     from exporter.settings import InvalidSettings
@@ -60,7 +60,7 @@ def run() -> int:
 
 
 def play_back(arguments: "argparse.Namespace") -> int:
-    """The commands `record` and `replay`, for a real cluster or for the scenario."""
+    """Run the command `record` or `replay`, for a real cluster or for the scenario."""
     import time
 
     from exporter.cli import commands
@@ -134,7 +134,7 @@ def demo(arguments: "argparse.Namespace") -> int:
 
 
 def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Settings":
-    """The settings for the demo: shortened waits, its listeners, fewer log lines."""
+    """The settings for the demo: shorter waits, its own listeners, fewer log lines."""
     from dataclasses import replace
 
     from exporter.demo import USER, shorten_settings
@@ -161,7 +161,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
         listen = replace(settings.listen, query=(query,), metrics=(metrics,))
         settings = replace(settings, listen=listen)
     if arguments.evictor != "none" and not settings.listen.admission:
-        # A configuration file could not set this listener without TLS; only the demo calls it.
+        # A configuration file cannot set this listener without TLS; here only the demo calls it.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         mode = AdmissionMode.ENFORCE if arguments.evictor == "webhook" else AdmissionMode.WARN
         admission = AdmissionSettings(mode, (USER,), observe=True)

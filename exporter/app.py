@@ -59,7 +59,7 @@ log = structlog.stdlib.get_logger()
 
 @dataclass(frozen=True)
 class Listening:
-    """The bound URLs; a port of 0 is replaced by the real one."""
+    """The bound URLs; a port of 0 is replaced by the real port."""
 
     query: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -187,7 +187,7 @@ def build_service(
     events: EventQueue | None,
     clock: Callable[[], Instant],
 ) -> Service:
-    """The handlers over a store, which notifies their view and their long polls."""
+    """The handlers for a store. The store notifies their view and their long polls of changes."""
     view = VerdictView(store, settings.policy)
     exposition = Exposition(
         lambda: View(
@@ -226,9 +226,9 @@ def _build_history(
     *,
     rng: random.Random,
 ) -> tuple[list[Job], list[Job]]:
-    """The jobs that maintain the stored history, and those that close it.
+    """The jobs that maintain the stored history, and the jobs that close it.
 
-    A file is read at once. Raises `HistoryUnwritable`.
+    If it is a file, the file is read now. Raises `HistoryUnwritable`.
     """
     store, health, clock = service.store, service.health, service.clock
     status, interval = health.history, settings.kube.history_interval
@@ -289,7 +289,7 @@ async def _close_history(writer: HistoryWriter, lease: Lease | None = None) -> N
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:
-    """Run the jobs until `stop` is set or one of them ends; raise its error."""
+    """Run the jobs until `stop` is set or one of them ends; raise the error of that job."""
     running = [asyncio.create_task(job) for job in jobs]
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -307,7 +307,7 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
 def _expected_hosts(settings: Settings) -> frozenset[str] | None:
     """The names that `Host` may have in a request to the query listener.
 
-    None: any name, because the network can reach the listener or callers need credentials.
+    None means any name, because the network can reach the listener or callers need credentials.
     """
     auth, tls, listen = settings.auth, settings.tls_query, settings.listen
     needs_credentials = auth.query is Authentication.KUBERNETES or tls.client_ca_file

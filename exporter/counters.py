@@ -25,7 +25,7 @@ from exporter.engine.newest import put_newest
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
-"""A series ends a day after its last increase, so `increase` over up to a day stays right."""
+"""A series is removed a day after its last increase, so `increase` over up to a day is right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
@@ -59,14 +59,14 @@ class Histogram:
 VMIS_ASKED_FOR = 1_000
 """How many VMIs `BlockedEvictions` remembers."""
 USERS_ASKING = 4
-"""How many users it remembers per VMI."""
+"""How many users `BlockedEvictions` remembers per VMI."""
 
 
 @dataclass(slots=True)
 class BlockedEviction:
     """An eviction that the admission webhook denied (`denied`), or would deny in mode `enforce`.
 
-    The user requested it `times` times, the last time `at`.
+    The user requested it `times` times, the last time at `at`.
     """
 
     user: str
@@ -77,7 +77,7 @@ class BlockedEviction:
 
 
 class BlockedEvictions:
-    """The last blocked evictions of each VMI, by its UID; the oldest are dropped."""
+    """The last blocked evictions of each VMI, by the VMI's UID; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._by_vmi: dict[str, dict[str, BlockedEviction]] = {}
@@ -122,7 +122,7 @@ class DenialPeriods:
         self._by_vmi: dict[str, DenialPeriod] = {}
 
     def find(self, vmi: Vmi, now: Instant) -> DenialPeriod | None:
-        """The VMI's period, if it has not ended. It ends when the VMI leaves its node."""
+        """The VMI's period, if that has not ended. A period ends when the VMI leaves its node."""
         found = self._by_vmi.get(vmi.uid)
         return found if found and found.vmi.node == vmi.node and now <= found.until else None
 
@@ -148,7 +148,7 @@ class Counters:
     """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
 
     Refused connections are counted by listener, refused requests by status. `blocked_at`: for each
-    node and namespace, the last blocked answer, or the last time that VMIs were found there.
+    node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` brought a VM back to a node that it had left within the history window.
     """
@@ -179,7 +179,7 @@ class Counters:
         *,
         now: Instant,
     ) -> None:
-        """Count a blocked answer, and observe its cooldown if that is the reason."""
+        """Count a blocked answer, and observe its cooldown if the cooldown is the reason."""
         self.blocks[reason, node, namespace] += 1
         self.blocked_at[node, namespace] = now
         if reason is Reason.COOLDOWN and cooldown is not None:

@@ -1,4 +1,4 @@
-"""What our HTTP clients share: the check of a URL, a token, a CA, a client certificate, and errors.
+"""What our HTTP clients share: checks of URLs, tokens, CAs, client certificates and errors.
 
 Messages name the option that helps, and never repeat a password.
 """
@@ -21,7 +21,10 @@ class InvalidEndpoint(CannotAsk):
 
 
 def check_url(url: str, expected: str, *, with_token: bool) -> None:
-    """Raises `InvalidEndpoint` if a URL is not as `expected`, or would expose a token."""
+    """Raises `InvalidEndpoint` if a URL is invalid, or would expose a token.
+
+    `expected` says in the message what a valid URL is.
+    """
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
@@ -77,7 +80,7 @@ def describe(error: BaseException) -> str:
 
 
 def _invalid(url: str, fault: str) -> InvalidEndpoint:
-    """The error of a URL; if it is invalid, a password may be anywhere before an @."""
+    """The error of a URL. It omits a URL with an @, because a password may be before the @."""
     return InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
 
 

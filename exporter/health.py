@@ -44,7 +44,7 @@ class Restart(StrEnum):
 
 
 class Staleness(StrEnum):
-    """How old the evidence is."""
+    """Whether the evidence is fresh, stale or dead."""
 
     FRESH = "fresh"
     STALE = "stale"
@@ -55,8 +55,8 @@ class Staleness(StrEnum):
 class Watched:
     """The watch of one resource in one namespace (None: in all).
 
-    `synced`: a list of the resource was complete. `refused`: why the server refuses it, or "".
-    `contact`: the last event, bookmark or list. `trouble`: the present error, or "".
+    `synced`: the resource was listed completely. `refused`: why the server refuses it, or "".
+    `contact`: when the last event, bookmark or list was read. `trouble`: the present error, or "".
     """
 
     resource: Resource
@@ -83,7 +83,7 @@ class Watched:
 def list_watches(
     namespaces: Iterable[str], resources: Iterable[Resource] = CLUSTER_RESOURCES
 ) -> list[Watched]:
-    """The watches of these resources, in these namespaces (none given: in all)."""
+    """The watches of these resources, in these namespaces (in all namespaces if none is given)."""
     scopes: list[str | None] = [*namespaces] or [None]
     return [
         Watched(resource, scope)
@@ -107,9 +107,9 @@ class HistoryFault(StrEnum):
 class HistoryHealth:
     """The state of the stored history.
 
-    `may_write`: whether this process writes it. `loaded`: whether what was stored at our start has
-    been merged. `find_unwritten`: when the oldest unwritten change was made, None if all is
-    written. `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when
+    `may_write`: whether this process writes it. `loaded`: whether the history that was stored at
+    our start has been merged. `find_unwritten`: when the oldest unwritten change was made, or None.
+    `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when
     this process last saw that all was written. The history has `vmis` VMIs in `size` bytes.
     """
 
@@ -128,7 +128,7 @@ class Health:
     """All watches, and the ages at which their evidence turns stale and dead.
 
     `stale_after` counts from the last contact, `dead_after` from turning stale. `history` is
-    None if there is none. `certificates`: when the certificate of each TLS listener ends.
+    None if no history is stored. `certificates`: when the certificate of each TLS listener expires.
     """
 
     stale_after: Seconds
@@ -142,11 +142,11 @@ class Health:
         return [watched for watched in self.watched if watched.resource is resource]
 
     def is_refused(self, resource: Resource) -> bool:
-        """Whether the server refuses it in at least one watched namespace."""
+        """Whether the server refuses the resource in at least one watched namespace."""
         return any(one.refused for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether it is synced and not refused in at least one watched namespace."""
+        """Whether the resource is synced and not refused in at least one watched namespace."""
         return any(one.synced and not one.refused for one in self.of(resource))
 
     @property
@@ -184,7 +184,7 @@ class Health:
 
     @property
     def observed_at(self) -> Instant | None:
-        """The last contact with VMIs: of the watches of all namespaces, the oldest one.
+        """The oldest of the last contacts with the VMIs of each namespace.
 
         Other resources do not count: with pod events, a dead VMI watch would look alive. Refused
         namespaces are left out.
@@ -261,7 +261,7 @@ class Health:
         return min((turn for turn in turns if turn > now), default=None)
 
     def dies_at(self, now: Instant) -> Instant | None:
-        """When `staleness` turns DEAD without further contact; None: it has, or never will."""
+        """When `staleness` becomes DEAD without further contact; None if already or never DEAD."""
         observed = self.observed_at
         dies = now if observed is None else observed + self._dead_age
         return dies if dies > now else None
@@ -279,7 +279,8 @@ class Health:
     def _contacts(self) -> list[tuple[Watched, Instant]]:
         """The synced watches that rules need, with their last contact.
 
-        Refused ones other than VMIs are left out, because the store ignores their evidence.
+        Refused watches other than those of VMIs are left out, because the store ignores their
+        evidence.
         """
         return [
             (one, one.contact)

@@ -90,7 +90,7 @@ def configure_logging(*, form: str | None, level: str, stream: TextIO = sys.stde
 
 
 class Throttle:
-    """Lets the event of each key be logged once per minute. It remembers `most` keys."""
+    """Limits the log to one event per key and minute. It remembers `most` keys."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,7 +110,7 @@ class Throttle:
 def _escape_controls(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape control characters, which a caller could send to a terminal. JSON escapes them too."""
+    """Escape control characters, because a caller's text could control the terminal."""
     return {
         key: ascii(value)[1:-1] if isinstance(value, str) and not value.isprintable() else value
         for key, value in event.items()

@@ -15,7 +15,8 @@ _LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
     """Split seconds into at most `most` units (d, h, m, s), largest first.
 
-    Smaller units are cut off, and units with a count of 0 are left out: 86,461 in two is 1 d.
+    Smaller units are cut off, and units with a count of 0 are left out: 86,461 s gives 1 d if
+    `most` is 2.
     """
     left, parts = seconds, list[tuple[int, str]]()
     for unit, size in _UNITS:
@@ -26,7 +27,7 @@ def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
 
 
 def write_span(seconds: Seconds, *, units: int = 4) -> str:
-    """Seconds as people write them, in at most `units` units: 3m12s, 6h, 0.4s."""
+    """A duration as people write it, in at most `units` units: 3m12s, 6h, 0.4s."""
     if seconds >= _AGES:
         return "over 100 years"
     if seconds < 60 and seconds != int(seconds):
@@ -45,7 +46,7 @@ def format_duration(seconds: Seconds) -> str:
 
 
 def to_datetime(instant: Instant) -> datetime:
-    """An instant in UTC, to the microsecond; outside the calendar its first or last second."""
+    """An instant in UTC, to the microsecond, limited to the calendar's first and last second."""
     if not _FIRST_INSTANT <= instant <= _LAST_INSTANT:
         instant = _FIRST_INSTANT if instant < _FIRST_INSTANT else _LAST_INSTANT
     return datetime.fromtimestamp(instant, tz=UTC)
@@ -60,7 +61,7 @@ def to_optional_datetime(instant: Instant | None) -> datetime | None:
 def to_release(instant: Instant) -> datetime:
     """`to_datetime`, rounded up: a caller that comes back at this time is not too early.
 
-    Cached: every verdict during a cooldown has this instant, and this takes 0.6 of its 6.8 us.
+    Cached: every verdict during a cooldown has this instant. Of its 6.8 us, this takes 0.6 us.
     """
     moment = to_datetime(instant)
     early = moment.timestamp() < instant <= _LAST_INSTANT
@@ -68,12 +69,12 @@ def to_release(instant: Instant) -> datetime:
 
 
 def write_datetime(moment: datetime) -> str:
-    """RFC 3339 of a datetime in UTC, with microseconds unless the second is whole."""
+    """A datetime in UTC as RFC 3339, with microseconds unless they are 0."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def write_instant(instant: Instant) -> str:
-    """`write_datetime` of an instant."""
+    """An instant as RFC 3339, as in `write_datetime`."""
     return write_datetime(to_datetime(instant))
 
 

@@ -123,7 +123,7 @@ class Exposition:
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
-        begun, written = None, 0  # the present family, and the lines of cooling VMIs
+        begun, written = None, 0  # the present family, and the number of cooling VMIs' lines
         for family, samples in pieces:
             if family is not begun:
                 begun = family
