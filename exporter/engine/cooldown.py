@@ -12,7 +12,7 @@ The last ended migration is the VMI's own `migrationState`. If a hand-off has em
 there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
 used instead in three cases:
 
-- the guard is on, the struct is empty, and its VMIM failed or is gone (KubeVirt's zombie state);
+- the guard is on, the struct is empty, and its VMIM is final or deleted;
 - the guard is on, the VMI has a start and no end, and its VMIM has been final for `kube.deadAfter`;
 - the last migration failed, and the policy does not count failures.
 """

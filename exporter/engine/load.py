@@ -16,8 +16,8 @@ class Load(Struct, frozen=True):
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
     only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has when the
-    newest successful migration out of each node ended, and `newest_success` when the newest of all
-    nodes ended.
+    newest successful migration out of each node ended, and `newest_success` is when the newest one
+    in the cluster ended.
     """
 
     running: int
