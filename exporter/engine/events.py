@@ -80,7 +80,7 @@ class BlockedEpisode(Episode, kw_only=True):
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the block has ended: half an hour after the last denial, if its end is unknown."""
+        """Whether the block is over; if its end is unknown, half an hour after the last denial."""
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
