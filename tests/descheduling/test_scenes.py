@@ -450,7 +450,7 @@ def test_a_vm_that_is_leaving_makes_no_other_one_leave(
     assert leaving[state]["without"] == set()
     assert leaving[state]["with"] == set()
     evicted = {name: len(vms) for name, vms in leaving[state].items()}
-    prove(f"descheduling: one VM leaving ({state}), so many others moved by then: {evicted}")
+    prove(f"descheduling: one VM leaving ({state}), other VMs moved by then: {evicted}")
 
 
 async def _until_evicted(
