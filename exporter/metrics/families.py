@@ -162,8 +162,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI; absent "
-            "until stuck.migrationTimeout has passed, or if a migration was not the last reason."
+            "Time since which the webhook has denied evictions of the VMI; absent until "
+            "stuck.migrationTimeout has passed, or if a migration did not cause the last denial."
         ),
         labels=ONE_VMI,
         read=lambda view: [

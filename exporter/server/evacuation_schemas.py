@@ -37,7 +37,7 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
         dict[str, str],
         means("the JSON body; evacuationNodeName must be the value in the VMI's status"),
     ]
-    command: Annotated[str, means("the same as a shell command with kubectl")]
+    command: Annotated[str, means("the same request as a shell command with kubectl")]
 
 
 class WhyAnswer(Struct, rename="camel", kw_only=True):
@@ -54,16 +54,18 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     at: Annotated[
         Timestamp | None,
         means(
-            "the time that the cluster gives for it; null: the cluster gives none, and it is true"
-            " now"
+            "the time that the cluster gives for the reason; null: the cluster gives none, and the"
+            " reason applies now"
         ),
     ]
 
 
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
-    """An evacuation as it was when its VMI could last be seen."""
+    """The evacuation as it was when the exporter could last read its VMI."""
 
-    at: Annotated[Timestamp, means("the last contact with the VMIs of its namespace")]
+    at: Annotated[
+        Timestamp, means("the last contact with the API server about VMIs of its namespace")
+    ]
     state: Annotated[State, means("what delayed it then")]
     stuck: Annotated[bool, means("whether it was stuck then")]
 
@@ -87,15 +89,16 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     source: Annotated[
         Source,
         means(
-            "who requested it: the priority of the newest VMIM says so (system-maintenance:"
-            " `descheduler`, system-critical: `other`), else the VMI's annotation"
-            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is set, as"
-            " always before KubeVirt 1.7"
+            "who requested it, read from the priority of the newest VMIM (system-maintenance:"
+            " `descheduler`, system-critical: `other`), or else from the VMI's annotation"
+            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is set, which is"
+            " always so before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
     requested_by: Annotated[
-        RequesterAnswer | None, means("who requested it, with `admission.observe`; null: unknown")
+        RequesterAnswer | None,
+        means("who requested it, if `admission.observe` is on; null: unknown"),
     ]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
     state: Annotated[State, means("what delays it")]
@@ -109,8 +112,8 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     leftover: Annotated[
         bool,
         means(
-            "whether its drain is over: the descheduler did not request it, and its node is"
-            " schedulable again"
+            "true: it remains from a drain that is over. The descheduler did not request it, and"
+            " its node is schedulable again"
         ),
     ]
     diverged: Annotated[
@@ -124,7 +127,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         str | None,
         means(
             "how the running migration copies memory: PreCopy, PostCopy or Paused; null: no"
-            " migration runs. virt-handler's metrics kubevirt_vmi_migration_* have its"
+            " migration runs. virt-handler's metrics kubevirt_vmi_migration_* show its"
             " progress"
         ),
     ]
@@ -144,7 +147,8 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     last_seen: Annotated[
         LastSeenAnswer | None,
         means(
-            "the evacuation when the exporter last saw its VMI; null: the exporter sees the VMI now"
+            "the evacuation as it was when the exporter could last read its VMI; null: it can read"
+            " the VMI now"
         ),
     ]
     cancel: Annotated[
@@ -163,14 +167,14 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
 
 
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
-    """How far the drain of a node has come, as far as the exporter has seen it."""
+    """The progress of a node's drain, as the exporter has observed it."""
 
-    since: Annotated[Timestamp, means("the earliest request to evacuate one of these VMs")]
+    since: Annotated[Timestamp, means("when the first evacuation of these VMs was requested")]
     asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
     left: Annotated[int, means("VMs that have left")]
     remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
     failing: Annotated[int, means("how many of `remaining` have the outcome fails or stays")]
-    external: Annotated[int, means("how many of `remaining` somebody else must move or stop")]
+    external: Annotated[int, means("how many of `remaining` have the outcome external")]
     last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
     seconds_per_vmi: Annotated[
         float | None, means("the median interval between departures; null: fewer than three")
@@ -179,13 +183,13 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
         float | None,
         means(
             "how long until all VMs have left, if they leave at that interval; null: no"
-            " interval is known, or one of them does not leave"
+            " interval is known, or one of the VMs does not leave"
         ),
     ]
 
 
 class NodeAnswer(Struct, rename="camel", kw_only=True):
-    """What a drain of a node would do to its VMs, without those that have stopped."""
+    """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
     node: Annotated[str, means("its name")]
     vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
@@ -257,7 +261,7 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
 
     namespace: str
     name: str
-    outcome: Annotated[DrainOutcome, means("what would happen to it")]
+    outcome: Annotated[DrainOutcome, means("what would happen to the VM")]
     why: Annotated[
         list[WhyAnswer],
         means(
@@ -266,7 +270,8 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
         ),
     ]
     cause: Annotated[
-        WhyAnswer | None, means("the entry of `why` that best explains it; null: there is none")
+        WhyAnswer | None,
+        means("the entry of `why` that best explains the outcome; null: there is none"),
     ]
     failed_attempts: Annotated[
         int,

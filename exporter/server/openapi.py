@@ -91,8 +91,8 @@ ROUTES: tuple[Route, ...] = (
             _describe(
                 "checkpoint",
                 "query",
-                "Only the VMIs that this checkpoint blocks. A checkpoint has only a part of"
-                " the rules.",
+                "Only the VMIs that this checkpoint blocks. Each checkpoint applies only"
+                " some of the rules.",
                 type="string",
                 enum=[checkpoint.value for checkpoint in Checkpoint],
             ),
@@ -142,14 +142,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="status",
         path="/v1/status",
-        summary="The health of this exporter, and how many VMIs it knows. It also answers before it"
-        " is ready.",
+        summary="The health of this exporter, and how many VMIs it knows. This endpoint also"
+        " answers before the exporter is ready.",
         answer=StatusAnswer,
     ),
     Route(
         name="metrics",
         path="/metrics",
-        summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 if accepted.",
+        summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 if the client accepts it.",
         answer=("text/plain", "application/openmetrics-text"),
     ),
     Route(
@@ -171,13 +171,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="openapi",
         path="/openapi.json",
-        summary="This document.",
+        summary="The OpenAPI document of this API.",
         answer=("application/json",),
     ),
     Route(
         name="vm",
         path="/vmis/{namespace}/{name}",
-        summary="One VM for people: the same as GET /v1/vmis/{namespace}/{name}.",
+        summary="A web page about one VM, with the same information as"
+        " GET /v1/vmis/{namespace}/{name}.",
         answer=("text/html",),
         parameters=_VMI_PATH,
         problems=(404, 422, 503),
@@ -185,7 +186,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="page",
         path="/",
-        summary="A page for people.",
+        summary="The status page: a web page for people.",
         answer=("text/html",),
     ),
 )

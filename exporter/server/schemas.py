@@ -44,9 +44,9 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     retry_after_seconds: Annotated[
         float | None,
         means(
-            "during a cooldown: the time from asOf to notBefore; else null, because the end"
-            " of a migration or an evacuation is unknown: ask again in the next cycle, or"
-            " wait on GET /v1/blocked"
+            "during a cooldown: the time from asOf to notBefore; else null: the end of a"
+            " migration or an evacuation cannot be predicted, so ask again in the next cycle,"
+            " or wait on GET /v1/blocked"
         ),
     ]
     effective_cooldown_seconds: Annotated[
@@ -57,7 +57,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         ),
     ]
     migrations_in_window: Annotated[
-        int, means("ended migrations that count; each after the first doubles the cooldown")
+        int, means("ended migrations that count; each of them after the first doubles the cooldown")
     ]
     evacuating: Annotated[
         bool,
@@ -67,7 +67,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     drain: Annotated[
         DrainOutcome | None,
         means(
-            "what a drain of its node would do to it; with `stays` and `fails` it does not"
+            "what a drain of its node would do to it; `stays` and `fails` mean that it does not"
             " leave; null: the VMI is unknown"
         ),
     ]
@@ -90,7 +90,7 @@ class BlockedVmi(Struct, rename="camel", kw_only=True, frozen=True, gc=False):
     vmi_uid: str
     node: Annotated[str, means("the node it runs on")]
     checkpoint: Annotated[Checkpoint, means("the checkpoint that blocks it")]
-    reason: Annotated[Reason, means("why")]
+    reason: Annotated[Reason, means("why it is blocked")]
     not_before: Annotated[Timestamp | None, means("when the cooldown ends; null for other reasons")]
 
 
@@ -111,7 +111,7 @@ class BlockedAnswer(Struct, rename="camel", kw_only=True):
 class RuleAnswer(Struct, rename="camel", kw_only=True):
     """The result of one rule, even if an earlier rule blocks already."""
 
-    rule: Annotated[str, means("its name")]
+    rule: Annotated[str, means("the name of the rule")]
     checkpoint: Annotated[Checkpoint, means("the checkpoint it applies to")]
     reason: Annotated[Reason, means("the reason it gives if it blocks")]
     enabled: Annotated[bool, means("false: policy.guards switches it off")]
@@ -123,7 +123,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
-    why: Annotated[str, means("what it found, in words")]
+    why: Annotated[str, means("why it blocks or does not block, in words")]
 
 
 class CooldownAnswer(Struct, rename="camel", kw_only=True):
@@ -169,7 +169,8 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
     eviction_in_progress: Annotated[
         bool,
         means(
-            "whether it has the annotation eviction-in-progress, so that the descheduler counts it"
+            "whether it has the annotation eviction-in-progress, so the descheduler counts it as"
+            " being evicted"
         ),
     ]
 
@@ -237,7 +238,9 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     created_at: Timestamp | None
-    evacuation_node_name: Annotated[str | None, means("the node it is to leave; null: none")]
+    evacuation_node_name: Annotated[
+        str | None, means("the node that the VM must leave; null: none")
+    ]
     evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
     drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
     verdicts: CheckpointVerdicts
@@ -247,7 +250,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     ]
     cooldown: Annotated[
         CooldownAnswer | None,
-        means("how the cooldown is computed, also if it is over; null: no migration has ended"),
+        means("how the cooldown is computed, even if it is over; null: no migration has ended"),
     ]
     migrations: Annotated[
         list[MigrationAnswer], means("recorded migrations by their end, the oldest first")
@@ -283,13 +286,16 @@ class HistoryStatus(Struct, rename="camel", kw_only=True):
     writes: Annotated[bool, means("whether this process writes it")]
     written_at: Annotated[
         Timestamp | None,
-        means("when this process, as the writer, last found everything written; null: never"),
+        means(
+            "the last time at which this process was the writer and every change was written;"
+            " null: never"
+        ),
     ]
     unwritten_since: Annotated[
         Timestamp | None, means("when the oldest unwritten change was made; null: none")
     ]
-    vmis: Annotated[int, means("how many VMIs belong in it")]
-    bytes: Annotated[int, means("its size")]
+    vmis: Annotated[int, means("how many VMIs it should contain, written or not")]
+    bytes: Annotated[int, means("its size in bytes, written or not")]
     faults: Annotated[
         dict[HistoryFault, int],
         means(
@@ -320,8 +326,8 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     staleness: Annotated[
         Staleness,
         means(
-            "stale: no contact about VMIs for kube.staleAfter; dead: for kube.deadAfter"
-            " more, so the rules that need VMIs do not block"
+            "stale: no contact about VMIs for kube.staleAfter; dead: none for another"
+            " kube.deadAfter, so the rules that need VMIs do not block"
         ),
     ]
     ready: Annotated[bool, means("whether it answers verdicts")]
