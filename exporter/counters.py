@@ -150,7 +150,8 @@ class Counters:
     Refused connections are counted by listener, refused requests by status. `blocked_at`: for each
     node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
-    `returned_migrations` brought a VM back to a node that it had left within the history window.
+    `returned_migrations` counts migrations that brought a VM back to a node that it had left within
+    the history window.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)

@@ -48,7 +48,8 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     message: Annotated[
         str,
         means(
-            "at most 1,024 characters; empty: the cluster gives none, or the VMI is not evacuating"
+            "the cluster's message, cut to 1,024 characters; empty: the cluster gives none, or the"
+            " VMI is not evacuating"
         ),
     ]
     at: Annotated[
@@ -64,7 +65,8 @@ class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """The evacuation as it was when the exporter could last read its VMI."""
 
     at: Annotated[
-        Timestamp, means("the last contact with the API server about VMIs of its namespace")
+        Timestamp,
+        means("the time of the last contact with the API server about VMIs of its namespace"),
     ]
     state: Annotated[State, means("what delayed it then")]
     stuck: Annotated[bool, means("whether it was stuck then")]
@@ -217,7 +219,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         int,
         means(
             "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
-            " restart and a PodDisruptionBudget forbids it"
+            " restart and a PodDisruptionBudget forbids their eviction"
         ),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
@@ -232,7 +234,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     schedulable: Annotated[
-        bool | None, means("false: it is cordoned; null: the exporter may not see nodes")
+        bool | None, means("false: it is cordoned; null: the exporter may not read nodes")
     ]
     cordoned_at: Annotated[
         Timestamp | None,
@@ -245,7 +247,10 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
             " of Kubernetes 1.37 are true; only for cordoned nodes"
         ),
     ]
-    drain: Annotated[DrainProgressAnswer | None, means("null: no VM is being evacuated from it")]
+    drain: Annotated[
+        DrainProgressAnswer | None,
+        means("the progress of its drain; null: no VM is being evacuated from it"),
+    ]
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):

@@ -63,7 +63,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         bool,
         means("whether its evacuation has been requested already; false if the VMI is unknown"),
     ]
-    stuck: Annotated[bool, means("whether that evacuation is stuck and needs a person")]
+    stuck: Annotated[bool, means("whether that evacuation is stuck, so that somebody must act")]
     drain: Annotated[
         DrainOutcome | None,
         means(
@@ -114,7 +114,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     rule: Annotated[str, means("the name of the rule")]
     checkpoint: Annotated[Checkpoint, means("the checkpoint it applies to")]
     reason: Annotated[Reason, means("the reason it gives if it blocks")]
-    enabled: Annotated[bool, means("false: policy.guards switches it off")]
+    enabled: Annotated[bool, means("false: policy.guards switches the rule off")]
     silenced: Annotated[
         bool,
         means(
@@ -127,7 +127,10 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
 
 
 class CooldownAnswer(Struct, rename="camel", kw_only=True):
-    """effective = min(base * 2^(migrationsInWindow-1), cap); base = max(floor, duration)."""
+    """How the cooldown is computed.
+
+    effective = min(base * 2^(migrationsInWindow-1), cap); base = max(floor, duration).
+    """
 
     ended_at: Annotated[Timestamp, means("when the last migration ended")]
     duration_seconds: Annotated[float, means("how long it took; 0: unknown")]
@@ -147,8 +150,10 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """One recorded migration."""
 
     uid: Annotated[str | None, means("the VMIM's UID; null: only its end is known")]
-    start: Annotated[Timestamp | None, means("null: not known")]
-    end: Annotated[Timestamp | None, means("null: it has not ended, or the time is unknown")]
+    start: Annotated[Timestamp | None, means("when the migration started; null: not known")]
+    end: Annotated[
+        Timestamp | None, means("when it ended; null: it has not ended, or the time is unknown")
+    ]
     outcome: Annotated[str, means("succeeded, failed or unknown")]
     handed_off: Annotated[
         bool, means("whether it reached a target pod; only such migrations count")
@@ -162,10 +167,10 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
     """The VMI's current virt-launcher pod."""
 
     name: Annotated[str, means("the pod's name")]
-    node: Annotated[str, means("empty: not scheduled yet")]
+    node: Annotated[str, means("the pod's node; empty: not scheduled yet")]
     phase: Annotated[str, means("the pod's phase")]
-    ready: Annotated[bool, means("its condition Ready")]
-    scheduled: Annotated[bool, means("its condition PodScheduled")]
+    ready: Annotated[bool, means("whether its condition Ready is True")]
+    scheduled: Annotated[bool, means("whether its condition PodScheduled is True")]
     eviction_in_progress: Annotated[
         bool,
         means(
@@ -241,7 +246,9 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     evacuation_node_name: Annotated[
         str | None, means("the node that the VM must leave; null: none")
     ]
-    evacuation: Annotated[EvacuationAnswer | None, means("null: it is not being evacuated")]
+    evacuation: Annotated[
+        EvacuationAnswer | None, means("its evacuation; null: it is not being evacuated")
+    ]
     drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
     verdicts: CheckpointVerdicts
     rules: Annotated[
@@ -256,7 +263,10 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
         list[MigrationAnswer], means("recorded migrations by their end, the oldest first")
     ]
     pending_migrations: Annotated[list[PendingAnswer], means("its unfinished VMIMs")]
-    launcher: Annotated[LauncherAnswer | None, means("null: not found, or pods may not be read")]
+    launcher: Annotated[
+        LauncherAnswer | None,
+        means("its launcher pod; null: not found, or the exporter may not read pods"),
+    ]
     blocked_evictions: Annotated[
         list[BlockedEvictionAnswer],
         means(
@@ -272,18 +282,22 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     """One watched resource, in one namespace or in all."""
 
     resource: Annotated[Resource, means("its plural name")]
-    namespace: Annotated[str | None, means("null: all namespaces")]
+    namespace: Annotated[str | None, means("the watched namespace; null: all namespaces")]
     synced: Annotated[bool, means("whether it has been listed completely")]
-    refused: Annotated[str | None, means("why the API server refuses it; null: it is not refused")]
-    trouble: Annotated[str | None, means("the present error; null: none")]
-    contact_at: Annotated[Timestamp | None, means("the last event, bookmark or list")]
+    refused: Annotated[
+        str | None, means("why the API server refuses to list or watch it; null: it does not")
+    ]
+    trouble: Annotated[str | None, means("the present error of its watch; null: none")]
+    contact_at: Annotated[
+        Timestamp | None, means("when the last event, bookmark or list arrived; null: none yet")
+    ]
     refused_objects: Annotated[int, means("how many objects could not be read since the start")]
 
 
 class HistoryStatus(Struct, rename="camel", kw_only=True):
     """The state of the stored history."""
 
-    writes: Annotated[bool, means("whether this process writes it")]
+    writes: Annotated[bool, means("whether this process is the writer")]
     written_at: Annotated[
         Timestamp | None,
         means(
@@ -306,7 +320,7 @@ class HistoryStatus(Struct, rename="camel", kw_only=True):
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
-    """How many VMIs there are, how many no rule blocks, and what evicting them would do."""
+    """How many VMIs there are, how many are blocked, and what drains would do to them."""
 
     known: Annotated[int, means("VMIs, except those in phase Succeeded or Failed")]
     allowed: Annotated[int, means("VMIs that no rule blocks at either checkpoint")]
@@ -330,12 +344,14 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
             " kube.deadAfter, so the rules that need VMIs do not block"
         ),
     ]
-    ready: Annotated[bool, means("whether it answers verdicts")]
+    ready: Annotated[bool, means("whether it answers requests for verdicts")]
     waiting_for: Annotated[list[str], means("what the exporter must read before it is ready")]
     resources: list[ResourceAnswer]
     blind_spots: BlindSpots
-    history: Annotated[HistoryStatus | None, means("null: no history is stored")]
-    vmis: Annotated[VmiCounts | None, means("null until it is ready")]
+    history: Annotated[
+        HistoryStatus | None, means("the state of the stored history; null: no history is stored")
+    ]
+    vmis: Annotated[VmiCounts | None, means("counts of VMIs; null until the exporter is ready")]
 
 
 class Problem(Struct, kw_only=True):
