@@ -1,6 +1,6 @@
 """What a drain of its node does to one VM.
 
-A drain evicts every launcher pod of the node. What KubeVirt makes of an eviction
+A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
 counts:
