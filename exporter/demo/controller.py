@@ -86,7 +86,7 @@ class Writes:
 def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Object]) -> bool:
     """Whether the evacuation controller creates a migration now (`evacuation.go`).
 
-    No backoff here: after a failure the next one is created at once, and waits in Pending.
+    No backoff here: after a failure the next VMIM is created at once, and waits in Pending.
     """
     marked = objects.evacuated_node(vmi)
     if not marked or marked != vmi["status"].get("nodeName") or objects.is_migrating(vmi):
