@@ -205,7 +205,7 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
         why = ": it is truncated" if faults.truncated else ""
         if faults.messages:
             why = f": {faults.messages[0]}"
-        raise CannotReplay(f"there is no event to play{why}")
+        raise CannotReplay(f"there is no event to replay{why}")
     if source.faults.truncated:
         print(f"the recording is truncated: read to {write_instant(replay.now)}", file=errors)
     return replay.finish()
