@@ -1,4 +1,4 @@
-"""What the simulated controllers read and write: objects, and the index of them by VMI."""
+"""The access of the simulated controllers to objects, with an index of the objects by VMI."""
 
 from __future__ import annotations
 

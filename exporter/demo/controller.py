@@ -196,7 +196,7 @@ def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
 
 
 def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Writes:
-    """One pass of `migration.go: execute`: sync, then status. Both see the state before it."""
+    """One pass of `migration.go: execute`: sync, then status, both from the same state."""
     migration, vmi = view.migration, view.vmi
     if objects.OBSERVED_VERSION not in objects.annotations(migration):
         return Writes(migration=_observed(migration))
