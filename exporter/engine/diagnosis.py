@@ -17,10 +17,11 @@ watch has had contact since the VMI changed. While the watch of VMIs is dead, ev
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
-row). Once stuck it stays stuck, without stored state: failures only grow, and an attempt that began
-to migrate after `stuck.after` shows that the evacuation was stuck by then. A VMI with the strategy
-External is moved by somebody else, with VMIMs of their own: those made since the request are its
-attempts. As long as there is none, it is stuck only if `stuck.external` sets an age.
+row). Once stuck it stays stuck, although no state is stored: the number of failures only grows, and
+an attempt that began to migrate after `stuck.after` shows that the evacuation was stuck by then. A
+VMI with the strategy External is moved by somebody else. The VMIMs that somebody else created since
+the request are its attempts. As long as there is no attempt, it is stuck only if `stuck.external`
+sets an age.
 
 A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
 others succeed. Its age counts from the newest success out of its node or, if the limit of the
