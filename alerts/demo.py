@@ -28,7 +28,7 @@ STARTS_WITHIN = 30.0
 LOOKS_EVERY = 1.0
 
 Alerts: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""What Prometheus says of each alert, by its labels."""
+"""Each alert as Prometheus returns it, by its labels."""
 
 
 class CannotShow(Exception):
@@ -89,7 +89,7 @@ async def show(session: aiohttp.ClientSession) -> NoReturn:
 
 
 async def answers(url: str) -> bool:
-    """Whether a server answers there with 200."""
+    """Whether a server answers at this address with status 200."""
     with suppress(aiohttp.ClientError, TimeoutError):
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:

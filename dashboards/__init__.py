@@ -1,11 +1,11 @@
-"""The Grafana dashboards, as code; the JSON beside it is what Grafana loads.
+"""The Grafana dashboards, as code. Grafana loads the JSON files in this folder.
 
-`python -m dashboards.build` writes the JSON again.
+`python -m dashboards.build` writes these files again.
 """
 
 import warnings
 
 
-# The SDK prefers its second model, which needs the API of Grafana 12. Every Grafana can load files
-# of the first.
+# The SDK warns that its second model is preferred. That model needs the API of Grafana 12, and
+# every Grafana can load files of the first model.
 warnings.filterwarnings("ignore", "Prefer using dashboardv2", DeprecationWarning)

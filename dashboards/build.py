@@ -82,7 +82,7 @@ def render() -> dict[Path, str]:
 
 
 def rewrite(text: str) -> str:
-    """The same dashboard, read and written again by the SDK's model of it."""
+    """Return the same dashboard, after the SDK's model has read and written it."""
     register_default_plugins()
     return _encode(models.Dashboard.from_json(json.loads(text)))
 
@@ -99,7 +99,7 @@ def _build(
     variables: Sequence[QueryVariable],
     sections: Mapping[str, Sequence[Builder[Panel]]],
 ) -> Dashboard:
-    """A dashboard whose links survive: its uid and the ids of its panels are fixed."""
+    """A dashboard whose uid and panel ids are fixed, so links to it continue to work."""
     others = (
         DashboardLink("KubeVirt evictions")
         .type(DashboardLinkType.DASHBOARDS)

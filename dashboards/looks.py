@@ -47,19 +47,19 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 SHORTEST_STEP = "1m"
-"""Shorter steps than two scrapes show nothing new."""
+"""Two scrape intervals: shorter steps show nothing new."""
 
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 Size = tuple[int, int]
-"""Width, of 24, and height."""
+"""Width and height in units of Grafana's grid, which is 24 wide."""
 Answers = Mapping[int, tuple[str, str]]
-"""Text and colour of each value of a panel that answers in words."""
+"""Text and colour for each value, in a panel that shows words and not numbers."""
 YES_IS_GOOD: Answers = {0: ("no", RED), 1: ("yes", GREEN)}
 YES_IS_BAD: Answers = {0: ("no", GREEN), 1: ("yes", RED)}
 
 
 class Column:
-    """One column of a table: the query that fills it, and how it is shown; no title: hidden."""
+    """One column of a table: its query and how it is shown. A column without a title is hidden."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Column:
         self.red_from = red_from
 
     def properties(self) -> list[DynamicConfigValue]:
-        """What Grafana overrides for this column."""
+        """The overrides of this column, as Grafana calls them."""
         properties = [DynamicConfigValue("unit", self.unit)]
         if self.answers is not None:
             properties.append(DynamicConfigValue("mappings", [_map(self.answers)]))
@@ -101,7 +101,7 @@ def stat_panel(
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
     none: str = "none",
 ) -> stat.Panel:
-    """Big numbers, or words, of now; `queries` by legend."""
+    """The current values as big numbers or words; `queries` by legend."""
     panel = (
         stat.Panel()
         .title(title)
@@ -139,8 +139,8 @@ def time_panel(
 ) -> timeseries.Panel:
     """Lines, or stacked bars, over the time range; `queries` by legend.
 
-    `bars` are further queries, drawn against an axis of numbers at the right. With `each_node`
-    there is one such panel for each chosen node.
+    `bars` are further queries. They are drawn as bars, and their axis is at the right. With
+    `each_node` there is one such panel for each chosen node.
     """
     steps = ((None, GREEN),) if red_from is None else ((None, GREEN), (red_from, RED))
     panel = (
@@ -204,7 +204,7 @@ def bars_panel(
     unit: str,
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
 ) -> bargauge.Panel:
-    """One horizontal bar per series, as it is now."""
+    """One horizontal bar per series, for its current value."""
     return (
         bargauge.Panel()
         .title(title)
@@ -255,7 +255,7 @@ def heatmap_panel(
 def timeline_panel(
     title: str, description: str, query: str, *, size: Size, legend: str, answers: Answers
 ) -> statetimeline.Panel:
-    """Since when each series has had its value."""
+    """The value of each series over time, as coloured bars."""
     return (
         statetimeline.Panel()
         .title(title)
@@ -284,8 +284,8 @@ def table_panel(
 ) -> table.Panel:
     """One row per value of the labels that all columns share.
 
-    `labels` are shown first, in their order, under these titles; `links` are a text and a URL by
-    the title of the column.
+    `labels` maps labels to the titles of their columns, which come first. `links` maps the title of
+    a column to the text and the URL of its link.
     """
     panel = (
         table.Panel()
@@ -330,7 +330,7 @@ def table_panel(
 
 
 def thresholds(*steps: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
-    """Colours from these values on; the first from None, which is "from below"."""
+    """Steps of a lower limit and a colour. The first limit is None: it has no lower limit."""
     return (
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)

@@ -1,4 +1,4 @@
-"""Panels about migrations, and about what callers ask and get."""
+"""Panels about migrations, and about the requests of callers and the answers."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ def churn() -> Section:
             "Migrations that ended",
             "Migrations per hour, by trigger, outcome and the reason of a failure. The line "
             "'came back' counts migrations back to a node that the VM had left within the "
-            "history window: both moves gained nothing.",
+            "history window: the two moves achieved nothing.",
             {
                 "{{trigger}}: {{outcome}} ({{reason}})": (
                     f"3600 * {each(('trigger', 'outcome', 'reason'), rate(migrations))} > 0"
@@ -87,7 +87,7 @@ def churn() -> Section:
 
 
 def callers() -> Section:
-    """What callers ask, and what they get."""
+    """The requests of callers and the answers."""
     rates = select_by("namespace", BLOCKS, range_function=f"rate({{}}[{RATE}])")
     requests = each(("endpoint",), of_endpoints(f"{REQUESTS}_count", "verdicts|blocked.*"), "sum")
     reviews = rate("kubevirt_eviction_exporter_admission_reviews_total")
@@ -95,7 +95,7 @@ def callers() -> Section:
     return [
         time_panel(
             "Requests for verdicts",
-            "Requests per second for verdicts and for the list of blocked VMs. If nobody asks, "
+            "Requests per second for verdicts and for the list of blocked VMs. Without requests, "
             "only the admission webhook can block evictions.",
             {"{{endpoint}}": requests},
             size=(6, 9),
@@ -138,7 +138,7 @@ def callers() -> Section:
 
 
 def load() -> Builder[Panel]:
-    """The load of a node beside the moves of its VMs."""
+    """The load of a node and the moves of its VMs, in one panel."""
     idle = rate_other("node_cpu_seconds_total", 'mode="idle"')
     waiting = (
         each(("instance",), rate_other(f"node_pressure_{resource}_waiting_seconds_total"))
@@ -169,7 +169,7 @@ def load() -> Builder[Panel]:
 
 
 def days() -> Section:
-    """Ranges of weeks and months, from recording rules."""
+    """Panels for time ranges of weeks and months, from recording rules."""
     migrations = per_day("cluster:kubevirt_eviction_exporter_migrations:rate5m")
     ended, in_time = (
         f"sum_over_time({select_other(f'cluster:kubevirt_vmi_{name}:count1m')}{DAY})"

@@ -38,7 +38,7 @@ def _cooldown() -> Section:
         stat_panel(
             "Cooldown left",
             "Time until the cooldown of the VM ends. A running migration or a requested "
-            "evacuation blocks the VM too, and nobody knows when it will end.",
+            "evacuation blocks the VM too, but its end is unknown.",
             {"": f"{left} > 0"},
             size=(4, 8),
             unit=units.DurationSeconds,
@@ -86,7 +86,8 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted; one that waits for KubeVirt's limits, until its queue moves.",
+            "is deleted. While it waits for KubeVirt's limits, it is no longer stuck "
+            "when another VM of its queue has migrated.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

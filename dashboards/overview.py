@@ -1,4 +1,4 @@
-"""The overview of a cluster: what is wrong now first, long ranges last."""
+"""The overview of a cluster. Current problems come first, long time ranges last."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ RUNBOOKS = re.findall(r"^ +(https://\S+)/\w+[.]md$", RULES.read_text(), re.MULTI
 
 
 def sections(vm_uid: str) -> Mapping[str, Section]:
-    """The sections by their title; VMs link to the dashboard `vm_uid`."""
+    """The sections by their title. Each VM links to the dashboard `vm_uid`."""
     url = (
         f"/d/{vm_uid}?${{__url_time_range}}&${{datasource:queryparam}}&${{cluster:queryparam}}"
         "&${job:queryparam}&var-namespace=${__data.fields.namespace}&var-name=${__data.fields.name}"
@@ -77,7 +77,7 @@ def _alerts() -> Section:
             "Time since the last event, bookmark or list of each resource, in the replica that "
             "has waited longest. A quiet API server sends a bookmark about every minute. Without "
             "contact about VMIs, answers are marked as stale after kube.staleAfter. The rules "
-            "that need a resource stop blocking kube.deadAfter later.",
+            "that need a resource stop blocking after a further kube.deadAfter.",
             f"time() - {each(('resource',), f'{contact} > 0', 'min')}",
             size=(8, 7),
             legend="{{resource}}",
@@ -135,7 +135,7 @@ def _stuck(url: str) -> Section:
         ),
         table_panel(
             "Nodes with evacuations",
-            "How far each drain has come. Stuck means that no VM has left for stuck.after and an "
+            "The progress of each drain. Stuck means that no VM has left for stuck.after and an "
             "evacuation is stuck. The command `python -m exporter node NAME` lists the VMs.",
             [
                 Column("Left", _of_drains("left_vmis")),
@@ -228,7 +228,7 @@ def _blocked(url: str) -> Section:
         ),
         bars_panel(
             "VMs that may leave each node",
-            "VMs that a descheduler may evict now. It cannot relieve a node without such VMs.",
+            "VMs that a descheduler may evict now. It cannot relieve a node that has none.",
             each(("node",), movable),
             size=(6, 10),
             legend="{{node}}",

@@ -27,7 +27,7 @@ COLOURS = {
     "red": "#f2495c",
     "blue": "#5794f2",
 }
-"""Perses accepts no names of colours."""
+"""Perses does not accept the names of colours, only such numbers."""
 _CLUSTER = re.compile(r'cluster=~"\$cluster"(?:, )?')
 _GROUPED = re.compile(r"by \(([^)]*)\)")
 _LABEL_VALUES = re.compile(r"label_values\((\w+)\{?.*, (\w+)\)")

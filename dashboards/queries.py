@@ -1,14 +1,14 @@
 """PromQL as the panels need it.
 
-Replicas: each watches the whole cluster. Gauges, and counters of what happened to the cluster, are
-aggregated with max; the first instant is the min; what a replica counts of its own callers is
-summed.
+Replicas: each replica watches the whole cluster. So gauges, and counters of events in the cluster,
+are aggregated with max, and the time of a first event with min. Counters of a replica's own callers
+are summed.
 
 Scrapes without honorLabels: Prometheus replaces the VM's `namespace` (and, if the scrape sets one,
 `node`) by its own and keeps the VM's as `exported_namespace`. Queries work with both.
 
 Clusters: every selector has the chosen `cluster`, and every aggregation keeps the label. Without
-that label nothing is chosen, and an empty value selects the series without it.
+that label nothing is chosen. The value is then empty and selects the series without the label.
 """
 
 from collections.abc import Sequence
@@ -53,12 +53,12 @@ def select_by(chosen: str, metric: str, *matchers: str, range_function: str = ""
 
 
 def rename(vector: str, label: str) -> str:
-    """The VM's own label under its own name."""
+    """Rename `exported_LABEL`, if a series has it, to `LABEL`."""
     return f'label_replace({vector}, "{label}", "$1", "exported_{label}", "(.+)")'
 
 
 def each(labels: Sequence[str], vector: str, how: str = "max") -> str:
-    """One series per value of these labels and cluster, the replicas aggregated away."""
+    """One series per cluster and value of these labels, aggregated over the replicas."""
     return f"{how} by ({', '.join(('cluster', *labels))}) ({vector})"
 
 

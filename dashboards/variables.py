@@ -12,7 +12,8 @@ from dashboards.looks import DATASOURCE
 from dashboards.queries import RANGE, each, rename, select, select_by
 
 
-# A blocked or evacuating VM has one of these; VMs that had one within the time range are offered.
+# A blocked or evacuating VM has one of these series. A user can choose the VMs that had one within
+# the time range.
 _VMS = ("kubevirt_vmi_eviction_cooldown_seconds", "kubevirt_vmi_evacuation_info")
 _SEEN = f"last_over_time({{}}[{RANGE}])"
 
@@ -23,10 +24,11 @@ def choose_datasource() -> DatasourceVariable:
 
 
 def choose_cluster(*, hide: bool) -> QueryVariable:
-    """Which cluster: only one, because names of nodes and alerts may be the same in several.
+    """Which cluster. Only one, because two clusters may have nodes and VMs of the same name.
 
     If no series has the label, nothing can be chosen, and the empty value selects everything.
-    Grafana cannot hide a variable that has one value, so the files decide that.
+    Grafana cannot hide a variable only because it has one value, so there are files with and
+    without it.
     """
     query = "label_values(kubevirt_eviction_exporter_build_info, cluster)"
     variable = _choose("cluster", "Cluster", "Clusters with an exporter.", query)
@@ -34,9 +36,9 @@ def choose_cluster(*, hide: bool) -> QueryVariable:
 
 
 def choose_jobs() -> QueryVariable:
-    """Which exporters: the descheduler plugin has metrics of the same names, in another job.
+    """Which scrape jobs of the exporter. "All" means the jobs that this query finds, not any job.
 
-    So "All" means the jobs found here, and not any job.
+    The descheduler's plugin KubevirtMigrationAware has metrics of the same names in another job.
     """
     query = 'label_values(kubevirt_eviction_exporter_build_info{cluster=~"$cluster"}, job)'
     return _allow_several(_choose("job", "Job", "Scrape jobs of the exporter.", query))

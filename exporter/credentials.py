@@ -47,7 +47,7 @@ def read_token(file: Path | None) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise CannotAsk(f"--token-file {file} cannot be read: {describe(error)}") from None
     if not token or not token.isprintable() or " " in token:
-        raise CannotAsk(f"--token-file {file} holds no token")
+        raise CannotAsk(f"--token-file {file} contains no token")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -67,7 +67,7 @@ def make_ssl_context(
             option = f"--cert-file {cert_file}, --key-file {key_file}"
             context.load_cert_chain(cert_file, key_file, password=no_password)
     except (ssl.SSLError, ValueError):
-        raise CannotAsk(f"{option}: not PEM, no matching pair, or encrypted") from None
+        raise CannotAsk(f"{option}: not PEM, not a matching pair, or encrypted") from None
     except OSError as error:
         raise CannotAsk(f"{option}: cannot be read: {describe(error)}") from None
     return context

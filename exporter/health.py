@@ -186,8 +186,8 @@ class Health:
     def observed_at(self) -> Instant | None:
         """The oldest of the last contacts with the VMIs of each namespace.
 
-        Other resources do not count: with pod events, a dead VMI watch would look alive. Refused
-        namespaces are left out.
+        Other resources do not count: if pod events counted, a dead VMI watch would seem alive.
+        Refused namespaces are left out.
         """
         contacts = [
             one.contact

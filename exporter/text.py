@@ -61,7 +61,8 @@ def to_optional_datetime(instant: Instant | None) -> datetime | None:
 def to_release(instant: Instant) -> datetime:
     """`to_datetime`, rounded up: a caller that comes back at this time is not too early.
 
-    Cached: every verdict during a cooldown has this instant. Of its 6.8 us, this takes 0.6 us.
+    Cached: every verdict during a cooldown has this instant. Without the cache this would take 0.6
+    of the 6.8 us for a verdict.
     """
     moment = to_datetime(instant)
     early = moment.timestamp() < instant <= _LAST_INSTANT

@@ -2,7 +2,8 @@ module github.com/kubevirt-eviction-exporter/exporter/deploy/descheduler
 
 go 1.26.0
 
-// The descheduler's own replacement: kubevirt.io/client-go asks for a v0.31.0 that does not exist.
+// The descheduler's go.mod has this replacement too: kubevirt.io/client-go requires v0.31.0, which
+// does not exist.
 replace k8s.io/kube-openapi => k8s.io/kube-openapi v0.0.0-20260512234627-ef417d054102
 
 require (

@@ -245,7 +245,8 @@ def _add_file(group: "_Group", name: str, help_: str, **how: Any) -> None:
 def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
     """Add the options of the main job that some commands have too.
 
-    They have no default. So an option before the command is valid unless it is given again.
+    They have no default. So a value that is given before the command counts unless the option is
+    given again after it.
     """
     group = parser.add_argument_group("configuration")
     _add_file(group, "--config", "YAML; without: defaults", default=argparse.SUPPRESS)
@@ -274,7 +275,7 @@ def _add_kubeconfig(group: "_Group") -> None:
 
 
 def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Wrap a parser so that argparse prints its message; argparse hides that of a ValueError."""
+    """Wrap a parser so that argparse prints its message; it hides the text of a ValueError."""
 
     def parse_argument(text: str) -> T:
         try:

@@ -135,7 +135,7 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
 
 
 def _doubts(vmi: VmiAnswer) -> list[str]:
-    """What makes the answer uncertain."""
+    """The reasons why the answer is uncertain."""
     doubts = []
     if vmi.stale:
         since = f" since {write_past(vmi.observed_at, vmi.as_of)}" if vmi.observed_at else ""

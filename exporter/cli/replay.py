@@ -41,16 +41,16 @@ PROGRESS_EVERY = 2_000
 
 
 class CannotReplay(Exception):
-    """There is nothing to play, or the answer cannot be shown; the message says what helps."""
+    """There is nothing to replay, or the answer cannot be shown; the message says what helps."""
 
 
 @dataclass
 class Input:
-    """Events to play, and the faults that are found while they are read.
+    """Events to replay, and the faults that are found while they are read.
 
     For the progress bar, `whole` is the size of the source, and `done` returns how much has been
-    played at an instant of the virtual clock. Both are in bytes, or both in seconds. `remarks` say
-    what the source lacks.
+    replayed at an instant of the virtual clock. Both are in bytes, or both in seconds. `remarks`
+    say what the source lacks.
     """
 
     events: Iterable[Recorded]
@@ -182,7 +182,7 @@ def from_prometheus(arguments: argparse.Namespace, errors: TextIO) -> Input:
 
 
 def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comparison:
-    """Play a source, with a progress bar if `errors` is a terminal.
+    """Replay a source, with a progress bar if `errors` is a terminal.
 
     If the recording is truncated, a line on `errors` says how far it was read. Raises
     `CannotReplay` if the source is no recording, has no events or cannot be read.
@@ -205,7 +205,7 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
         why = ": it is truncated" if faults.truncated else ""
         if faults.messages:
             why = f": {faults.messages[0]}"
-        raise CannotReplay(f"there is no event to play{why}")
+        raise CannotReplay(f"there is no event to replay{why}")
     if source.faults.truncated:
         print(f"the recording is truncated: read to {write_instant(replay.now)}", file=errors)
     return replay.finish()
@@ -220,7 +220,7 @@ def show(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> 
 
 
 def check_plot(path: Path | None) -> None:
-    """Check before playing that a plot can be drawn. Raises `InvalidSettings`."""
+    """Check before the replay that a plot can be drawn. Raises `InvalidSettings`."""
     if path is None:
         return
     if path.suffix not in PLOT_SUFFIXES:
@@ -239,7 +239,7 @@ def print_faults(faults: Faults, errors: TextIO) -> None:
 
 
 def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
-    """Print how much was played, how long that took, and the peak memory."""
+    """Print how much was replayed, how long that took, and the peak memory."""
     days = (found.ended - found.began) / 86_400
     print(
         f"played {days:.3g} days, {found.events:,} events in {seconds:.1f} s,"

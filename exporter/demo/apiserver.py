@@ -32,8 +32,8 @@ GZIP_FROM_BYTES = 128 * 1024
 class SimulatedApiServer:
     """`async with SimulatedApiServer(store) as server` serves the store at `server.url`.
 
-    Leaving the block breaks open watches off, as a kill would. A new server on the same store and
-    port is the restarted one.
+    Leaving the block breaks open watches off, as a kill would. To restart the server, create a new
+    one with the same store and port.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ def _respond_without_resource(path: str) -> web.Response:
 
 
 def _default_from_path(request: RequestInfo, body: Object) -> Object:
-    """The object sent, with namespace and name from the path unless it names its own."""
+    """The sent object; it gets namespace and name from the path unless it has them."""
     metadata = dict(body.get("metadata") or {})
     namespace = request.namespace
     if namespace and metadata.setdefault("namespace", namespace) != namespace:

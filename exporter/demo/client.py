@@ -1,4 +1,4 @@
-"""What the simulated controllers read and write: objects, and the index of them by VMI."""
+"""The access of the simulated controllers to objects, with an index of the objects by VMI."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Client:
         return tuple(self._keys[MIGRATIONS].get(owner, {}))
 
     def migrations(self, owner: str) -> list[Object]:
-        """The migrations of a VMI's name."""
+        """The migrations that name this VMI."""
         found = map(self.migration, self.migration_keys(owner))
         return [migration for migration in found if migration is not None]
 
     def pods(self, vmi: Object) -> list[Object]:
-        """The pods of a VMI, without those of an earlier one with its name."""
+        """The pods of a VMI, without those of an earlier VMI of that name."""
         keys = self._keys[PODS].get(objects.key(vmi), {})
         found = [self.store.find(PODS, *key.split("/")) for key in keys]
         uid = vmi["metadata"]["uid"]
@@ -58,7 +58,7 @@ class Client:
         self.store.delete(resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
 
     def write(self, resource: ApiResource, before: Object, after: Object) -> None:
-        """Write what differs; a status subresource first and apart, as KubeVirt does."""
+        """Write what differs: first the status subresource in its own request, as KubeVirt does."""
         after = objects.changed(after, lambda obj: obj["metadata"].pop("resourceVersion", None))
         if resource.status and after.get("status") != before.get("status"):
             self.store.update(resource, after, subresource=True)

@@ -84,7 +84,7 @@ class Cluster:
     def create_vmi(self, vmi: Object) -> Object:
         """Create a VMI, as a user does."""
         created = self.store.create(VMIS, vmi)
-        # Observed at once, so that a population of any size fits the window of changes.
+        # Observed at once: many VMIs would not fit into the window of changes.
         self._observe()
         return created
 

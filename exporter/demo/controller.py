@@ -86,7 +86,7 @@ class Writes:
 def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Object]) -> bool:
     """Whether the evacuation controller creates a migration now (`evacuation.go`).
 
-    No backoff here: after a failure the next one is created at once, and waits in Pending.
+    No backoff here: after a failure the next VMIM is created at once, and waits in Pending.
     """
     marked = objects.evacuated_node(vmi)
     if not marked or marked != vmi["status"].get("nodeName") or objects.is_migrating(vmi):
@@ -196,7 +196,7 @@ def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
 
 
 def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Writes:
-    """One pass of `migration.go: execute`: sync, then status. Both see the state before it."""
+    """One pass of `migration.go: execute`: sync, then status, both from the same state."""
     migration, vmi = view.migration, view.vmi
     if objects.OBSERVED_VERSION not in objects.annotations(migration):
         return Writes(migration=_observed(migration))

@@ -60,7 +60,8 @@ def _continue(
     store: ObjectStore, resource: ApiResource, token: str
 ) -> tuple[Sequence[StoredObject], int]:
     revision, start = _decode_token(token)
-    # The answer to an expired token offers a token of revision -1: the rest as it is now.
+    # The answer to an expired token offers a token of revision -1, which lists the rest as it is
+    # now.
     if revision == -1:
         revision = store.revision
     entries = store.snapshot(resource, revision)

@@ -103,7 +103,7 @@ def parse_request(method: str, path: str, query: Mapping[str, str]) -> RequestIn
 def parse_selector(request: RequestInfo) -> Selector:
     """Parse the query's label selector and its field selector.
 
-    By fields of `metadata`, and cordoned nodes.
+    Fields can be `metadata.name`, `metadata.namespace` and a node's `spec.unschedulable`.
     """
     terms = filter(None, re.split(r",(?![^(]*\))", request.query.get("labelSelector", "")))
     requirements = tuple(_parse_requirement(term.strip()) for term in terms)

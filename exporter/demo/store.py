@@ -295,13 +295,13 @@ class ObjectStore:
         return None
 
     def expire(self, resource: ApiResource | None = None) -> None:
-        """Refuse new watches from before now, as a fresh watch cache does."""
+        """Refuse new watches from earlier revisions, as a new watch cache does."""
         for cached, cache in self.caches.items():
             if resource in (None, cached):
                 cache.expire(self.revision)
 
     def compact(self, resource: ApiResource | None = None) -> None:
-        """Expire watches and paged lists from before now, as etcd's compaction does."""
+        """Expire watches and paged lists of earlier revisions, as etcd's compaction does."""
         self.expire(resource)
         for snapshot in list(self._snapshots):
             if resource in (None, snapshot[0]):
@@ -389,7 +389,7 @@ def merge(target: Any, changes: Any) -> Any:
 def _merge_update(
     resource: ApiResource, before: Object, given: Object, *, subresource: bool
 ) -> Object:
-    """The object after an update; with a status subresource, status and the rest are apart."""
+    """The object after an update; a status subresource is updated separately."""
     if subresource:
         after = {**before, "metadata": dict(before["metadata"])}
         after.pop("status", None)
@@ -416,7 +416,7 @@ def _spec(resource: ApiResource, obj: Object) -> Object:
 
 
 def _grace(resource: ApiResource, obj: Object, asked: int | None) -> int:
-    """Seconds a deletion waits: none but for a running pod on a node (`pod/strategy.go`)."""
+    """Seconds that a deletion waits: 0, except for a running pod on a node (`pod/strategy.go`)."""
     if resource is not PODS or not obj.get("spec", {}).get("nodeName"):
         return 0
     if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):

@@ -101,7 +101,8 @@ class Stream:
             latest = store.revision
             changes = store.caches[self.resource].changes_since(start)
             if changes is None:
-                # Too slow for the window: the real server ends such a watch without an event.
+                # The client is too slow for the window: the real server ends such a watch without
+                # an event.
                 return
             for position in range(0, len(changes), BATCH):
                 batch = changes[position : position + BATCH]

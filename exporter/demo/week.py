@@ -34,7 +34,7 @@ BEGAN = datetime(2026, 1, 5, tzinfo=UTC)
 WARM_UP = timedelta(hours=1)
 STEP = timedelta(minutes=1)
 WINDOW = 1_000
-"""Changes that the store keeps: few, as nothing watches this cluster over HTTP."""
+"""How many changes the store keeps: few, because nothing watches this cluster over HTTP."""
 NAMESPACE = "pilot"
 
 NODES_COUNT = 10
@@ -221,7 +221,7 @@ class Week:
         return vm.gib * (0.95 if _runs_batch(vm, now) else 0.55)
 
     def dirty_mbps(self, vm: WeekVm) -> float:
-        """How fast it dirties memory; a batch at the highest rate."""
+        """How fast a VM dirties memory: at the highest rate during its batch."""
         return DIRTY_MBPS[1] if _runs_batch(vm, self.cluster.instant) else vm.dirty_mbps
 
     def node_shares(self, now: datetime) -> dict[str, tuple[float, float]]:

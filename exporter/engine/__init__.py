@@ -1,1 +1,1 @@
-"""Pure: facts, history, rules, diagnosis, and the store of facts. No I/O, no clock."""
+"""Pure code: facts, history, rules, diagnosis, and the store. It does no I/O and reads no clock."""

@@ -24,7 +24,7 @@ _OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRA
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
 _ABORTED = "has been aborted"
-"""In KubeVirt's words for a migration that took too long (`live-migration-source.go`)."""
+"""A part of KubeVirt's text for a migration that took too long (`live-migration-source.go`)."""
 
 
 class Obstacle(StrEnum):
@@ -242,7 +242,8 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
     """Why a VM does not leave its node.
 
-    The first that exists: a budget, the condition LiveMigratable, the cause of failed attempts.
+    The first of these that exists: a budget, the condition LiveMigratable, the cause of failed
+    attempts.
     """
     own = (one for one in why if one.source in _OWN_BLOCKERS)
     return next(own, None) or find_cause(why)
@@ -329,4 +330,4 @@ _CONDITIONED = {
     "BackupInProgress": Obstacle.BACKUP,
     "UtilityVolumesPresent": Obstacle.UTILITY_VOLUMES,
 }
-"""The states for the reasons of a VMIM's conditions; the quota's condition has no reason."""
+"""The obstacles by the reason of a VMIM's condition; the quota's condition has no reason."""

@@ -32,7 +32,7 @@ LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
 
 
 class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
-    """The arithmetic of one VMI's cooldown at one instant.
+    """The cooldown of one VMI at one instant.
 
     `blocks` is true while it runs; `not_before` and `released_at` as in `Verdict`.
     """

@@ -51,7 +51,7 @@ class Cordons:
         return True
 
     def find(self, node: str) -> Node | None:
-        """A node that is cordoned; None if it is not."""
+        """The node if it is cordoned, or else None."""
         return self._cordoned.get(node)
 
     def uncordoned_at(self, node: str) -> Instant | None:

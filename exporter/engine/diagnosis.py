@@ -12,15 +12,16 @@ its pods to one `State`, the first that applies in the order of the enum:
 
 A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
 or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as absent only if its
-watch has had contact since the VMI changed. Where VMIs are dead, every state is `unknown` and
-nothing is stuck.
+watch has had contact since the VMI changed. While the watch of VMIs is dead, every state is
+`unknown` and nothing is stuck.
 
 Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
 since the request (a success ends an evacuation, so failures since the request are failures in a
-row). Once stuck it stays stuck, without stored state: failures only grow, and an attempt that began
-to migrate after `stuck.after` shows that the evacuation was stuck by then. A VMI with the strategy
-External is moved by somebody else, with VMIMs of their own: those made since the request are its
-attempts. As long as there is none, it is stuck only if `stuck.external` sets an age.
+row). Once stuck it stays stuck, although no state is stored: the number of failures only grows, and
+an attempt that began to migrate after `stuck.after` shows that the evacuation was stuck by then. A
+VMI with the strategy External is moved by somebody else. The VMIMs that somebody else created since
+the request are its attempts. As long as there is no attempt, it is stuck only if `stuck.external`
+sets an age.
 
 A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
 others succeed. Its age counts from the newest success out of its node or, if the limit of the
@@ -141,8 +142,8 @@ def diagnose(
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    From `dead` resources, only who requested the evacuation is used. `contacts` are the last
-    contacts with the watches of its namespace; a watch that is not in it counts as up to date.
+    Of `dead` resources, the diagnosis uses only who requested the evacuation. `contacts` are the
+    last contacts with the watches of its namespace; a watch without an entry counts as up to date.
     `cordons` is None if it is unknown which nodes are cordoned.
     """
     marker = evidence.marker
@@ -206,7 +207,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The resources without which the state is unknown; if all others are seen, it is KubeVirts."""
+    """The resources whose absence makes the state unknown: KubeVirts if all others are seen."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}

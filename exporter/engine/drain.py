@@ -171,7 +171,7 @@ def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[Dr
 
 
 def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The counts if no evacuation failed; `recount` corrects them for one evacuation."""
+    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation."""
     counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
     counts.pop("", None)
     full = {node for node in counts if conditions.is_full(node)}
@@ -349,7 +349,7 @@ def _find_own_outcome(
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """How long this VMI's migration in a drain should take: as long as its last success.
+    """How long this VMI's migration in a drain should take: as long as its last successful one.
 
     None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
     migrating, because the progress of that migration is unknown.

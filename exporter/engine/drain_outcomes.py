@@ -1,11 +1,11 @@
 """What a drain of its node does to one VM.
 
-A drain evicts every launcher pod of the node. What KubeVirt makes of an eviction
+A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
 counts:
 
-- `stays`: LiveMigrate, and not migratable: KubeVirt refuses the eviction for ever. Or the outcome
+- `stays`: LiveMigrate, and not migratable: KubeVirt refuses every eviction. Or the outcome
   would be `restarts`, but a PodDisruptionBudget forbids the eviction.
 - `external`: External. Somebody else must move or stop the VM.
 - `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.

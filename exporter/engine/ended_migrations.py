@@ -49,7 +49,7 @@ _IMAGE_WORDS = frozenset(
         "ImageInspectError",
     }
 )
-"""What the kubelet says of a container whose image cannot be used."""
+"""The kubelet's reasons for a container whose image cannot be used."""
 _TEXTS = (
     ("stuck for", EndReason.TIMEOUT_PROGRESS),
     ("not completed after", EndReason.TIMEOUT_COMPLETION),
@@ -60,8 +60,8 @@ _TEXTS = (
 )
 """Parts of KubeVirt's `failureReason` in lower case; the first that is found counts.
 
-KubeVirt 1.9 writes "has been aborted" of a migration that somebody cancels, of one that takes too
-long, and of one that makes no progress.
+KubeVirt 1.9 writes "has been aborted" for a migration that somebody cancels, that takes too long or
+that makes no progress.
 """
 
 
@@ -119,7 +119,7 @@ def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[
     for part, reason in _TEXTS:
         yield part in text, reason
     yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
-    # virt-controller ends a migration whose target pod is gone with an end that equals the start.
+    # If the target pod is gone, virt-controller writes an end that equals the start.
     yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST
 
 

@@ -65,7 +65,7 @@ class EvacuationTracker:
             self._end(record.vmi, record.marker, now, left=True)
 
     def _end(self, vmi: Vmi, marker: Marker, now: Instant, *, left: bool) -> None:
-        """An evacuation is over: its VMI has left the node, or is no longer asked to."""
+        """An evacuation is over: its VMI has left the node, or KubeVirt has cleared the marker."""
         if left:
             end = settle(None if vmi.migration is None else vmi.migration.end, now)
             at = end if end is not None and end > marker.requested_at else now
@@ -77,7 +77,7 @@ class EvacuationTracker:
         """Apply the newest success, which may have been read after an older attempt.
 
         A success since the marker was first seen ended that evacuation. If the VMI still has the
-        marker, KubeVirt had cleared it unseen, and this is a new evacuation.
+        marker, KubeVirt has cleared it and set it again, and this is a new evacuation.
         """
         marker, vmi = record.marker, record.vmi
         if marker is None or vmi.eviction_requested_at is not None:

@@ -1,13 +1,13 @@
 """Decides which Kubernetes Events about VMIs are due, and limits their number.
 
-There are three: a stuck evacuation, the end of one that was reported as stuck, and evictions of a
-VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first, and
-while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
+There are three kinds: a stuck evacuation, the end of one that was reported as stuck, and evictions
+of a VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first,
+and while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
 
 However much happens, at most one Event a minute is written about a VMI, and `BURST` at once plus
 `PER_SECOND` about all of them: 3,700 in the hour for which the API server keeps Events by default
-(`--event-ttl`). If more are due, they wait, stuck evacuations first; what is over before its turn
-is dropped and counted.
+(`--event-ttl`). If more are due, they wait, stuck evacuations first; an Event whose episode is over
+before its turn is dropped and counted.
 """
 
 import math
@@ -23,7 +23,7 @@ from exporter.engine.model import EventOutcome, EventReason, Instant, Seconds, V
 
 
 REPEATED_AFTER: Seconds = 1800.0
-"""The interval of client-go (`tools/events`, `refreshTime`): an Event is not deleted so soon."""
+"""The interval of client-go (`tools/events`, `refreshTime`), shorter than an Event's lifetime."""
 PER_VMI: Seconds = 60.0
 BURST = 100
 PER_SECOND = 1.0
@@ -145,7 +145,7 @@ class EventQueue:
         self._due[EventReason.EVACUATION_ENDED].clear()
 
     def prune(self, now: Instant) -> Iterator[None]:
-        """Drop what is over; yields after each `SLICE`, for others to run."""
+        """Drop what is over; yields after each `SLICE`, so that others can run."""
         taken = self._taken_at.items()
         self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
         for count, blocked in enumerate(list(self._blocked.values()), 1):
@@ -169,7 +169,7 @@ class EventQueue:
         return None
 
     def note_outcome(self, episode: Episode, outcome: EventOutcome, now: Instant) -> None:
-        """Count an Event's outcome; one that did not reach the API server stays due."""
+        """Count an Event's outcome; an Event that did not reach the API server stays due."""
         self._outcomes[episode.reason, outcome] += 1
         due = self._due[episode.reason]
         if outcome is EventOutcome.UNREACHABLE:

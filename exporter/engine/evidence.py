@@ -230,7 +230,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return frozenset(one for one, since in self.refused if now >= since + self.dead_after)
 
     def distrusted_from(self) -> Iterator[Instant]:
-        """The instants at which the clock alone ends the belief in a fact."""
+        """The instants from which a fact is too old to be believed."""
         if self.contradicted_at is not None:
             yield self.contradicted_at
         for _, since in self.refused:

@@ -49,7 +49,7 @@ class Ending(Struct, frozen=True, gc=False):
 
 
 def settle(end: Instant | None, now: Instant) -> Instant | None:
-    """Adjust an end to our clock: up to `CLOCK_SKEW` ahead it is `now`, beyond that None."""
+    """The end, but `now` if it is up to `CLOCK_SKEW` ahead, and None if it is further ahead."""
     if end is None or end > now + CLOCK_SKEW:
         return None
     return min(end, now)

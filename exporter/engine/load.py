@@ -1,4 +1,4 @@
-"""How many migrations run, beside the limits of KubeVirt."""
+"""How many migrations run, and KubeVirt's limits on them."""
 
 from collections.abc import Mapping
 
@@ -14,10 +14,10 @@ RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "Targe
 class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
-    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. Known
-    only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has when the
-    newest successful migration out of each node ended, and `newest_success` is when the newest one
-    in the cluster ended.
+    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
+    is known only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has
+    when the newest successful migration out of each node ended, and `newest_success` is when the
+    newest one in the cluster ended.
     """
 
     running: int

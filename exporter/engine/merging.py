@@ -84,7 +84,7 @@ class HistoryMerger:
             self.merge_remembered(record, remembered, at)
 
     def keep_unseen(self, remembered: Remembered) -> bool:
-        """Keep what a stored history says until its VMI is seen; True if it is news."""
+        """Keep what a stored history says until its VMI is seen; True if it is new."""
         known = self.unseen.get(remembered.uid)
         self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
         return self.unseen[remembered.uid] != known

@@ -64,7 +64,7 @@ class EventReason(StrEnum):
 
 
 class EventOutcome(StrEnum):
-    """What became of an Event."""
+    """What happened to an Event that was due."""
 
     WRITTEN = "written"
     EXISTING = "existing"
@@ -365,7 +365,7 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `conditions` has those of Kubernetes 1.37's conditions about drains that are true.
+    `conditions` has the conditions about drains (Kubernetes 1.37) that are true.
     """
 
     name: str

@@ -137,7 +137,8 @@ def measure_progress(
 ) -> DrainProgress:
     """The progress of a drain. `requests`: when each VM that remains was asked to leave.
 
-    It is stuck if nothing has left for `stuck_after`; None: it cannot be stuck.
+    The drain is stuck if no VM has left for `stuck_after`. If `stuck_after` is None, it is never
+    stuck.
     """
     asked = [*requests]
     began = [*asked, *(() if departed.began is None else (departed.began,))]

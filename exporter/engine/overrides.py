@@ -7,7 +7,7 @@ from exporter.engine.policy import Policy
 
 
 KEPT = 2**14
-"""Choices that are kept."""
+"""How many choices the cache keeps."""
 
 
 class OverrideChooser:

@@ -2,7 +2,7 @@
 
 Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
 replaces its reasons; those of a deleted VMIM or pod are kept until the evacuation is over, because
-KubeVirt deletes an unschedulable target pod and makes the next attempt wait without one.
+KubeVirt deletes an unschedulable target pod, and the next attempt waits without a target pod.
 
 Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions: the
 condition's reason word of an idle VMI that is not live-migratable, and an attempt that was read

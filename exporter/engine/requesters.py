@@ -16,14 +16,14 @@ whole seconds, and may create the VMIM before it sets the condition EvictionRequ
 class Requesters:
     """The first request for the eviction of each VMI, by UID, for `ASKED_WITHIN`.
 
-    An admission webhook is asked before KubeVirt marks the VMI, so a request may come to nothing.
+    An admission webhook is asked before KubeVirt marks the VMI, so a request may have no effect.
     """
 
     def __init__(self) -> None:
         self._first: OrderedDict[str, Requester] = OrderedDict()
 
     def note(self, uid: str, requester: Requester) -> None:
-        """Somebody asks for the eviction of a VMI; the newest `VMIS_KEPT` VMIs are kept."""
+        """Note a request for the eviction of a VMI; the newest `VMIS_KEPT` VMIs are kept."""
         self._prune(requester.at)
         self._first.setdefault(uid, requester)
         if len(self._first) > VMIS_KEPT:

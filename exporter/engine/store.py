@@ -2,9 +2,9 @@
 
 Objects are applied as they are listed and watched, in any order and any number of times, and read
 as `Evidence`. Reads never change anything. A VMI is identified by its UID: its history is dropped
-with it, and a VMI recreated under the same name starts clean. `changes` has what goes in and what
-comes out, `migrations` says which VMIMs belong to a VMI, `launchers` which pods, `merging` merges
-their histories, and `evacuations` follows the evacuations.
+with it, and a VMI recreated under the same name starts without a history. `changes` has the changes
+that are applied and the notices that are sent, `migrations` says which VMIMs belong to a VMI,
+`launchers` which pods, `merging` merges their histories, and `evacuations` follows the evacuations.
 """
 
 from collections import Counter
@@ -55,10 +55,10 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched.
 
-    `apply` is the only way in, `subscribe` the way to be notified of changes; all else reads.
-    `mobilities` counts the VMIs by node and mobility, without ended ones. `drains` has the drains
-    that are under way, `cordons` the cordoned nodes, and `budgets` the launcher pods that no one
-    may evict.
+    `apply` is the only way in, `subscribe` the way to be notified of changes; all other methods
+    only read. `mobilities` counts the VMIs by node and mobility, without ended ones. `drains` has
+    the drains that are under way, `cordons` the cordoned nodes, and `budgets` the launcher pods
+    that no one may evict.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from exporter.engine.model import Instant, Pod, Resource, Vmi, Vmim
 
 
 class UnreadableObjects:
-    """Objects that were read before and cannot be now: their last readable version still counts."""
+    """Objects that could be read earlier but not now. Their last readable version still counts."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[Resource, str, str], Instant] = {}

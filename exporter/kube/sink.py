@@ -32,7 +32,7 @@ class FactSink(Protocol):
 
 
 class ChangeListener(Protocol):
-    """Notes each object that is read, before the sink has it."""
+    """Notes each object that is read, before the object is put into the sink."""
 
     def note(self, changed: Changed) -> None:
         """Note an object of a list or of a watch."""

@@ -123,8 +123,8 @@ class _ReviewCache(Generic[_Answer]):
 
     A yes counts for `keep` seconds, and for up to `outage` seconds while renewals fail. A no counts
     for `keep` seconds and replaces a yes. Yes and no have separate caches, so that invented tokens
-    push out nobody's yes. Callers with the same question share one review. Renewals have their own
-    slots, so that invented tokens do not delay them.
+    cannot remove a cached yes. Callers with the same question share one review. Renewals have their
+    own slots, so that invented tokens do not delay them.
     """
 
     def __init__(self, *, keep: Seconds, outage: Seconds, clock: Callable[[], Seconds]) -> None:

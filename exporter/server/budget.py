@@ -102,7 +102,7 @@ class ConnectionBudget:
 
 
 def _trim_memory() -> None:
-    """Return freed memory to the system; glibc would keep all below its highest used block."""
+    """Return freed memory to the system; glibc keeps all memory below its highest used block."""
     import ctypes
 
     with suppress(AttributeError):  # not glibc

@@ -12,9 +12,9 @@ evacuation (by users, or workload updates). The second are evacuations with a VM
 `system-critical` (drains and maintenance). If that VMIM arrives after the marker, as it often does,
 the decision is undone. An eviction of unknown source counts as the descheduler's.
 
-The watches of VMIs and VMIMs have no order between them. A VMIM may arrive before its marker, and
-the state of a migration before its VMIM. Until the VMIM is known, the state counts as part of the
-refused evacuation.
+The events of VMIs and VMIMs come from two watches, so their order is unknown. A VMIM may arrive
+before its marker, and the state of a migration before its VMIM. Until the VMIM is known, the state
+counts as part of the refused evacuation.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
 """What would these policies have done? Runs the engine on a recording, with the recording's clock.
 
-Each policy has its own `Store`, as a running exporter has, and one pass plays all of them.
-`counterfactual` decides about each recorded eviction and hides what follows from a refused one.
-`vm_totals` and `stuck_timers` count what is left, into an `Account`.
+Each policy has its own `Store`, as a running exporter has, and one pass replays the recording for
+all of them. `counterfactual` decides about each recorded eviction and hides what follows from a
+refused one. `vm_totals` and `stuck_timers` count what is left, into an `Account`.
 
 Limits:
 
 - A request that changes nothing is in no recording. Such a request is the eviction of a VMI that is
-  already evacuating, so the guard `evacuations` shows next to nothing.
+  already evacuating, so the guard `evacuations` has almost no effect in a replay.
 - Nothing reacts to a refusal. A VM that stays keeps its recorded node, pods and load, and the
   descheduler's later choices are as recorded. If evictions were refused while the recording was
   made, it has fewer of them. The numbers compare policies under the same demand. They do not
@@ -62,7 +62,7 @@ _UNSCHEDULABLE = Why(WhySource.POD_SCHEDULED, "Unschedulable")
 
 
 class Replay:
-    """Plays events for all contenders at once: `take` each event, then `finish`.
+    """Replays events for all contenders at once: `take` each event, then `finish`.
 
     `events` is the number of events, and `now` the virtual clock: the latest instant of all events
     so far.
@@ -83,7 +83,7 @@ class Replay:
         self._worlds = [_World(contender, self._vmims_by_vmi) for contender in contenders]
 
     def take(self, event: Recorded) -> None:
-        """Play the next event. If its instant is earlier than the clock, the clock stays."""
+        """Replay the next event. If its instant is earlier than the clock, the clock stays."""
         self.events += 1
         self.now = max(self.now, event.at)
         for world in self._worlds:

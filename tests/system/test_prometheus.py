@@ -417,7 +417,7 @@ async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
     """A file without a valid token is an error that does not repeat its content."""
     token = tmp_path / "token"
     token.write_text("two words")
-    with pytest.raises(CannotAsk, match="holds no token") as refused:
+    with pytest.raises(CannotAsk, match="contains no token") as refused:
         await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
 
     assert "words" not in str(refused.value)

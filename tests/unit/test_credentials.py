@@ -82,7 +82,7 @@ def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> 
     """A file without a valid token is an error."""
     file = tmp_path / "token"
     file.write_bytes(content)
-    with pytest.raises(CannotAsk, match=f"--token-file {file} holds no token"):
+    with pytest.raises(CannotAsk, match=f"--token-file {file} contains no token"):
         read_token(file)
 
 

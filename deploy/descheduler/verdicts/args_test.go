@@ -36,7 +36,7 @@ func TestDeepCopyObject(t *testing.T) {
 		t.Errorf("the original changed with its copy: %v", args)
 	}
 	if (*Args)(nil).DeepCopyObject() != nil {
-		t.Error("the copy of nothing is something")
+		t.Error("the copy of nil is not nil")
 	}
 }
 
@@ -109,7 +109,7 @@ func TestValidateTellsAll(t *testing.T) {
 	})
 	for _, says := range []string{Name, "urlPrefix", "httpTimeout", "tlsConfig.keyFile", "both certFile and keyFile", "bearerTokenFile"} {
 		if !strings.Contains(err.Error(), says) {
-			t.Errorf("%v: says nothing of %s", err, says)
+			t.Errorf("%v: does not contain %s", err, says)
 		}
 	}
 }

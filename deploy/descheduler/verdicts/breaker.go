@@ -47,7 +47,7 @@ func (b *breaker) succeed() bool {
 }
 
 // fail opens the breaker or, after a trial, keeps it open for longer. It reports whether the breaker
-// was closed. A request that was sent before it opened and fails later has no effect.
+// was closed. If a request was sent before the breaker opened, its failure has no effect.
 func (b *breaker) fail(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -129,7 +129,7 @@ func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (
 		return nil, err
 	}
 	defer response.Body.Close()
-	// The set was current when the answer began, even if the body takes long.
+	// The set was current when the answer began, even if reading the body takes long.
 	answeredAt := time.Now()
 	if response.StatusCode == http.StatusNotModified && last != nil {
 		return last.renewed(answeredAt), nil

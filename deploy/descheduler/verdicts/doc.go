@@ -28,8 +28,8 @@
 // stores the answer as a snapshot. Filter looks up the VMI in the snapshot. If it is blocked there,
 // Filter asks POST /v1/verdicts, so that the exporter counts the block. Otherwise Filter sends no
 // request. PreEvictionFilter always asks, and names no checkpoint, so that all rules apply: a
-// migration that began after the snapshot blocks there. The first Filter waits for the first
-// snapshot, once and at most for httpTimeout.
+// migration that began after the snapshot also blocks. The first call of Filter waits for the first
+// snapshot, at most for httpTimeout.
 //
 // # Errors
 //

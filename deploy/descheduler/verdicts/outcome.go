@@ -27,7 +27,7 @@ const (
 	unavailable
 	// blockedBySnapshot: no verdict, but a fresh snapshot says blocked.
 	blockedBySnapshot
-	// unnamed: the launcher pod does not name its VMI.
+	// unnamed: the launcher pod has no valid name of its VMI.
 	unnamed
 )
 

@@ -21,7 +21,7 @@ const (
 	createdByLabel    = "kubevirt.io/created-by"
 	leavingAnnotation = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 
-	// The API server's limit on names. A longer name cannot be a VMI's.
+	// The API server's limit on names. No VMI can have a longer name.
 	longestName = 253
 )
 
@@ -114,7 +114,7 @@ func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	return p.judge(pod, atPreEviction, asked)
 }
 
-// judge decides by a verdict or, without one, by a fresh snapshot.
+// judge decides by the exporter's verdict. If there is none, it decides by a fresh snapshot.
 func (p *Plugin) judge(pod *v1.Pod, at checkpoint, asked candidate) bool {
 	if ended, why, ok := p.ask(at, asked); ok {
 		return p.conclude(pod, at, ended, why)
@@ -153,7 +153,7 @@ func (p *Plugin) noteAnswer() {
 	}
 }
 
-// conclude counts and logs an outcome, and reports whether the eviction may continue.
+// conclude counts an outcome, logs a block, and reports whether the eviction may continue.
 func (p *Plugin) conclude(pod *v1.Pod, at checkpoint, ended outcome, why block) bool {
 	p.counters.count(at, ended)
 	permitted := ended.permits(p.ignorable)

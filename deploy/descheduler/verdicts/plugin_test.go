@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// pluginOver returns a plugin with this snapshot (if any) that does not poll.
+// pluginOver returns a plugin that does not poll. It has this snapshot, which may be nil.
 func pluginOver(t testing.TB, api *fakeAPI, snapshot *snapshot, ignorable bool) (*Plugin, *logged) {
 	lines := &logged{}
 	args := makeArgs(func(a *Args) { a.Ignorable = &ignorable })
@@ -25,7 +25,7 @@ func (p *Plugin) counted(at checkpoint, ended outcome) int {
 	return int(p.counters.verdicts[at][ended].Load())
 }
 
-// Other pods are allowed without a request.
+// Pods that are not launchers are allowed without a request.
 func TestOtherPods(t *testing.T) {
 	api := &fakeAPI{ended: blocked, askErr: errDown}
 	plugin, _ := pluginOver(t, api, nil, false)
@@ -129,8 +129,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// Without a verdict, a fresh snapshot blocks the VMI with that UID: at filter only by the blocks of
-// filter, before an eviction by the blocks of both checkpoints.
+// Without a verdict, a fresh snapshot blocks a VMI that it contains with the same UID. Filter uses
+// only the blocks at filter. PreEvictionFilter uses the blocks at both checkpoints.
 func TestHeldEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plugin, _ := pluginOver(t, &fakeAPI{askErr: errDown}, blockedAt(atPreEviction, "db1"), true)

@@ -29,14 +29,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// exporter is a query API over HTTP that blocks the VMIs shop/NAME of its sets.
+// exporter is a simulated query API. It blocks the VMI shop/NAME for each name in `blocked`.
 type exporter struct {
 	mu       sync.Mutex
 	blocked  [len(checkpoints)]map[string]bool
 	version  int
 	changed  chan struct{}
 	requests map[string]int
-	instead  http.HandlerFunc // where set, answers everything
+	instead  http.HandlerFunc // if set, it answers every request
 }
 
 func newExporter() *exporter {
@@ -132,7 +132,7 @@ func (e *exporter) answerBlocked(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"stale": false, "maxAgeSeconds": 90, "blocked": entries})
 }
 
-// start serves it on a loopback port.
+// start serves the handler on a loopback port.
 func start(t testing.TB, handler http.Handler) *httptest.Server {
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
@@ -142,7 +142,7 @@ func start(t testing.TB, handler http.Handler) *httptest.Server {
 	return server
 }
 
-// build calls New; the plugin ends with the test.
+// build calls New. The plugin stops when the test ends.
 func build(t testing.TB, args *Args) *Plugin {
 	t.Helper()
 	if err := Validate(args); err != nil {
@@ -246,7 +246,8 @@ func TestRequestsOfACycle(t *testing.T) {
 		api.requested("filter"), api.requested(""), api.requested("poll"), time.Since(began).Round(time.Millisecond))
 }
 
-// Plugins whose contexts have ended leave no goroutine and no connection, with and without an exporter.
+// When their contexts have ended, plugins leave no goroutine and no connection open, whether an
+// exporter answers or not.
 func TestNewLeaksNothing(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -270,7 +271,7 @@ func TestNewLeaksNothing(t *testing.T) {
 	eventually(t, "as many goroutines as before", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// New succeeds without an exporter. Its error names a file that cannot be read.
+// New succeeds without an exporter. If a file cannot be read, the error of New names it.
 func TestNew(t *testing.T) {
 	began := time.Now()
 	build(t, makeArgs(func(a *Args) { a.URLPrefix = "http://192.0.2.1:9810" }))
@@ -523,11 +524,11 @@ func TestTLS(t *testing.T) {
 	server.CloseClientConnections()
 	trusted.Store(newer)
 	if err := ask(); err == nil || !strings.Contains(err.Error(), "unknown authority") {
-		t.Errorf("with the authority of before: got %v", err)
+		t.Errorf("with the old authority: got %v", err)
 	}
 	newer.write(t, files)
 	if err := ask(); err != nil {
-		t.Errorf("with the files of now: %v", err)
+		t.Errorf("with the new files: %v", err)
 	}
 
 	anonymous := clientOf(t, makeArgs(func(a *Args) {

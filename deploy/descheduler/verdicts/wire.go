@@ -30,7 +30,7 @@ func (c candidate) key() vmiKey {
 }
 
 type verdictsRequest struct {
-	Checkpoint string      `json:"checkpoint,omitempty"` // none: all rules
+	Checkpoint string      `json:"checkpoint,omitempty"` // empty: all rules apply
 	Candidates []candidate `json:"candidates"`
 }
 
@@ -91,7 +91,7 @@ func readVerdict(body []byte, asked candidate) (outcome, block, error) {
 	}
 }
 
-// readSnapshot reads the set of blocked VMIs, and stores the ETag and the time of the answer in it.
+// readSnapshot reads the set of blocked VMIs, and stores the ETag and the time of the answer with it.
 func readSnapshot(body []byte, etag string, answeredAt time.Time) (*snapshot, error) {
 	var answer blockedAnswer
 	if err := json.Unmarshal(body, &answer); err != nil {

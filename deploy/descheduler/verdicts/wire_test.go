@@ -19,7 +19,7 @@ const blockedBody = `{"asOf": "2026-01-01T00:00:00Z", "stale": false, "maxAgeSec
 	{"namespace": "shop", "name": "db4", "vmiUid": "u4", "node": "n1", "checkpoint": "preEviction",
 	 "reason": "policy", "notBefore": null}]}`
 
-// The snapshot has the blocked VMIs by checkpoint. Every reason counts; entries with an unknown
+// The snapshot has the blocked VMIs by checkpoint, whatever the reason. Entries with an unknown
 // checkpoint are ignored.
 func TestReadSnapshot(t *testing.T) {
 	now := time.Now()
@@ -69,7 +69,7 @@ func TestReadSnapshotRefuses(t *testing.T) {
 	}
 }
 
-// A set with too many VMIs is an error and is not cut.
+// A set with too many VMIs is an error. It is not truncated.
 func TestReadSnapshotTooLarge(t *testing.T) {
 	body := `{"stale": false, "maxAgeSeconds": 90, "blocked": [{}` + strings.Repeat(",{}", mostBlocked) + `]}`
 	if _, err := readSnapshot([]byte(body), "tag", time.Now()); !errors.Is(err, errTooLarge) {

@@ -33,7 +33,7 @@ SPANS: tuple[Seconds, ...] = tuple(
 )
 """How much past a timeline can show. The shortest length that includes everything is used."""
 AHEAD = 0.06
-"""How much future a timeline shows at least, as a fraction of its past."""
+"""How much of the future a timeline shows at least, as a fraction of its past."""
 ROOM = 28.0
 """How much room the label at the end of the axis needs, in percent of the width."""
 _DAY: Seconds = 86_400.0
@@ -88,7 +88,7 @@ class Axis(Struct, frozen=True):
 
     @property
     def past(self) -> Seconds:
-        """How much past the axis shows."""
+        """How much of the past the axis shows."""
         return (self.now - self.since).total_seconds()
 
 

@@ -173,7 +173,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
     """The error for an invalid certificate and key names the options."""
     write_certificates(tmp_path, "one")
     certificate = tmp_path / "one.crt"
-    for key, said in ((None, "not PEM, no matching pair"), (tmp_path / "none", "No such file")):
+    for key, said in ((None, "not PEM, not a matching pair"), (tmp_path / "none", "No such file")):
         told = await trouble(Endpoint("https://localhost:1", cert_file=certificate, key_file=key))
 
         assert f"--cert-file {certificate}, --key-file {key}: " in told

@@ -424,7 +424,7 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
         pytest.param(["{}", "--policy", "theirs"], Exit.USAGE, "--policy theirs", id="policy"),
         pytest.param(["{}", "--plot", "x.jpg"], Exit.USAGE, "ends in .png", id="plot"),
         pytest.param(["{}.not"], Exit.CANNOT_REPLAY, "No such file", id="no-file"),
-        pytest.param(["/dev/null"], Exit.CANNOT_REPLAY, "no event to play", id="empty"),
+        pytest.param(["/dev/null"], Exit.CANNOT_REPLAY, "no event to replay", id="empty"),
         pytest.param(["{}", "--plot", "/no/x.png"], Exit.CANNOT_RECORD, "No such file", id="where"),
         pytest.param(
             ["--prometheus", "http://127.0.0.1:9", *A_DAY],

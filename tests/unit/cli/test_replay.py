@@ -127,12 +127,12 @@ class TestSources:
     @pytest.mark.parametrize(
         ("body", "why"),
         [
-            (b"", "no event to play"),
-            (recording.write_header(), "no event to play"),
-            (b'{"type":"ADDED"}\n', "no event to play: line 1: no instant"),
+            (b"", "no event to replay"),
+            (recording.write_header(), "no event to replay"),
+            (b'{"type":"ADDED"}\n', "no event to replay: line 1: no instant"),
             (b'{"items":[]}\n', "neither a recording nor watch events"),
             (b"\x1f\x8bno gzip at all", "damaged gzip"),
-            (gzip.compress(a_recording(), mtime=0)[:12], "no event to play: it is truncated"),
+            (gzip.compress(a_recording(), mtime=0)[:12], "no event to replay: it is truncated"),
         ],
     )
     def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
