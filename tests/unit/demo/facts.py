@@ -71,7 +71,7 @@ def through(migration: Object, *phases: str, start: float = 0) -> Object:
 
 
 class Play:
-    """One evacuation of one VMI. The test makes each reconcile."""
+    """One evacuation of one VMI. The test starts each reconcile."""
 
     def __init__(self, **rules: Any) -> None:
         self.rules = controller.Rules(**rules)
@@ -113,7 +113,7 @@ class Play:
         self.pods[1] = node.finish_pod(self.pods[1], "Failed", self.now)
 
     def hand_off(self) -> None:
-        """Play the migration until the hand-off is done."""
+        """Reconcile until the hand-off is done."""
         self.reconcile(3)
         self.ready_target()
         self.reconcile(2)

@@ -163,7 +163,7 @@ def test_finished_pods_do_not_pile_up() -> None:
 
 
 def test_the_stream_does_not_depend_on_the_steps() -> None:
-    """The events do not depend on the size of the steps."""
+    """The events do not depend on the size of the time steps."""
 
     def play(step: float) -> list[Object]:
         lab = Lab("db1", "db2", fate=Fate("fails", 3.0))

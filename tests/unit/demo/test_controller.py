@@ -343,7 +343,7 @@ class TestEvacuation:
         assert not controller.needs_evacuation(vmi, [], [make_pod(vmi)])
 
     def test_what_stands_in_the_way(self) -> None:
-        """A VMIM is created only for a marked VMI that can migrate and has none open."""
+        """A VMIM is created only for a marked VMI that can migrate and has no unfinished VMIM."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)

@@ -1,4 +1,4 @@
-"""The advice for an evacuation: one action per obstacle, unchanged while KubeVirt retries."""
+"""The advice for an evacuation: each obstacle has one action, unchanged while KubeVirt retries."""
 
 import os
 import subprocess
@@ -85,7 +85,7 @@ def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle
 
 @pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
 def test_every_state_has_an_action(evidence: Evidence) -> None:
-    """In every situation there is one sentence and one command."""
+    """The advice for every situation has one sentence and one command."""
     found = diagnosis(evidence)
     for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
         advice = advise(evidence, found, why)
@@ -163,7 +163,7 @@ def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
 
 
 def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
-    """A migration whose target pod is being deleted has that obstacle, whatever failed before."""
+    """While memory is copied, a deleted target pod is the obstacle, whatever failed before."""
     gone = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-db1-x is being deleted")
     moving = an_evacuation(vmi={"migration": a_running_state()})
 

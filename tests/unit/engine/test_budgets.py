@@ -41,7 +41,7 @@ def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
 
 
 def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
-    """The outcome of each VM on n1; the counts must agree with it."""
+    """The outcome of each VM on n1; checks that the counts of all nodes agree with it."""
     now = conditions(store, **sees)
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now)["n1"] == forecast.outcomes
@@ -66,7 +66,7 @@ def test_the_first_of_two_budgets_is_named() -> None:
 
 
 def test_a_budget_forbids_what_would_restart_alone() -> None:
-    """A VM that would restart stays; VMs that KubeVirt migrates leave, whatever a budget says."""
+    """A budget that forbids disruptions holds VMs that would restart, but not VMs that migrate."""
     store = a_store(
         a_movable(1, eviction_strategy="None"),
         a_movable(2, eviction_strategy="LiveMigrateIfPossible", migratable=False),
@@ -91,7 +91,7 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
 
 @pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
 def test_a_budget_forbids_until_it_does_not(how: str) -> None:
-    """A VM restarts again once no budget that forbids disruptions selects its pod."""
+    """Without a budget that forbids disruptions of its pod, the VM would restart as before."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
     match how:

@@ -212,7 +212,9 @@ RESTS_ON = {
 BLOCKING = a_policy(
     guard_platform_update=True, overrides=(Override(name="db", policy=a_policy(block=True)),)
 )
-"""A policy with both optional rules: one for all VMIs, the other for those with the entry `db`."""
+"""A policy with both optional rules: `guard_platform_update` for all VMIs, and `block` for those
+with the override `db`.
+"""
 
 
 @pytest.mark.parametrize("dead", CLUSTER_RESOURCES)
@@ -273,7 +275,7 @@ def test_emptied_state(
 
 
 def test_emptied_state_of_a_vmi_without_history() -> None:
-    """With an empty `migrationState` and no history no rule blocks."""
+    """With an empty `migrationState` and no history, no rule blocks."""
     evidence = some_evidence(vmi=a_vmi(migration=EMPTIED))
     assert decide(evidence, a_policy(), NOW) == Verdict(known=True)
 
@@ -396,14 +398,16 @@ def test_arithmetic_is_told() -> None:
     ],
 )
 def test_window(ago: float, *, inside: bool) -> None:
-    """An ending counts if now - window < end <= now; an end a little ahead of the clock is now."""
+    """An ending counts if now - window < end <= now; an end a little ahead of the clock counts as
+    now.
+    """
     history = a_history(m0=a_migration(end=NOW - ago))
     verdict = decide(some_evidence(history=history), a_policy(migration_history_window=100.0), NOW)
     assert verdict.migrations_in_window == int(inside)
 
 
 def test_verdict_of_a_cooldown() -> None:
-    """A verdict blocked by cooldown has checkpoint, reason, release, cooldown and count."""
+    """If a cooldown blocks, the verdict has its length, its end and the number of migrations."""
     assert decide(ended(100.0, others=(200.0,)), a_policy(), NOW) == Verdict(
         known=True,
         checkpoint=Checkpoint.PRE_EVICTION,
@@ -416,7 +420,7 @@ def test_verdict_of_a_cooldown() -> None:
 
 
 def test_verdict_of_another_rule() -> None:
-    """A verdict blocked by another rule has the cooldown without its release."""
+    """If another rule blocks, the verdict has the length of the cooldown, but not its end."""
     evidence = replace(ended(100.0), vmims=(a_vmim(uid="m2"),))
     assert decide(evidence, a_policy(), NOW) == Verdict(
         known=True,
@@ -512,7 +516,9 @@ def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
 
 
 def test_reasons_of_a_policy() -> None:
-    """A policy blocks for an update and by `block` only if set; other reasons always apply."""
+    """The reasons `platform_update` and `policy` apply only if the policy sets them; the others
+    always apply.
+    """
     optional = {Reason.PLATFORM_UPDATE, Reason.POLICY}
     assert set(Reason) - set(a_policy(guard_platform_update=False).reasons) == optional
     assert set(a_policy(guard_platform_update=True, block=True).reasons) == set(Reason)

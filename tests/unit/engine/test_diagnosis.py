@@ -512,7 +512,7 @@ class TestBackoff:
 
 
 class TestContact:
-    """Absent or old evidence counts only while its watch has contact."""
+    """Missing objects and old states count only while their watch has contact to the API server."""
 
     @pytest.mark.parametrize(
         ("evidence", "late", "state"),
@@ -536,7 +536,7 @@ class TestContact:
         assert (caught_up.state, caught_up.missing) == (diagnosis(evidence).state, ())
 
     def test_an_attempt_that_is_there(self) -> None:
-        """An attempt that exists counts without further contact."""
+        """An attempt that exists counts, even if its watch had no contact since."""
         evidence = an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
         assert diagnosis(changed, contacts={Resource.VMIMS: NOW - 99}).state is State.QUOTA

@@ -72,7 +72,7 @@ def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome
 
 
 def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
-    """The lower bound of a node's drain, which the forecast of all nodes must have too."""
+    """The lower bound for a node's drain; checks that `forecast_nodes` has the same bound."""
     forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
     known = {node: [one for one in durations if one is not None]}
@@ -303,7 +303,7 @@ def test_failed_attempts() -> None:
 
 
 def test_failed_attempts_of_an_evacuation() -> None:
-    """During an evacuation failed attempts include those that KubeVirt has deleted."""
+    """During an evacuation, failed attempts count even after KubeVirt has deleted their VMIMs."""
     store = a_store(a_movable(evacuation_node="n1"), now=NOW - 1000.0)
     for number in range(7):
         store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))

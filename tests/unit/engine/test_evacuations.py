@@ -67,7 +67,7 @@ def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, s
 def test_any_vmim_since_the_request_is_an_attempt_of_external(
     strategy: str, created: float, failed: int
 ) -> None:
-    """Every VMIM since the request of an External VMI is an attempt."""
+    """For a VMI with the strategy External, every VMIM since the request counts as an attempt."""
     vmi = a_vmi(evacuation_node="n1", eviction_strategy=strategy, eviction_requested_at=NOW - 60)
     ended = {"phase": "Failed", "finished": True, "finished_at": NOW}
     store = a_store(vmi, a_vmim(created=created, **ended))

@@ -64,7 +64,7 @@ def vmis(count: int) -> list[Vmi]:
 
 
 class Queue(EventQueue):
-    """A queue whose Events are written when they are taken."""
+    """A queue in which an Event counts as written as soon as it is taken."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
@@ -77,7 +77,7 @@ class Queue(EventQueue):
         self.note_ended({vmi.uid for vmi, _ in stuck}, now)
 
     def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
-        """Take everything that is due at `now`."""
+        """Take every Event that is due at `now`, and note it as written."""
         taken = []
         while (episode := self.take(now)) is not None:
             taken.append(replace(episode))
@@ -166,7 +166,7 @@ def test_an_evacuation_that_was_requested_again_is_another_one(queue: Queue) -> 
 
 
 def test_an_end_without_a_report_is_not_reported(queue: Queue) -> None:
-    """The end of an evacuation without an earlier Event is dropped and counted."""
+    """If an evacuation ends before its Event was written, the Event is dropped and counted."""
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.find([], NOW + 15)
 
@@ -185,7 +185,7 @@ def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
 
 
 def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
-    """For 10,000 VMs at once 100 Events are written, then one a second, stuck ones first."""
+    """Of 10,000 Events at once, 100 are written, then one a second; stuck VMs come first."""
     for vmi in vmis(10_000):
         queue.note_blocked(vmi, a_hold(), NOW)
     first = queue.write(NOW)
@@ -269,7 +269,7 @@ def test_an_end_that_another_replica_reports(queue: Queue) -> None:
 
 
 def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:
-    """The result of a write belongs to the episode that was written."""
+    """If the reason changes while an Event is being written, the new reason still has its Event."""
     queue.note_blocked(a_vmi(), RUNNING, NOW)
     taken = queue.take(NOW)
     assert taken is not None

@@ -73,7 +73,7 @@ def an_attempt(number: int, *, created: float | None, failed_at: float | None = 
 
 
 class TestRequest:
-    """When the evacuation was requested: it never moves later until it is cleared."""
+    """When the evacuation was requested: for the same evacuation this time only becomes earlier."""
 
     def test_condition(self) -> None:
         """The request dates from the condition's transition."""
@@ -91,7 +91,9 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 300
 
     def test_attempts_of_an_older_evacuation(self) -> None:
-        """Attempts before the newest success, or before the VMI last had no marker, are ignored."""
+        """Attempts before the newest success, or before we last read the VMI without a marker, are
+        ignored.
+        """
         store = a_store(a_vmi())
         store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
         put(store, a_vmi(migratable=True), at=NOW - 500)
@@ -152,7 +154,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("ahead", [-2400.0, 120.0])
     def test_a_condition_that_comes_soon(self, ahead: float) -> None:
-        """The condition replaces the date that our own clock gave."""
+        """The date of the condition replaces the date from our own clock."""
         store = a_store()
         store.now = NOW + ahead - 1
         store.put(a_vmi())
@@ -167,7 +169,9 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 5
 
     def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
-        """An earlier date of a late condition counts; an attempt without creation time has none."""
+        """A condition that comes late counts if its date is earlier. An attempt without creation
+        time gives no date.
+        """
         store = a_store(a_vmi(evacuation_node="n1"), an_attempt(1, created=None))
         assert marker_of(store).requested_at == NOW
         put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 450), at=NOW + 3600)
@@ -267,7 +271,7 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 0
 
     def test_a_failure_that_came_before_everything(self) -> None:
-        """A failure from before the VMI last had no marker does not count."""
+        """A failure from before we last read the VMI without a marker does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
         marker.note_failure("old", NOW - 10)
         marker.note_failure("new", NOW)
@@ -294,7 +298,7 @@ class TestMarker:
     """Joining the markers of several replicas, or of one before and after a restart."""
 
     def test_the_earliest_of_both(self) -> None:
-        """Joining two markers takes the earlier request and first sight."""
+        """A join of two markers takes the earlier request and the earlier first sight."""
         for one, other in ((90.0, 80.0), (80.0, 90.0)):
             marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
             stored = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
@@ -314,7 +318,7 @@ class TestMarker:
         ],
     )
     def test_each_is_news(self, news: dict[str, Any]) -> None:
-        """Joining reports a change for each field that differs, and none the second time."""
+        """A join that changes a field reports a change; the same join again reports none."""
         marker = a_marker()
         assert not marker.join(a_marker())
         assert marker.join(a_marker(**news))
@@ -323,7 +327,7 @@ class TestMarker:
 
     @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
     def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
-        """The join drops what is older than either marker's bound."""
+        """A join drops requests and failures from before the `not_before` of either marker."""
         bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
         loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
         marker, stored = (bound, loose) if mine else (loose, bound)
@@ -333,7 +337,7 @@ class TestMarker:
         assert marker.failed_since_request() == 1
 
     def test_no_request_that_is_ours(self) -> None:
-        """If both requests are older than the bound, the time of the first sight is used."""
+        """If both requests are before `not_before`, the request is dated by the first sight."""
         marker = a_marker(requested_at=40.0, not_before=60.0)
         assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
         assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
@@ -352,7 +356,9 @@ class TestMarker:
     def test_the_bound(
         self, bounds: tuple[float | None, float | None], bound: float | None
     ) -> None:
-        """The join takes the latest bound that is not after the first sight of the marker."""
+        """A join takes the latest `not_before` that is not later than the first sight of the
+        marker.
+        """
         for one, other in (bounds, bounds[::-1]):
             marker = a_marker(not_before=one, requested_at=101.0)
             marker.join(a_marker(not_before=other, requested_at=101.0))
@@ -403,7 +409,7 @@ class TestMarker:
         other: tuple[int, dict[str, float]],
         total: int,
     ) -> None:
-        """Failures whose UIDs were dropped are joined so that none of them counts twice."""
+        """A join counts no failure twice, even if its UID was dropped."""
         for mine, theirs in ((one, other), (other, one)):
             marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
             stored = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
@@ -421,7 +427,7 @@ class TestMarker:
         assert (marker.forgotten, marker.failed_since_request()) == (17, FAILURES_KEPT + 17)
 
     def test_what_is_forgotten_counts_from_the_request_on(self) -> None:
-        """Dropped UIDs still count if they failed since the request."""
+        """Failures whose UIDs were dropped still count if they are not older than the request."""
         marker = a_marker(failed={f"e{n}": 89.0 + n for n in range(FAILURES_KEPT)})
         assert marker.failed_since_request() == FAILURES_KEPT - 1
         marker.note_failure("new", 300.0)
@@ -525,7 +531,7 @@ class TestBlind:
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:
-        """Only VMIs of the forbidden namespace lack that evidence."""
+        """Only the evidence of VMIs in the forbidden namespace lacks the forbidden resource."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
         store.see(blind={resource: frozenset({"elsewhere"})})
         assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
@@ -540,8 +546,8 @@ class TestLoad:
     """The number of running migrations, counted as KubeVirt does, if all can be seen."""
 
     def test_counts(self) -> None:
-        """Migrations count from Scheduling on, or Pending with a target pod, against the
-        VMI's node.
+        """A migration counts against the VMI's node from Scheduling on, or if it is Pending with a
+        target pod.
         """
         store = a_store(KubeVirtSettings(MigrationLimits(cluster=3, outbound_per_node=2)), a_vmi())
         store.put(a_vmim(uid="a", name="a", phase="Running"))
@@ -598,7 +604,9 @@ class TestLoad:
 
     @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
     def test_not_to_be_seen(self, blind: str) -> None:
-        """Without one of the needed resources there is no number."""
+        """Without all permissions, or without KubeVirt's limits, the number of migrations is
+        unknown.
+        """
         store = a_store(sees_all=blind != "namespaced")
         store.see(vmims=blind != "vmims", pods=blind != "pods")
         if blind != "limits":

@@ -23,7 +23,7 @@ from tests.support.verdicts import decide
 
 
 def migrations() -> st.SearchStrategy[Migration]:
-    """Any record of a migration: times of the last two days, or none."""
+    """Any record of a migration: its times are in the last two days, or missing."""
     instants = st.none() | st.integers(-172_800, 400).map(lambda ago: NOW + ago)
     return st.builds(
         Migration,
@@ -129,7 +129,7 @@ def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -
 
 
 def test_nameless_ending_yields_to_a_failure_that_is_left_out() -> None:
-    """A record without UID is ignored also if the other record is a failure that does not count."""
+    """A record without UID is ignored even if the other record is a failure that does not count."""
     history = recorded(
         ("", a_migration(end=NOW - 60.0, outcome=Outcome.UNKNOWN)),
         ("m1", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),
@@ -306,7 +306,7 @@ def test_newest_success() -> None:
 
 
 def test_written_ends() -> None:
-    """The result has the end of every record, whatever its outcome."""
+    """`written_ends` has every known end of the records, whatever the outcome."""
     history = a_history(
         m1=a_migration(end=NOW - 90.0, finished_at=NOW - 89.0),
         m2=a_migration(end=NOW + 9_000.0, outcome=Outcome.FAILED, handed_off=False),

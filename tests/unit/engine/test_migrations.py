@@ -16,7 +16,7 @@ def put_and_remove(vmims: VmimIndex, vmim: Vmim, *, proven: bool = False) -> Non
 
 
 def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:
-    """The names of the waiting VMIMs that a new VMI of this name gets."""
+    """The names of the deleted VMIMs that are bound to a new VMI of this name."""
     return [binding.vmim.name for binding in vmims.bind_all(VmiRecord(a_vmi(name=name)))]
 
 
@@ -25,7 +25,7 @@ def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:
     [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
 )
 def test_which_deleted_vmims_wait(*, handed_off: bool, proven: bool, waits: bool) -> None:
-    """A deleted VMIM waits if it was handed off and its VMI is not proven."""
+    """A deleted VMIM waits if it was handed off and is not yet proven to belong to a VMI."""
     vmims = VmimIndex(keep=8)
     put_and_remove(vmims, an_ended_vmim(handed_off=handed_off), proven=proven)
     assert waiting(vmims) == (["mig-1"] if waits else [])

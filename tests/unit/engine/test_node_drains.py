@@ -30,7 +30,7 @@ def gone(number: int, left_at: float) -> Vmi:
 
 
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
-    """The drain of a node, which must exist and be the same in both answers."""
+    """The progress of a node's drain, which must be the same in both forecasts."""
     conditions = now_in(store)
     by_name = {one.node: one.progress for one in forecast_nodes(store, conditions, {})}
     single = forecast_node(store, node, conditions)[0].progress
@@ -113,8 +113,8 @@ def test_a_drain_began_with_its_earliest_request() -> None:
 
 
 def test_a_drain_that_goes_on_is_not_idle() -> None:
-    """A request within the pause continues a drain; cancelling for a VM that has left changes
-    nothing.
+    """A request within the pause continues a drain. The cancelled request of a VM that has left
+    changes nothing.
     """
     drains = NodeDrains()
     drains.ask("n1", "a", NOW)
@@ -152,12 +152,12 @@ def a_departure(at: float) -> Departed:
 
 
 def measure(departed: Departed, *requests: float) -> DrainProgress:
-    """The progress now; it is stuck after a minute."""
+    """The progress now, for a drain that is stuck after a minute without a departure."""
     return measure_progress(departed, requests, failing=0, external=0, now=NOW, stuck_after=60.0)
 
 
 def test_the_pace_is_that_of_the_newest_departures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain that goes on for ever counts all departures, and keeps only the newest ones."""
+    """A long drain counts all departures, but only the newest ones give its pace."""
     monkeypatch.setattr(node_drains, "DEPARTURES_KEPT", 3)
     drains = NodeDrains()
     drains.ask("n1", "remains", NOW)

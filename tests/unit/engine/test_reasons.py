@@ -92,7 +92,7 @@ def test_a_deleted_vmim_is_remembered_too(store: ClockedStore) -> None:
 
 
 def test_idle_vmis_have_none(store: ClockedStore) -> None:
-    """Without an evacuation finished attempts have no reasons."""
+    """The finished attempts of a VMI that is not evacuating have no reasons."""
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
     put(store, a_vmi())
@@ -141,7 +141,7 @@ def test_an_attempt_from_before_the_request_is_no_reason(store: ClockedStore) ->
 
 
 def test_a_list_of_idle_vmis_leaves_nothing(store: ClockedStore) -> None:
-    """Reasons that were read before their VMI are dropped if it is not evacuating."""
+    """Reasons that were read before their VMI are dropped if the VMI is not evacuating."""
     put(store, FAILED, FAILURE)
     assert count_reasons(store) == 1
     put(store, a_vmi())
@@ -202,7 +202,7 @@ def test_node_selectors_explain_the_scheduler_s_message(store: ClockedStore) -> 
 
 
 def test_node_selectors_follow_the_newest_message_of_the_scheduler(store: ClockedStore) -> None:
-    """With messages of two attempts the selectors stand after the newer one."""
+    """If there are messages of two attempts, the selectors follow the newer message."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     older = replace(FULL, message="0/2 nodes are available", at=NOW - 600.0)
     put(store, EVACUATING, selector)

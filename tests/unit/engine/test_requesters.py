@@ -44,7 +44,7 @@ def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
 
 
 def test_kubevirts_date_follows(store: ClockedStore) -> None:
-    """The requester stays when the condition EvictionRequested follows with an earlier time."""
+    """The requester stays when the condition EvictionRequested comes later with an earlier time."""
     admit(store, "alice", NOW + 0.7)
     mark(store, NOW + 0.9)
     mark(store, NOW + 1.1, eviction_requested_at=NOW)
@@ -63,7 +63,7 @@ def test_the_first_request_wins(store: ClockedStore) -> None:
 
 @pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
 def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
-    """A request is ignored if the VMI is marked later than a webhook's longest timeout."""
+    """A request does not count if the VMI is marked after more than a webhook's longest timeout."""
     admit(store, "alice", NOW)
     mark(store, NOW + waited)
     assert (requester_of(store) is not None) is found
@@ -78,7 +78,7 @@ def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
 
 
 def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
-    """A marker dated long before the review does not have that user as requester."""
+    """If the marker is dated long before the review, the reviewed user is not its requester."""
     admit(store, "bob", NOW)
     mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
     assert requester_of(store) is None

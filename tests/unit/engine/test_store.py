@@ -194,7 +194,7 @@ def test_a_vmim_that_names_another_vmi() -> None:
 
 
 def test_what_a_new_store_may_see() -> None:
-    """A new store has no permission for VMIMs and pods."""
+    """A new store assumes that it may not read VMIMs and pods."""
     store = Store(endings_kept=2)
     put(store, a_vmi())
     assert (seen(store).vmims_seen, seen(store).pods_seen) == (False, False)
@@ -211,7 +211,7 @@ def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
 
 
 def test_a_deleted_vmim_is_proven_later() -> None:
-    """A deleted VMIM counts once its VMI's state proves it."""
+    """A deleted VMIM counts as soon as its VMI's `migrationState` has its UID."""
     store = a_store(an_ended_vmim(created=OLD - 50.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
@@ -221,7 +221,7 @@ def test_a_deleted_vmim_is_proven_later() -> None:
 
 
 def test_a_deleted_vmim_is_the_next_ones() -> None:
-    """A deleted VMIM also counts for a newer VMI of its name that is older than the VMIM."""
+    """A deleted VMIM also counts for a recreated VMI of that name that is older than the VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi(migration=MigrationState(uid="m0")))
@@ -282,7 +282,7 @@ def test_an_unfinished_vmim_of_the_same_second_moves() -> None:
 
 
 def test_a_proven_vmim_stays_bound() -> None:
-    """A proven VMIM stays with its VMI, whatever the creation times."""
+    """A VMIM whose UID was in the VMI's state stays with that VMI, whatever the creation times."""
     store = a_store(a_vmi(migration=MigrationState(uid="m1")), a_vmim(created=NOW - 10.0))
     store.put(a_vmi(uid="new", created=NOW - 20.0))
     assert seen(store).vmims == ()
@@ -471,7 +471,7 @@ def test_the_load_is_that_of_all_that_is_there(
 
 @pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
 def test_a_list_replaces(namespace: str | None) -> None:
-    """A list removes what it lacks in its namespace, and nothing in other namespaces."""
+    """A list removes objects that it lacks from its namespace, and none from other namespaces."""
     store = a_store()
     for where in (NAMESPACE, "elsewhere"):
         put(store, a_vmi(namespace=where), a_vmi(namespace=where, name="db2", uid="2"))
@@ -631,7 +631,7 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
 
 
 def test_who_waits() -> None:
-    """The result is every VMI that has an unfinished VMIM and has not ended itself."""
+    """The VMIs that wait are those with an unfinished VMIM that have not ended themselves."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
     for name in (NAME, "db2"):
         store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
@@ -706,7 +706,7 @@ class Cluster:
         return self.vmims[f"mig-{number}"]
 
     def hand_off(self) -> Vmim:
-        """Replace the VMI's struct by an empty one."""
+        """Empty the VMI's `migrationState` except for the UID."""
         vmim = self.attempt()
         if not vmim.handed_off:
             vmim = self.change(vmim, phase="Scheduled", handed_off=True)
@@ -776,7 +776,7 @@ class Cluster:
             self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def become_a_zombie(self) -> None:
-        """Fail the VMIM after hand-off; the VMI's struct stays empty."""
+        """Fail the VMIM after hand-off; the VMI's `migrationState` stays empty."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
             self.make_final(vmim, "Failed", Outcome.FAILED)
@@ -855,7 +855,7 @@ class Stream:
         self.read = 0
 
     def step(self, store: ClockedStore, *, lossy: bool) -> None:
-        """Read an event, repeat some, relist, or miss some and relist."""
+        """Read an event, read some again, relist, or miss some and relist."""
         match self.rng.randrange(8):
             case 0:
                 self.read_again(store)
@@ -871,7 +871,7 @@ class Stream:
                 pass
 
     def read_again(self, store: ClockedStore) -> None:
-        """Read the last events again, back to a deletion."""
+        """Read the last events again, but none from before a deletion."""
         again: list[News] = []
         for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
             if isinstance(news, Removed):
@@ -1024,7 +1024,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
 
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
-    """Attempts from before the VMI last had no marker do not belong to the next evacuation."""
+    """Reading an unchanged VMI without a marker moves `not_before`."""
     store = a_store(a_vmi(), now=NOW)
     store.now = NOW + 60
     store.put(a_vmi())
@@ -1060,7 +1060,7 @@ def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
 
 
 def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
-    """A failed attempt of somebody else counts if another replica saw the request before it."""
+    """A failed VMIM of somebody else counts if another replica saw the request before it failed."""
     vmi = a_vmi(evacuation_node="n1", eviction_strategy="External")
     failed = a_vmim(phase="Failed", created=NOW - 50.0, finished_at=NOW - 20.0)
     store = a_store(vmi, failed, now=NOW)
@@ -1071,7 +1071,7 @@ def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
 
 
 def test_an_object_that_can_be_read_again_is_a_change() -> None:
-    """An unchanged object that can be read again is a change once; other objects are not."""
+    """An object that can be read again counts as a change once, even if it is unchanged."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"))
     store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
     others = store.apply(Observed(a_vmi(name="db2", uid="2")), NOW)
@@ -1110,7 +1110,7 @@ def test_what_is_forgotten_is_news_once() -> None:
 
 
 def test_other_resources_are_neither_counted_nor_kept() -> None:
-    """The store counts no ConfigMaps, and remembers none that cannot be read."""
+    """The store neither counts ConfigMaps nor remembers unreadable ones."""
     store = a_store()
     assert store.count(Resource.CONFIGMAPS) == 0
     assert store.note_unreadable(Resource.CONFIGMAPS, NAMESPACE, "x") == 0

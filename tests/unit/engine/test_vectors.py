@@ -42,7 +42,9 @@ class Difference:
 
 
 def denied(cooldown: int, count: int, derivation: str) -> Difference:
-    """A cooldown after `count` endings, one of which was in the first list ("the listed one")."""
+    """Our answer: a cooldown after `count` endings, one of which was in the first list ("the listed
+    one").
+    """
     ours = {"effective_cooldown_seconds": cooldown, "migration_count": count}
     return Difference({"preEvictionFilter": "deny"} | ours, derivation)
 
@@ -170,7 +172,7 @@ def test_verdict(probe: Probe) -> None:
 
 @pytest.mark.parametrize("probe", all_argument_cases(), ids=lambda probe: probe.id)
 def test_arguments(probe: Probe) -> None:
-    """Our settings accept, reject and mean the same as those of the reference."""
+    """Our settings accept and reject the same arguments as the reference, with the same meaning."""
     assert answer_about_arguments(probe) == probe.expected
 
 

@@ -68,7 +68,7 @@ def a_memory(uid: str, end: Instant) -> Remembered:
 def summarized(
     view: VerdictView, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
-    """The counts and the cooling VMIs at `now`, in no order."""
+    """The counts by verdict and node, and the cooling VMIs by name, at `now`."""
     view.advance(now, dead=dead)
     summary = view.summarize()
     cooling = {one.evidence.vmi.name: (one.evidence.vmi, one.cooldown) for one in summary.cooling}
@@ -99,7 +99,7 @@ def decided(
 
 @pytest.mark.parametrize(("ahead", "moves"), [(0.0, False), (1.0, True), (CLOCK_SKEW + 1, False)])
 def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, moves: bool) -> None:
-    """An entry changes with the clock while its end lies ahead of the clock and counts as now."""
+    """While a VMI's last end lies a little ahead of the clock, its entry changes with the clock."""
     view = a_verdict_view(a_store(a_vmi(migration=a_state(end=NOW + ahead))), POLICY)
     assert (view.revision, view.moves) == (0, False)
     summarized(view)
@@ -195,7 +195,7 @@ def test_an_end_ahead_of_the_clock() -> None:
 
 
 def test_catching_up_is_bounded() -> None:
-    """Each call updates at most as many VMIs as requested."""
+    """Each call of `advance` updates at most `most` VMIs."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
     view = a_verdict_view(store, POLICY)
     left = [view.advance(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
@@ -203,7 +203,7 @@ def test_catching_up_is_bounded() -> None:
 
 
 def test_catching_up_ends_where_ends_lie_ahead() -> None:
-    """VMIs that are checked in every summary do not prevent the update from finishing."""
+    """The update finishes even if the ends of all VMIs lie ahead of the clock."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     view = a_verdict_view(store, POLICY)
@@ -213,7 +213,7 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
 
 
 def test_what_was_replaced_is_not_kept_for_ever() -> None:
-    """A VMI that migrates many times needs bounded memory."""
+    """A VMI that migrates many times needs only bounded memory."""
     store = a_store()
     view = a_verdict_view(store, POLICY)
     for i in range(3 * SPARE):
@@ -300,7 +300,9 @@ def test_an_entry_is_kept_while_it_is_valid() -> None:
 def test_until_when_an_entry_is_valid(
     end: Seconds, others: tuple[Seconds, ...], until: Instant
 ) -> None:
-    """An entry is valid until its cooldown ends or an ending begins or ceases to count."""
+    """An entry is valid until its cooldown ends, or until an ending starts to count or no longer
+    counts.
+    """
     state = a_state(uid="m0", start=None, end=NOW - end)
     older = [
         an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - one, finished_at=NOW - one)
@@ -424,7 +426,7 @@ class Play:
         self.view = a_verdict_view(self.store, self.policy)
 
     def step(self, step: Step) -> None:
-        """Play one step."""
+        """Apply one step."""
         if isinstance(step, Pause):
             self.now += step.seconds
             self.dead = step.dead
@@ -465,7 +467,7 @@ def check(played: Play) -> None:
 
 
 def check_unchanged(played: Play, later: Instant) -> None:
-    """Check that no verdict changes before the time that the view names."""
+    """Check that the verdicts at `later` are the same as now."""
     for evidence in played.store.all_evidence():
         if played.store.is_idle((evidence.vmi.namespace, evidence.vmi.name)):
             continue

@@ -32,7 +32,7 @@ DURATION = 24.0
 HELD = 16.0
 """A holder relies on a renewal for this long after its request."""
 FREE = 19.2
-"""A candidate takes an unchanged Lease this long after it has seen it."""
+"""A candidate takes a Lease that has not changed for this long since the candidate read it."""
 RENEWED = (7.2, 8.0)
 POLLED = (2.7, 3.0)
 TINY = 1e-6
@@ -215,7 +215,9 @@ async def test_a_duration_is_written_in_whole_seconds(duration: float, written: 
 
 @in_its_own_time
 async def test_the_lease_is_held_from_the_request_on() -> None:
-    """The two thirds of the duration count from the holder's request, not from the answer."""
+    """The holder relies on the Lease for two thirds of the duration, from its request on, not from
+    the answer on.
+    """
     server, one = a_candidate()
     server.takes = 2.0
     await asyncio.sleep(5)

@@ -123,7 +123,7 @@ async def test_a_migration_is_logged_once() -> None:
 async def test_a_record_waits_for_the_copied_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The record waits for the copy of `migrationState`, but only for a limited time."""
+    """The log line waits for the VMIM's copy of `migrationState`, but only for a limited time."""
     monkeypatch.setattr(migration_log, "WAIT_FOR_STATE", 0.01)
     watcher = Watcher()
     final = [

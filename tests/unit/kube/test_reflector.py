@@ -1,6 +1,6 @@
 """The progress of a watch: backoff, refusals, the present error and the last contact.
 
-The API server follows a script, and its hours pass at once.
+The API server follows a script, and simulated hours pass at once.
 """
 
 import asyncio

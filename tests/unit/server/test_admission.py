@@ -91,7 +91,7 @@ async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> Non
 
 
 async def test_a_warning_is_no_block() -> None:
-    """In mode `warn` only the outcome is counted, and another event is logged."""
+    """In mode `warn` only the outcome is counted, and the log line is a different one."""
     async with opened(AdmissionMode.WARN) as webhook:
         with capture_logs() as logs:
             response = await webhook.ask()
@@ -150,7 +150,7 @@ async def test_outcomes(webhook: Webhook) -> None:
 
 
 async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
-    """A review of anything but an eviction does not count as a call by the API server."""
+    """A review of anything but an eviction is not counted."""
     for review in (a_review(subResource="binding"), a_review(review={"apiVersion": "v2"})):
         assert (await webhook.ask(review))["allowed"]
     status, _ = await webhook.send(b"{}")
@@ -180,7 +180,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
-    """A VM that is denied for stuck.migrationTimeout has a series with its first denial."""
+    """After stuck.migrationTimeout, a denied VM has a series with the time of its first denial."""
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     began = webhook.api.clock.instant

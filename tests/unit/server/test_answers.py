@@ -396,7 +396,7 @@ class TestExplanation:
         found: list[dict[str, Any]],
         count_failed: bool,
     ) -> None:
-        """The migrations marked `inWindow` are as many as the verdict counts."""
+        """As many migrations are marked `inWindow` as the verdict counts."""
         policy = a_policy(count_failed_migrations=count_failed)
         history = History()
         for fields in found:

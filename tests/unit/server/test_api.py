@@ -114,7 +114,7 @@ def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
 
 
 def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> Health:
-    """A health of these watches; by default of all resources, with their contact at `contact`."""
+    """The health of these watches; by default one for each resource, last contact at `contact`."""
     every = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
     return Health(180.0, 600.0, list(watched) or every)
 
@@ -361,7 +361,9 @@ class TestVerdicts:
         assert [one["reason"] for one in answer.json["verdicts"]] == ["cooldown"]
 
     async def test_counts_exactly_the_blocked_answers(self, api: ServedApi) -> None:
-        """Each blocked answer counts once by reason, node and namespace; cooldowns are observed."""
+        """Each blocked answer counts once by reason, node and namespace; cooldowns fill the
+        histogram.
+        """
         api.cool()
         api.store.put(a_vmi(name="runs", uid="r", node="n2", migration=a_running_state()))
         api.store.put(a_vmi(name="free", uid="f"))
@@ -375,7 +377,7 @@ class TestVerdicts:
         assert (api.counters.cooldowns.count, api.counters.cooldowns.total) == (2, 1800.0)
 
     async def test_counts_no_dry_run(self, api: ServedApi) -> None:
-        """A dry run has the same answer and counts in no metric; neither do GET requests."""
+        """A dry run has the same answer and, like GET requests, counts in no metric."""
         api.cool()
         wet = await api.verdict()
         counted = (dict(api.counters.blocks), api.counters.cooldowns.count)
@@ -389,7 +391,7 @@ class TestVerdicts:
         assert not api.counters.unknown_candidates
 
     async def test_the_node_counted_is_the_cluster_s(self, api: ServedApi) -> None:
-        """Metrics use the node that the cluster has, not the node or pod of the request."""
+        """Metrics use the VMI's node in the cluster, not the node or pod of the request."""
         api.cool(node="n7")
         await api.verdict(CANDIDATE | {"node": "invented", "pod": "invented"})
         metrics = (await api.get("/metrics")).body.decode()
@@ -487,7 +489,7 @@ class TestRefusals:
     async def test_a_wrong_field_is_422_and_named(
         self, api: ServedApi, body: object, named: str
     ) -> None:
-        """A wrong field is named with JSON's type names, and nothing is counted."""
+        """The problem names the wrong field and uses JSON's type names; nothing is counted."""
         api.cool()
         answer = await api.ask("POST", VERDICTS, json=body)
 
@@ -623,7 +625,9 @@ class TestReadiness:
         assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
     async def test_waits_for_every_other_resource(self, api: ServedApi) -> None:
-        """The exporter is ready once VMIs are synced and all else is synced or forbidden."""
+        """The exporter is ready once VMIs are synced and every other resource is synced or
+        forbidden.
+        """
         pods = api.health.of(Resource.PODS)[0]
         pods.synced = False
         waiting = await api.get("/readyz")
@@ -686,7 +690,7 @@ class TestBlocked:
 
     @pytest.mark.parametrize("count", [0, 1, 200])
     async def test_is_written_as_it_would_be_in_one_piece(self, api: ServedApi, count: int) -> None:
-        """The body is the same JSON, with its Content-Length, in parts and in one piece."""
+        """In parts or in one piece, the body is the same JSON with its Content-Length."""
         for number in range(count):
             api.cool(f"db{number}")
         answer = await api.get(BLOCKED)
@@ -747,7 +751,7 @@ class TestBlocked:
 
 
 async def begin(api: ServedApi, etag: str) -> asyncio.Task[Answer]:
-    """Begin a long poll with this ETag, and wait until the exporter holds it."""
+    """Begin a long poll with this ETag, and continue once the exporter counts it as waiting."""
     waiting = asyncio.create_task(api.get(f"{BLOCKED}?wait=60", If_None_Match=etag))
     async with asyncio.timeout(PATIENCE):
         while not api.service.polls.waiting:  # noqa: ASYNC110 (there is no notification)

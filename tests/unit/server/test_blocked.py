@@ -28,7 +28,7 @@ from tests.unit.server.test_api import ServedApi
 
 
 HOUR = 3600.0
-"""The wait of long polls that only a change can answer within `PATIENCE`."""
+"""A wait so long that only a change can answer the long poll within `PATIENCE`."""
 
 
 def afresh(scene: ServedApi) -> BlockedSet:
@@ -52,7 +52,7 @@ async def begin(
 
 
 async def begin_many(scene: ServedApi, count: int) -> list[asyncio.Task[Blocked]]:
-    """Begin as many long polls, which know the present set."""
+    """Begin this many long polls, each with the ETag of the present set."""
     known = read(scene.blocked, None).etag
     waiting = [asyncio.create_task(scene.polls.wait(None, known, HOUR)) for _ in range(count)]
     await asyncio.sleep(0)
@@ -88,7 +88,9 @@ class TestRead:
         ]
 
     def test_a_namespace_that_is_lost_is_judged_alone(self, scene: ServedApi) -> None:
-        """The evidence of a forbidden namespace turns stale and then dead, others do not."""
+        """The evidence of a forbidden namespace becomes stale and then dead; other namespaces stay
+        current.
+        """
         healthy, lost = (Watched(Resource.VMIS, n, synced=True, contact=NOW) for n in "ab")
         scene.health.watched = [healthy, lost]
         for namespace in "ab":
@@ -250,7 +252,9 @@ class TestManyVmis:
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
     async def test_a_change_while_it_is_computed_is_in_the_next(self, scene: ServedApi) -> None:
-        """A change during a computation is in the next answer, even of a VMI that was done."""
+        """A change during a computation is in the next answer, even of a VMI that was already
+        computed.
+        """
         reading = asyncio.create_task(scene.blocked.read(None))
         for _ in range(2 * (self.MANY // SLICE) - 2):
             await asyncio.sleep(0)
@@ -384,7 +388,7 @@ class TestWait:
         assert keys(blocked) == [("x", "filter")]
 
     async def test_a_change_that_leaves_the_set_wakes_nobody(self, scene: ServedApi) -> None:
-        """A change that leaves the set equal is checked once, and answers no long poll."""
+        """A change that does not alter the set is checked once, and answers no long poll."""
         waiting = await begin_many(scene, 100)
         reads = 0
 

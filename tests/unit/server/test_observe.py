@@ -32,7 +32,7 @@ def by(user: str, **request: Any) -> Json:
 
 
 async def read_requester(webhook: Webhook) -> object:
-    """Begin the evacuation of db1; returns its `requestedBy`, the same in both answers."""
+    """Begin the evacuation of db1; returns `requestedBy`, which must be equal in both answers."""
     webhook.api.store.put(a_vmi(evacuation_node="n1"))
     async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:

@@ -243,7 +243,7 @@ def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> 
 
 
 def test_a_failed_migration_counts_as_in_a_verdict() -> None:
-    """A failed migration blocks an eviction as it blocks a verdict without checkpoint."""
+    """After a failed migration, an eviction has the same verdict as a query without checkpoint."""
     store = a_store(migration=a_state(outcome=Outcome.FAILED))
     judgement = judged(a_review(), store=store)
     evidence = store.evidence("shop", "db1")

@@ -1,4 +1,4 @@
-"""The page model: it agrees with the API, is of one instant, and has no private data."""
+"""The page model: it agrees with the API, shows one instant, and has no private data."""
 
 import re
 from collections import Counter
@@ -68,7 +68,7 @@ def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
 
 
 def busy_service(**overrides: Any) -> Service:
-    """Evacuations of three states, one of them stuck; cooldowns; a migration; VMs at rest."""
+    """Evacuations of three states, one of them stuck; cooldowns; a migration; idle VMs."""
     return make_service(
         KubeVirtSettings(),
         evacuating("old", age=4000.0, migratable=False, namespace="bank", node="n2"),
@@ -90,14 +90,14 @@ def build_model(
     now: Instant = NOW,
     named: bool = True,
 ) -> PageModel:
-    """The page model, with single VMs unless found otherwise."""
+    """The page model; `named`: with the names of single VMs."""
     filters = filters or PageFilter()
     blocked = summarize_blocked(read(service.blocked, None).entries, filters)
     return build_page(service, blocked, filters, now, named=named)
 
 
 def vms_of(model: PageModel) -> Vms:
-    """The tables of single VMs, which this page has."""
+    """The tables of single VMs, which the model must have."""
     assert model.vms is not None
     return model.vms
 
@@ -233,7 +233,9 @@ class TestFilters:
         ],
     )
     def test_rows_are_sorted(self, sort: Sort, evacuations: list[str], blocked: list[str]) -> None:
-        """Rows are sorted as the filter says; TIME: longest evacuation, earliest release first."""
+        """Rows are sorted as the filter says; by time, the longest evacuation and the earliest
+        release come first.
+        """
         model = build_model(busy_service(), PageFilter(sort=sort))
 
         assert evacuation_names(model) == evacuations
@@ -300,7 +302,7 @@ class TestBounds:
     """Tables have a bounded number of rows."""
 
     def test_a_table_counts_the_rows_that_it_hides(self) -> None:
-        """A table has a bounded number of rows, and counts the others."""
+        """A table shows a bounded number of rows, and counts the rows that it hides."""
         many = ROWS + 7
         model = build_model(
             make_service(

@@ -110,7 +110,7 @@ class Document(HTMLParser):
 
 
 def draining_service() -> Service:
-    """On n2 are a VM that stays and one that restarts; on n3 is one that migrates."""
+    """On n2, one VM stays and one restarts; on n3, one VM migrates."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -332,7 +332,7 @@ class TestForm:
     """The filter."""
 
     def test_it_shows_what_was_asked(self) -> None:
-        """The form has the present filter, and a link to reset it."""
+        """The form has the values of the present filter, and a link to reset it."""
         filters = PageFilter(
             namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
         )
@@ -480,7 +480,7 @@ class TestTimeline:
         )
 
     def test_what_failed_at_an_unknown_instant_is_not_under_way(self) -> None:
-        """A failure with an invalid end is not shown as running."""
+        """A failed migration without a known end is not shown as running."""
         state = a_state(start=NOW - 450, end=None, ended=True, outcome=Outcome.FAILED)
         line = draw_timeline(the_vmi(make_service(evacuating("db1", migration=state))), self.AXIS)
 
@@ -499,7 +499,7 @@ class TestTimeline:
         ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]
     )
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
-        """All timelines share the shortest axis that contains them, at most the window."""
+        """All timelines share the shortest axis that holds them, up to the window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)

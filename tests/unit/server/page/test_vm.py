@@ -19,7 +19,7 @@ FAILED = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW 
 
 
 def shown(evidence: Evidence, *why: Why, linked: bool = True) -> Document:
-    """The page of a VM with these reasons."""
+    """The page of a VM with this evidence and these reasons."""
     return Document(render_vm(explained(evidence, why=why), linked=linked))
 
 
@@ -30,7 +30,7 @@ def fields(page: Document, name: str) -> list[str]:
 
 
 def test_it_says_why_in_the_cluster_s_words() -> None:
-    """Each reason is shown once with source and date, the cause beside the action."""
+    """Each reason is shown once with source and date, and the next step fits the cause."""
     page = shown(an_evacuation(vmi={"migratable": False}), STAYS, FAILED)
     text = page.text("evacuation")
 
@@ -75,7 +75,7 @@ def test_a_vm_that_cools_down() -> None:
 
 
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
-    """Beside the cancel command is the post-copy warning; in post-copy there is no command."""
+    """The cancel command comes with the post-copy warning; in post-copy there is no command."""
     (command,) = fields(shown(stuck()), "cancel")
     assert command.startswith('echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw /apis')
     assert "never in post-copy, which kills the VM" in shown(stuck()).text("evacuation")
