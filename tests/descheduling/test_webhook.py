@@ -1,153 +1,48 @@
-"""The stock descheduler and kubectl with the admission webhook, on KubeVirt's controllers."""
+"""Forty VMs under the real descheduler, with the plugin or the webhook, and other evictors.
+
+The controllers are KubeVirt's.
+"""
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
 from exporter.demo import objects
-from tests.cluster import ApiError, RealCluster, find_binary, poll
+from tests.cluster import find_binary, poll
 from tests.cluster.access import allow
-from tests.cluster.audit import Creation
 from tests.cluster.resources import NODES as NODE_OBJECTS
-from tests.cluster.resources import PODS, VMIS
-from tests.descheduling.descheduler import (
-    USER,
-    Descheduler,
-    Verdicts,
-    build_policy,
-    log_in,
-)
-from tests.descheduling.ledger import Eviction, Ledger, recording, write_ledger
-from tests.descheduling.stage import AMPLE, FULL
-from tests.descheduling.test_churn import (
+from tests.cluster.resources import VMIS
+from tests.descheduling.columns import (
     BATCH,
+    CHURN,
+    CHURNING,
     COOLDOWN,
     EVERY,
-    LAYOUT,
-    LIMITS,
     MOVABLE,
+    OURS,
+    REVIEWS,
     RULES,
-    VMS,
-    WITHIN,
+    STOCK,
+    Run,
+    WebhookCluster,
+    find_denials,
+    is_news,
+    run_column,
 )
+from tests.descheduling.descheduler import USER, Descheduler, build_policy, log_in
+from tests.descheduling.ledger import CONTROLLER, write_ledger
+from tests.descheduling.stage import AMPLE, FULL
 from tests.descheduling.world import NODES, World
-from tests.support.admission import (
-    EVICTS,
-    Answer,
-    Evictor,
-    admitting,
-    configuration,
-    make_pair,
-    registered,
-    versions,
-)
-from tests.support.program import Program, program
+from tests.support.admission import EVICTS, Answer, Evictor, versions
 
 
-STOCK = "stock-descheduler"
 UNHURRIED = {**COOLDOWN, "migrationCooldown": "10m", "maxMigrationCooldown": "1h"}
-OURS = "kubevirt-eviction-exporter: VMI "
 KUBEVIRTS = "Eviction triggered evacuation of VMI"
-REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
-FAILED_OPEN = "apiserver_admission_webhook_fail_open_count"
-
-
-@dataclass(frozen=True)
-class Run:
-    """The effect of some cycles on forty VMs, and the number of reviews by outcome."""
-
-    name: str
-    ledger: Ledger
-    cycles: int
-    seconds: float
-    log: list[dict[str, Any]]
-    warned: float
-    denied: float
-    failed_open: float
-    """How often the API server had no answer of the webhook within its timeout."""
-    noticed: list[tuple[str, datetime]]
-    """The VMs whose migrations ended, and when the exporter read each end."""
-
-    @property
-    def held(self) -> float:
-        """How many evictions the webhook or the plugin denied, or would have denied in `warn`."""
-        blocks = sum(bool(one["msg"] == "Eviction blocked") for one in self.log)
-        return self.denied + self.warned + blocks
-
-    @property
-    def denials(self) -> list[str]:
-        """The exporter's denials in the audit log."""
-        return [one.message for one in find_denials(self.ledger)]
-
-
 Story = dict[str, Run]
-
-
-@dataclass
-class WebhookCluster:
-    """A cluster, and what webhooks need on it."""
-
-    world: World
-    folder: Path
-    login: Path
-
-    @property
-    def control(self) -> RealCluster:
-        """The control plane."""
-        return self.world.control
-
-    @asynccontextmanager
-    async def exporter(
-        self, mode: str, *users: str, policy: Mapping[str, object] = COOLDOWN
-    ) -> AsyncIterator[Program]:
-        """An exporter whose webhook the API server calls for these users; ready."""
-        pair = make_pair(self.folder / "pair")
-        config = admitting(pair, mode, *users) | {"policy": policy}
-        login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
-        async with program(self.folder, *login, config=config) as exporter:
-            await exporter.ready()
-            one = configuration(exporter.admission, pair.authority, users)
-            async with registered(self.control, one):
-                await self._until_called(exporter, users[0])
-                yield exporter
-
-    async def failed_open(self) -> float:
-        """How often the API server allowed an eviction because the webhook did not answer."""
-        text = (await self.control.admin.send("GET", "/metrics")).decode()
-        lines = [line for line in text.splitlines() if line.startswith(FAILED_OPEN)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-    @asynccontextmanager
-    async def asked(self, policy: Mapping[str, object] = COOLDOWN) -> AsyncIterator[Program]:
-        """The exporter for the plugin."""
-        login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
-        async with program(self.folder, *login, config={"policy": policy}) as exporter:
-            await exporter.ready()
-            yield exporter
-
-    async def _until_called(self, exporter: Program, user: str) -> None:
-        """Wait until the webhook is called, by the eviction of a pod that does not exist."""
-        path = f"{PODS.path('default', 'virt-launcher-nobody')}/eviction"
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "x"}}
-        body["metadata"] = {"name": "virt-launcher-nobody", "namespace": "default"}
-        async with self.control.client(self.control.certified(user)) as client:
-
-            async def is_called() -> bool:
-                try:
-                    await client.request("POST", path, json=body)
-                except ApiError as error:
-                    if error.code != 404:
-                        raise
-                return await exporter.sample(REVIEWS, outcome="unknown_pod") > 0
-
-            await poll(is_called, what="the webhook called")
 
 
 @pytest.fixture(scope="module")
@@ -161,97 +56,23 @@ async def hooked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Webh
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((8, ("warn", "enforce")), id="small"),
+        pytest.param((8, ("warn", "plugin", "enforce")), id="small"),
         pytest.param(
-            (20, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
+            (100, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
         ),
     ],
 )
 async def story(request: pytest.FixtureRequest, hooked: WebhookCluster) -> Story:
-    """Forty new VMs for each column: in the first until they churn, in the others as long."""
+    """The columns, each with at least as many cycles as those before it."""
     cycles, columns = request.param
     runs: Story = {}
     for column in columns:
         at_least = max([cycles, *(run.cycles for run in runs.values())])
-        # VMs churn only if nothing blocks their evictions.
-        churns = int(column in ("nothing", "warn"))
-        runs[column] = await _run(hooked, column, at_least, churns)
+        runs[column] = await run_column(hooked, column, at_least)
     return runs
 
 
-async def _run(hooked: WebhookCluster, column: str, cycles: int, churns: int) -> Run:
-    world, namespace = hooked.world, f"column-{column}"
-    audit = world.control.api.audit
-    pinned = set(VMS) - set(MOVABLE)
-    async with AsyncExitStack() as stack:
-        failed_open = await hooked.failed_open()
-        exporter: Program | None = None
-        if column in ("warn", "enforce"):
-            exporter = await stack.enter_async_context(hooked.exporter(column, USER))
-        elif column == "plugin":
-            exporter = await stack.enter_async_context(hooked.asked())
-        verdicts = Verdicts(exporter.query) if exporter and column == "plugin" else None
-        binary = "descheduler" if verdicts else STOCK
-        migrations = await stack.enter_async_context(recording(world.control.admin))
-        await stack.enter_async_context(world.vms(namespace, LAYOUT, batch=BATCH, pinned=pinned))
-        process = Descheduler(
-            hooked.folder / namespace,
-            hooked.login,
-            build_policy(verdicts, limits=LIMITS),
-            interval=EVERY,
-            binary=binary,
-        )
-
-        async def has_enough() -> bool:
-            ledger = write_ledger(namespace, audit, migrations.values())
-            comes_back = any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
-            return (
-                process.cycles >= cycles
-                and len(ledger.too_early(RULES)) >= churns
-                and (column != "enforce" or (comes_back and bool(find_denials(ledger))))
-            )
-
-        await process.run_until(has_enough, within=WITHIN, what=f"enough of {namespace}")
-        await world.at_rest(namespace)
-        log = process.said()
-        ledger = write_ledger(namespace, audit, migrations.values())
-        warned, denied = [
-            0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
-            for outcome in ("warned", "denied")
-        ]
-        failed_open = await hooked.failed_open() - failed_open
-        noticed = [] if exporter is None else read_ends(exporter, namespace)
-    seconds = (log[-1]["ts"] - log[0]["ts"]) / 1000
-    return Run(column, ledger, process.cycles, seconds, log, warned, denied, failed_open, noticed)
-
-
-def find_denials(ledger: Ledger) -> list[Creation]:
-    """The evictions that the webhook has denied."""
-    return [one for one in ledger.refused if OURS in one.message]
-
-
-def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
-    """The VMs whose migrations ended, and when the exporter's log says that it read each end."""
-    return [
-        (one["kubevirt.vm.name"], datetime.fromisoformat(one["timestamp"]))
-        for one in exporter.events("migration_ended")
-        if one["k8s.namespace.name"] == namespace
-    ]
-
-
-def _is_news(eviction: Eviction, run: Run) -> bool:
-    """Whether the exporter had read the end of the VM's last migration just before the eviction.
-
-    "Just before" is a second for the plugin, and more for the webhook: the webhook allows the
-    eviction of a VM with an `evacuationNodeName`, which a busy machine may clear seconds later.
-    """
-    just_before = timedelta(seconds=1 if run.name == "plugin" else 5)
-    ends = [one.end for one in run.ledger.moves_of(eviction.vm) if one.end <= eviction.at]
-    read = [at for vm, at in run.noticed if vm == eviction.vm and at >= ends[-1]]
-    return eviction.at - min(read, default=ends[-1]) < just_before
-
-
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(6000)
 def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     """No VM moves inside its cooldown with the webhook in `enforce` or with the plugin."""
     for name, run in story.items():
@@ -259,11 +80,19 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
         if name in ("plugin", "enforce"):
             # The webhook allows the eviction of an evacuating VM until it has read the end of the
             # migration.
-            late = [one for one, _ in early if not _is_news(one, run)]
+            late = [one for one, _ in early if not is_news(one, run)]
             # The API server allows an eviction if the webhook takes more than a second.
             assert len(late) + len(run.ledger.moving()) <= run.failed_open
         else:
             assert early
+
+
+def test_without_blocks_the_cluster_churns(story: Story) -> None:
+    """If nothing prevents it, the same VMs move again and again: the scheduler undoes each move."""
+    for ledger in (run.ledger for name, run in story.items() if name in CHURNING):
+        assert max(ledger.evictions_of(vm) for vm in BATCH) >= 2
+        assert max(len(ledger.moves_of(vm)) for vm in BATCH) >= 2
+        assert len(ledger.too_early(RULES)) >= CHURN
 
 
 def test_warnings_are_what_would_be_denied(story: Story) -> None:
@@ -275,7 +104,7 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     assert early
     # The API server allows an eviction if our answer takes more than a second, and the exporter
     # reads a migration's end a moment after it is written.
-    unwarned = [one for one in early if not one.warned and not _is_news(one, run)]
+    unwarned = [one for one in early if not one.warned and not is_news(one, run)]
     assert len(unwarned) <= run.failed_open
     assert run.denied == 0
     assert run.denials == []
@@ -294,38 +123,76 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
     assert all(one.code == 429 for one in find_denials(run.ledger))
 
 
-def test_a_denied_vm_is_not_marked(story: Story) -> None:
-    """A denial creates no evacuation: each evacuation has an accepted eviction."""
-    ledger = story["enforce"].ledger
+def test_the_plugin_prevents_evictions_of_moving_vms(story: Story) -> None:
+    """No pod of a VM is evicted between the start and the end of its migration.
 
-    assert sum(ledger.creators.values()) == len(ledger.evictions)
-    assert ledger.by_hand == {}
+    An eviction with the answer 201 was of a pod that its VM had left.
+    """
+    ledger = story["plugin"].ledger
+
+    assert ledger.moving() == []
+    assert [one for one in ledger.refused if one.code != 201] == []
+
+
+def test_the_sidecar_counts_the_blocks_that_the_descheduler_logs(story: Story) -> None:
+    """The sidecar's counts of blocks are those of the descheduler's log, by reason."""
+    run = story["plugin"]
+    logged = Counter(one["reason"] for one in run.blocks)
+
+    assert run.counted == {reason: logged[reason] for reason in run.counted}
+    assert sum(run.counted.values()) == len(run.blocks)
+    assert logged["cooldown"] > 0
 
 
 def test_the_others_go_on(story: Story) -> None:
-    """After a denial the descheduler evicts other VMs, and later those that have cooled down."""
-    run = story["enforce"]
-    denied = find_denials(run.ledger)
-    first = min(one.at for one in denied)
+    """After a block the descheduler evicts other VMs, and later those that have cooled down."""
+    plugin, enforce = story["plugin"], story["enforce"]
+    denied = find_denials(enforce.ledger)
+    first = {
+        "plugin": min(one["ts"] / 1000 for one in plugin.blocks),
+        "enforce": min(one.at.timestamp() for one in denied),
+    }
 
-    assert any(one.at > first for one in run.ledger.evictions)
-    assert any(run.ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
-    errors = [one for one in run.log if one["msg"] == "Error evicting pod" and OURS in one["err"]]
+    for name, at in first.items():
+        ledger = story[name].ledger
+        assert any(one.at.timestamp() > at for one in ledger.evictions)
+        assert any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
+    errors = [
+        one for one in enforce.log if one["msg"] == "Error evicting pod" and OURS in one["err"]
+    ]
     assert len(errors) == len(denied)
 
 
+def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
+    """The descheduler's own rules still apply, and the webhook changes nothing about them."""
+    for run in story.values():
+        assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
+
+
+def test_every_evacuation_was_created_by_virt_controller(story: Story) -> None:
+    """By the audit log virt-controller created all evacuations, one for each accepted eviction."""
+    for run in story.values():
+        assert run.ledger.creators == {CONTROLLER: len(run.ledger.evictions)}
+        assert run.ledger.by_hand == {}
+
+
 def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
-    """Print the evictions, migrations and denials of each column."""
-    prove("stock descheduler, forty VMs: cycles, s, evictions, VMs, inside a cooldown, VMIMs, held")
+    """Print the evictions, migrations and blocks of each column, and those of each VM."""
+    prove("forty VMs: cycles, s, evictions, VMs, inside a cooldown, migrations, blocks")
     for name, run in story.items():
         ledger = run.ledger
+        evicted = {one.vm for one in ledger.evictions}
+        blocks = run.denied + run.warned + len(run.blocks)
         prove(
             f"  {name:8} {run.cycles:>4} {run.seconds:>6.0f} {len(ledger.evictions):>5}"
-            f" {len({one.vm for one in ledger.evictions}):>4} {len(ledger.too_early(RULES)):>5}"
-            f" {sum(ledger.creators.values()):>5}"
-            f" {run.held:>5.0f}"
+            f" {len(evicted):>4} {len(ledger.too_early(RULES)):>5} {len(ledger.moves):>5}"
+            f" {blocks:>5.0f}"
         )
-        assert sum(ledger.creators.values()) == len(ledger.evictions)
+    prove(f"  VM: evictions, migrations of each of {', '.join(story)}")
+    for vm in MOVABLE:
+        ledgers = [run.ledger for run in story.values()]
+        cells = (f"{one.evictions_of(vm):>4},{len(one.moves_of(vm)):>3}" for one in ledgers)
+        prove(f"  {vm:6} {' '.join(cells)}")
 
 
 async def test_kubevirt_s_own_words_reach_the_evictor(hooked: WebhookCluster) -> None:

@@ -67,7 +67,7 @@ class Play(Scenario):
     """The demo's scenario, and two nodes that are reserved for the VMs of `HOMES`."""
 
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
-        home = HOMES.get(vmi["metadata"]["name"])
+        home = HOMES.get(vmi["metadata"]["name"], "")
         if home in free:
             return home
         return super().choose_node(vmi, [one for one in free if one not in HOMES.values()] or free)
