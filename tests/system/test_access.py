@@ -156,7 +156,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
-    """During an outage known callers stay allowed for a while; new ones are not."""
+    """During an outage known callers stay allowed for a while; new callers are not allowed."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with checking(real) as (access, clock, asked):
         await access.check(bearer(caller), "GET", "/metrics")
@@ -188,7 +188,7 @@ async def test_a_herd_asks_once(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New tokens and paths in each request need only bounded memory."""
+    """Memory stays bounded even if each request has a new token and a new path."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", 3)
     caller = await a_caller(real.cluster, ("get", "/v1/*"))
     async with checking(real) as (access, _, _):
@@ -200,8 +200,8 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
 
 
 PAUSE = 20.0
-"""Seconds between two requests of a stranger. At this rate 490 strangers ask for more reviews than
-a hanging API server has slots for, and leave most of a processor free.
+"""Seconds between two requests of a stranger. At this rate 490 strangers need more reviews at a
+time than there are slots for, and use only a small part of a processor.
 """
 QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 
@@ -219,7 +219,7 @@ async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
 async def test_who_runs_a_command_in_the_pod_needs_no_token(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """`listen.local` needs no token and is for its owner only; the query listener needs one."""
+    """The owner of `listen.local` needs no token there; the query listener needs a token."""
     path = tmp_path / "local.sock"
     config = {
         "auth": {"query": "kubernetes"},
@@ -263,8 +263,9 @@ async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> 
 async def send_invented_tokens(exporter: Program, number: int, statuses: Counter[int]) -> None:
     """Send invented tokens on one connection until cancelled, and count the answers.
 
-    It uses no HTTP client, and the strangers send one after the other, with pauses: 490 of them in
-    this process must leave the exporter a processor, also on a busy machine.
+    This process runs 490 such clients, and must leave a processor for the exporter even on a busy
+    machine. So there is no HTTP client library, the clients do not all send at the same time, and
+    each pauses between two requests.
     """
     await asyncio.sleep(number % 100 * PAUSE / 100)
     url = urlsplit(exporter.query)
@@ -331,7 +332,7 @@ def busy_or_starved(*pids: int) -> float:
 def spent_elsewhere(*pids: int) -> float:
     """The seconds in which these processes did not wait for another process.
 
-    These are the seconds of `busy_or_starved`, and those in which the host did not run this virtual
+    The result is `busy_or_starved` plus the time in which the host did not run this virtual
     machine.
     """
     with Path("/proc/stat").open(encoding="ascii") as stat:
@@ -342,7 +343,7 @@ def spent_elsewhere(*pids: int) -> float:
 async def ask_and_time(
     session: aiohttp.ClientSession, exporter: Program, token: str
 ) -> tuple[int, float, float]:
-    """The status of a verdict's request, its duration, and the part that was `spent_elsewhere`."""
+    """Ask for a verdict: the status, the duration, and the part that was `spent_elsewhere`."""
     pids = (os.getpid(), exporter.process.pid)
     before, began = spent_elsewhere(*pids), time.monotonic()
     status = await ask(session, exporter, token)
@@ -357,9 +358,10 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     """With a frozen API server and many invented tokens, known callers are served in a second.
 
     The test measures the wall time of each request. The strangers' clients run in the same process.
-    At most a second of it may be a wait for another process, such as the frozen API server; the
-    rest must be `spent_elsewhere`. On a busy machine these times overlap, and the bound is loose.
-    `tests/unit/server/test_access.py` tests the exact times on a simulated clock.
+    Of this time, less than a second may be a wait for another process, such as the frozen API
+    server; the rest must be `spent_elsewhere`. On a busy machine these times overlap, so the test
+    may then accept a longer wait. `tests/unit/server/test_access.py` tests the exact times on a
+    simulated clock.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     token = caller.token or ""

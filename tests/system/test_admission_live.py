@@ -162,7 +162,7 @@ EVICTION_REQUEST_FLAGS = (
     reason=f"Kubernetes {RUNNING['kube-apiserver']}: no EvictionRequest",
 )
 async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Path) -> None:
-    """An EvictionRequest is not reviewed; the account that then evicts decides the answer.
+    """The webhook reviews the eviction that follows an EvictionRequest, not the request itself.
 
     Kubernetes 1.37.2 has the API but no controller yet, so the test evicts instead of a controller.
     """
@@ -222,7 +222,7 @@ async def test_only_listed_users_are_held(ground: Ground) -> None:
 
 @pytest.mark.parametrize("query", [False, True], ids=["of-the-eviction", "of-the-request"])
 async def test_dry_runs_are_not_counted(ground: Ground, query: bool) -> None:
-    """Both forms of a dry run are judged, and counted in no metric."""
+    """Both forms of a dry run get a verdict, and no metric counts them."""
     async with ground.held_back() as exporter:
         before = await exporter.sample(REVIEWS)
         answer = await ground.listed.evict(ground.held, dry_run=not query, query=query)
@@ -263,7 +263,9 @@ async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
 
 
 async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
-    """Reviews sent directly have only the effects that SECURITY.md names."""
+    """Reviews that anyone sends directly to the webhook have only the effects that SECURITY.md
+    names.
+    """
     admin, namespace = ground.real.admin, ground.namespace
     pod = await add_vm(admin, namespace, "forged", held=True)
     user = {"username": ground.listed.user.name}
@@ -288,7 +290,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
             return answer["response"]
 
         async def count_calls() -> float:
-            """Count the reviews that end the cause `not_called` of our alert."""
+            """Count the reviews that make our alert with the cause `not_called` resolve."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
             return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
 
@@ -367,7 +369,7 @@ async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> N
 
 
 async def _until_failing(ground: Ground) -> None:
-    """Wait until the API server fails to call the broken webhook."""
+    """Wait until the API server counts a failed call of the broken webhook."""
     before = await ground.failed_open()
 
     async def is_failing() -> bool:
@@ -418,7 +420,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
     ],
 )
 async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: int) -> None:
-    """At many reviews a second on one core none fails, and memory does not grow."""
+    """With many reviews a second on one core, no review fails and memory does not grow."""
     async with ground.exporter(measured=True) as exporter:
         await exporter.ready()
         await exporter.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
@@ -472,7 +474,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
 
 
 class Service:
-    """A Service as kube-proxy runs it: a connection goes to a ready endpoint, and stays there."""
+    """A Service as with kube-proxy: each connection goes to a ready endpoint and stays on it."""
 
     def __init__(self) -> None:
         self.endpoints: list[int] = []

@@ -82,7 +82,7 @@ class Story:
         self.receiver = receiver
 
     async def move_back_and_forth(self) -> None:
-        """Move the VMs of a node until their cooldown is at the maximum, and wait until it ends."""
+        """Move VMs to a node and back until two alerts fire, and wait until both have resolved."""
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         await asyncio.gather(*(self._move(name) for name in HOT))
@@ -150,7 +150,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="watch_failing")
 
     async def deny_and_break(self) -> None:
-        """Refuse a permission, then break a watch: one after the other, on the same resource."""
+        """Wait for the alert about a missing permission, then break the watch of that resource."""
         await self.refuse_a_permission()
         await self.break_a_watch()
 
@@ -163,8 +163,8 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
-        """Remove the directory of the stored history, and create it again."""
-        # In one step, because the exporter may write into it at this moment.
+        """Rename the directory of the stored history until the alert fires, then create it anew."""
+        # A rename is one step; a deletion could fail, because the exporter may be writing a file.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterHistoryNotWritten")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
@@ -209,7 +209,7 @@ class Story:
     async def _lose_mark(self, name: str) -> None:
         """Send the exporter the pod without its annotation, as with KubeVirt 1.6.
 
-        This is repeated, because the simulated cluster may send the pod with it again.
+        This is repeated, because the simulated cluster may send the pod again with its annotation.
         """
 
         async def marked() -> Object | None:
@@ -342,7 +342,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             demo.server.thaw()
             await receiver.resolves("KubeVirtEvictionExporterStale", cause="not_synced")
             await receiver.resolves(ABSENT, cause="every_replica")
-            # A scrape that fails on a busy machine ends these alerts, too.
+            # If a scrape fails on a busy machine, these alerts resolve, too.
             await until_ready(query)
             story = Story(demo, receiver)
             await story.freeze_server()
@@ -358,7 +358,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
 
 
 def expected_clusters(alert: west.Cause) -> set[str | None]:
-    """The clusters in which the test causes an alert; None: no cluster, before the first scrape."""
+    """The clusters for which the test causes an alert; before the first scrape this is None."""
     if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}
@@ -379,7 +379,7 @@ async def test_alert_fires_and_resolves(
 
     assert {one["status"] for one in notifications} == {"firing", "resolved"}
     clusters = {one.get("cluster") for one in labels}
-    # If the machine is so busy that no scrape succeeds, the east is absent, too.
+    # If the machine is so busy that no scrape succeeds, the alert fires for the east, too.
     assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
     for one in labels:
@@ -412,7 +412,7 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
 async def test_alert_fires_in_its_cluster_alone(
     played: Played, prove: Callable[[str], None]
 ) -> None:
-    """Two replicas, and two clusters with VMs of the same names, cause no duplicate alerts."""
+    """Each alert is of one cluster, although both clusters have VMs with the same names."""
     clusters: dict[str, set[str | None]] = {}
     for one in played.received:
         labels = dict(one["labels"])

@@ -134,7 +134,7 @@ class TestExits:
     async def test_where_kubevirt_is_missing(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path
     ) -> None:
-        """Without KubeVirt it exits with 4, and logs only the setting with which it would wait."""
+        """Without KubeVirt it exits with 4, and its only log line names `kube.waitForKubeVirt`."""
         simulated.server.answer(VMIS.plural, 404)
         code, stopped = await finished(tmp_path, *login, "--log-level", "error")
 

@@ -30,7 +30,7 @@ HEAD = 10 * 2**20
 MIB = 2**20
 ROUNDS = 6
 LEFT_BEHIND = 10
-"""MiB: a leak of 10 kB for each of a thousand connections."""
+"""MiB. More than this would be a leak of 10 kB for each of a thousand connections."""
 _numbers = count(1)
 
 
@@ -140,7 +140,7 @@ def expired(real: RealStage, user: User) -> str:
 async def target(
     real: RealStage, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Target]:
-    """One process for all attacks, so that damage by one shows in the next."""
+    """One process for all attacks, so that damage by one attack is noticed in the next."""
     directory = tmp_path_factory.mktemp("attacks")
     write_certificates(directory, "localhost")
     namespace = await real.make_namespace()
@@ -262,7 +262,7 @@ async def send_too_slowly(target: Target) -> None:
 
 
 async def try_unusual_paths(target: Target) -> None:
-    """No spelling of a path avoids the permission check, or leaves the API."""
+    """No spelling of a path avoids the permission check or reaches something outside the API."""
     token = target.caller.token
     for path in (
         "/v1/../metrics",
@@ -305,7 +305,7 @@ async def send_unknown_nodes(target: Target) -> None:
 
 
 async def hold_connections(target: Target, idle: int) -> None:
-    """Beyond the limit idle connections are closed, and the process stays up."""
+    """If there are too many idle connections, some are closed, and the process stays up."""
     host, _, port = target.program.query.removeprefix("https://").rpartition(":")
     before = target.program.resident() // MIB
     before_refused = await refused_connections(target)
@@ -382,6 +382,6 @@ async def count_series(target: Target) -> int:
 
 
 async def refused_connections(target: Target) -> float:
-    """How many connections of the query listener were closed in favour of others."""
+    """How many connections of the query listener were closed to make room for others."""
     name = "kubevirt_eviction_exporter_refused_connections_total"
     return await target.program.sample(name, listener="query")

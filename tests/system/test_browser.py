@@ -349,8 +349,8 @@ class TestRefresh:
                 await page.reload()
                 return renewed == await page.locator("main").inner_html() or None
 
-            # If a bookmark arrives between the two, the last contact differs, and the test tries
-            # again.
+            # If a watch bookmark arrives between the refresh and the reload, the last contact
+            # differs, and the test tries again.
             await poll(renews, what="a page that is renewed to what a reload gives")
 
     async def test_it_can_be_paused(self, demo: Still, browser: Browser) -> None:

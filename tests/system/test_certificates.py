@@ -92,7 +92,7 @@ def resume(
 
 
 async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
-    """The answer, or "" if the handshake fails, which TLS 1.3 shows late."""
+    """The answer, or "" if the handshake fails; with TLS 1.3 the client notices this only later."""
     try:
         return await ask(port, context)
     except (ssl.SSLError, OSError):
@@ -195,7 +195,7 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
 
 @pytest.mark.parametrize("days", [5, -1])
 def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
-    """The end of the certificate is exact, also if it is past, and with a client CA."""
+    """The reported end of a certificate is exact, also if it has expired or with a client CA."""
     write_certificates(tmp_path, f"localhost={days}")
     alone = Certificates("query", tls_of(tmp_path))
     with_callers = Certificates("query", tls_of(tmp_path, callers=tmp_path / "ca.crt"))

@@ -78,7 +78,7 @@ async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: 
 
 
 async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """While the watch of VMIs is dead, a stuck evacuation is `unknown`; it was last seen stuck."""
+    """While the watch of VMIs is dead, a stuck evacuation is `unknown`; `lastSeen` says stuck."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time() - 7200)))
@@ -121,7 +121,7 @@ async def test_an_end_by_a_wrong_clock(simulated: SimulatedStage, tmp_path: Path
 
 
 async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """A start without an end is over once the VMIM has been final for `kube.deadAfter`."""
+    """A migration without an end is over once its VMIM has been final for `kube.deadAfter`."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = time.time()
@@ -144,7 +144,7 @@ async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_pa
 async def test_a_vmi_that_cannot_be_read_any_more(
     simulated: SimulatedStage, tmp_path: Path
 ) -> None:
-    """An unreadable VMI blocks for `kube.deadAfter` longer, is reported, and recovers."""
+    """A VMI that becomes unreadable is reported, and its block ends after `kube.deadAfter`."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     state = {"migrationUid": "m", "startTimestamp": rfc3339(time.time())}
@@ -192,7 +192,7 @@ async def test_a_migration_between_clusters(simulated: SimulatedStage, tmp_path:
 
 
 async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """The condition dates the request, whether our clock was right or wrong."""
+    """The time of a request is that of its condition, even if our clock was wrong before."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = int(time.time())
@@ -207,7 +207,7 @@ async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path
 
 
 async def test_a_clock_that_is_ahead(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """With our clock two minutes ahead the first failure still counts."""
+    """If our clock is two minutes ahead, the first failed attempt is still counted."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     await admin.create(VMIS, vmi("db", namespace))

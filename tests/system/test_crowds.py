@@ -32,7 +32,7 @@ Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 MIB = 2**20
 SLACK = 32
-"""MiB: what the memory allocator keeps, as docs/reference.md says."""
+"""The MiB that the memory allocator does not give back, as docs/reference.md says."""
 AT_ONCE = 50
 STRANGER = "127.0.0.2"
 BOMB = gzip.compress(bytes(240 * MIB))
@@ -249,7 +249,7 @@ KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
 async def test_what_is_not_a_whole_request_has_one_bound(
     exporter: Exporter, prove: Prove, kind: str, times: int
 ) -> None:
-    """Unfinished requests of all listeners share one memory budget, and free it at the end."""
+    """Unfinished requests of all listeners share one memory budget, and their memory is freed."""
     before = most = exporter.resident()
     crowds = asyncio.gather(
         *(
@@ -325,7 +325,7 @@ PROXY = "exporter.example"
 
 
 async def test_no_web_page_is_answered(exporter: Exporter) -> None:
-    """Requests by web pages are refused (DNS rebinding, other sites); programs are served."""
+    """Requests by web pages of other sites or by DNS rebinding are refused; programs are served."""
     query, metrics = exporter.program.query, exporter.program.metrics
     port, verdicts = urlsplit(query).port, f"{query}/v1/verdicts"
     reviews = exporter.program.admission + PATH

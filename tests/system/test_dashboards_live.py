@@ -41,12 +41,13 @@ from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
-"""More than two minutes: after these an evacuation whose pod lost its annotation has diverged."""
+"""More than the two minutes after which an evacuation whose pod lost its annotation has diverged.
+"""
 SPEED = 3.0
 HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
 EAST, WEST = "east", "west"
 CLUSTERS = {HONORED: "", RENAMED: "", FLEET: EAST}
-"""The cluster that is chosen together with a job."""
+"""The cluster that is chosen in the dashboard, by the job that is chosen."""
 RULES_FASTER = 12.0
 SCRAPE_LABELS = {"namespace": "monitoring", "node": "infra-1"}
 """Labels of the scrape, which may replace those of the VMs."""
@@ -205,7 +206,7 @@ async def test_nothing_of_another_cluster_is_shown(watched: Watched) -> None:
 
 @pytest.mark.timeout(600)
 async def test_load_degrades_to_nothing(watched: Watched) -> None:
-    """Without node_exporter the panel about load has only bars."""
+    """Without node_exporter the panel about load has its bars, but no lines."""
     values = watched.values(FLEET) | {"cluster": WEST}
     shown = {
         query.ref: bool(await watched.ask(query))
@@ -309,7 +310,9 @@ def _find_first_value(matrix: list[dict[str, Any]]) -> str | None:
 
 
 def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
-    """Remove the annotation from a pod that waits, so that KubeVirt does not restore it."""
+    """Make a pod wait in CrashLoopBackOff, so that KubeVirt does not restore the annotation that
+    this function removes.
+    """
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
 

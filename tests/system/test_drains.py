@@ -1,8 +1,9 @@
-"""Drains: the forecasts come true, and a queue that moves is not stuck.
+"""Drains: the forecasts come true, and a drain that makes progress is not stuck.
 
 The forecasts are for a simulated cluster. Its time passes only between two requests, so the speed
 of the machine does not matter. A drain there does what `kubectl drain` does: the node gets no new
-pod, and every pod is evicted every 5 seconds. The queue is that of KubeVirt's own controllers.
+pod, and every pod is evicted every 5 seconds. The test of the drain that makes progress uses
+KubeVirt's own controllers instead.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ NAMESPACE = "shop"
 START = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
 EVICTED_EVERY = 5.0
 SETTLED = 10.0
-"""The most seconds after which KubeVirt clears the marker of a VM that has left."""
+"""KubeVirt clears the marker of a VM that has left within this many seconds."""
 ROUNDED = 1.0
 """KubeVirt writes whole seconds, so a duration may be this much too long."""
 HAPPENS = {
@@ -64,7 +65,9 @@ class Vm(Struct, frozen=True):
 
 
 def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
-    """VMs with a history and one VM of every other kind on each node; none stays on the last."""
+    """Create VMs with a history and one VM of each other kind on each node; the last node can be
+    emptied.
+    """
     chance = random.Random(16)
     made = []
     for home in nodes:
@@ -87,7 +90,7 @@ def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
 
 
 class Fleet:
-    """The scenario: VMs return to their first node if possible, and never to a cordoned node."""
+    """The scenario: VMs return to their first node if possible, and never go to a cordoned node."""
 
     def __init__(self, vms: Sequence[Vm]) -> None:
         self.vms = {vm.name: vm for vm in vms}
@@ -115,7 +118,7 @@ class Drained(Struct):
 
     @property
     def came_true(self) -> int:
-        """How many forecasts came true."""
+        """The number of forecasts that came true."""
         return sum(
             self.happened[one["name"]] == HAPPENS[one["outcome"]]
             for one in self.forecast["candidates"]
@@ -123,7 +126,7 @@ class Drained(Struct):
 
     @property
     def took(self) -> float:
-        """The time at which the last VM to be migrated had left."""
+        """The seconds until the last of the migrated VMs had left."""
         moved = (self.after[name] for name, what in self.happened.items() if what == "left")
         return max(moved, default=0.0)
 
@@ -210,7 +213,7 @@ class Story:
         before = {one: self._vmi(one)["metadata"]["uid"] for one in names}
         drained = Drained(forecast, dict.fromkeys(names, "is there"), {})
         began = self.now
-        # Long enough for all VMs, two at a time, and for the retries of those that fail.
+        # Long enough to migrate all VMs, two at a time, and to retry failed migrations.
         while (self.now - began).total_seconds() < 1200.0 + 60.0 * len(names):
             for one in names:
                 pod = self.cluster.launcher(NAMESPACE, one)
@@ -373,7 +376,7 @@ async def test_estimates_beside_what_drains_took(
 async def test_a_queue_that_moves_is_not_stuck(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A drain of 20 VMs, two at a time, is stuck only after it has stopped."""
+    """A drain that migrates 20 VMs, two at a time, is stuck only after it has stopped."""
     after, vms = 30.0, 20
     left, left_at, waited = vms, 0.0, 0.0
 

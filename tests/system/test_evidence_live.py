@@ -55,7 +55,7 @@ async def until_evacuation(exporter: Program, key: str, **fields: object) -> dic
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 async def test_a_vmi_that_ends_while_it_evacuates(stage: Stage, tmp_path: Path, phase: str) -> None:
-    """A VMI that ended is no longer an evacuation anywhere, and no rule blocks it."""
+    """The evacuation of a VMI that ended is no longer reported, and no rule blocks the VMI."""
     namespace = await stage.make_namespace()
     node = f"node-of-{namespace}"
     admin = stage.admin
@@ -88,7 +88,7 @@ async def test_a_vmi_that_ends_while_it_evacuates(stage: Stage, tmp_path: Path, 
 
 
 async def test_an_evacuation_that_is_requested_anew_in_a_gap(stage: Stage, tmp_path: Path) -> None:
-    """A marker that was cleared and set again unseen starts a new evacuation."""
+    """If a marker is cleared and set again during a gap in the watch, a new evacuation begins."""
     namespace = await stage.make_namespace()
     key = f"{namespace}/db"
     admin = stage.admin
@@ -116,7 +116,7 @@ async def test_an_evacuation_that_is_requested_anew_in_a_gap(stage: Stage, tmp_p
 async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """An attempt of an earlier, cancelled drain does not change the source of the next request."""
+    """A failed attempt of an earlier drain does not change the source of the next request."""
     namespace = await stage.make_namespace()
     key = f"{namespace}/db"
     admin = stage.admin

@@ -147,7 +147,7 @@ def hostile() -> dict[str, dict[str, Any]]:
 
 
 async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """Malicious objects are accepted or counted, and other VMs have their usual verdicts."""
+    """Malicious objects are accepted, or refused and counted; other VMs keep their verdicts."""
     namespace = await simulated.make_namespace()
     for name in ("good-1", "good-2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
@@ -206,7 +206,8 @@ async def test_many_clients_while_the_watch_breaks(
             "kubevirt_eviction_exporter_watch_restarts_total",
             resource=VMIS.plural,
         )
-        # Fewer than faults: after some failures the watch waits longer before it tries again.
+        # There are fewer restarts than faults: after some failures the watch waits longer before it
+        # tries again.
         assert restarts >= 2
         await poll(lambda: has_all(exporter, 200), what="all VMIs")
     assert answered > clients
@@ -238,7 +239,7 @@ async def ask(exporter: Program, namespace: str, number: int, end: float) -> int
 
 
 async def break_streams(stage: SimulatedStage, end: float) -> int:
-    """Cut streams and expire versions in turn; returns how often."""
+    """Alternately cut the watch streams and expire their versions; returns the number of faults."""
     faults = 0
     while time.monotonic() < end or faults < 3:
         if faults % 3 == 2:

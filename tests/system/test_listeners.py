@@ -278,7 +278,7 @@ HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
 
 
 async def test_an_early_answer_reads_no_further(tmp_path: Path) -> None:
-    """An early answer reaches the caller, and the rest of the body is not read."""
+    """An answer that is sent early reaches the caller, and the rest of the body is not read."""
     tls = a_pair(tmp_path)
     trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     async with a_listener("localhost:0", tls=tls).served() as urls:
