@@ -1,4 +1,4 @@
-"""Runs of the real descheduler with forty VMs: without blocks, with the plugin, with the webhook."""
+"""Forty VMs under the real descheduler: without blocks, with the plugin, or with the webhook."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
