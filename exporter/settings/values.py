@@ -3,13 +3,13 @@
 Durations are Go's (`1h30m`).
 """
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from exporter.credentials import is_loopback
 from exporter.engine.model import Seconds
 
 
@@ -42,12 +42,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether only processes on the same machine (or in the same pod) can reach it."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return bool(self.path) or is_loopback(self.host)
 
 
 @dataclass(frozen=True)
