@@ -16,7 +16,7 @@ from exporter.counters import BlockedEviction
 from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
-from exporter.server.api import Service
+from exporter.server.api import Service, log_blocked
 from exporter.server.apps import answering_problems, timed_handler
 from exporter.server.problems import Refusal
 from exporter.server.requests import read_body
@@ -30,10 +30,7 @@ from exporter.server.reviews import (
     write_answer,
 )
 from exporter.settings import AdmissionSettings
-from exporter.text import (
-    escape,
-    write_optional_release,
-)
+from exporter.text import escape
 
 
 PATH = "/v1/evictions"
@@ -144,13 +141,4 @@ class Admission:
             vmi.uid, BlockedEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
-            log.info(
-                EVENTS[outcome],
-                user=user,
-                pod=review.pod,
-                namespace=vmi.namespace,
-                name=vmi.name,
-                node=vmi.node,
-                reason=str(verdict.reason),
-                not_before=write_optional_release(verdict.not_before),
-            )
+            log_blocked(EVENTS[outcome], vmi, verdict, user=user, pod=review.pod)
