@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct, field
 
 from exporter.engine.ended_migrations import EndedMigration
-from exporter.engine.model import Fact, Resource, Why
+from exporter.engine.model import Fact, KubeVirtSettings, Resource, Why
 from exporter.kube import facts, reasons, wire
 from exporter.kube.facts import text_of
 
@@ -273,13 +273,15 @@ class _Decoder(Generic[_Object, _Fact]):
     def changed(self, found: _Object, *, modified: bool = False) -> Changed:
         """The `Changed` for a decoded object. Raises `Refused`."""
         metadata, fact = found.metadata, self._read(found)
-        namespace, name = metadata.namespace or "", metadata.name
+        namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
             raise Refused(fact, namespace=namespace if name else None, name=name or None)
+        if not name and not isinstance(fact, KubeVirtSettings):
+            raise Refused("metadata.name: expected a name, there is none")
         return Changed(
             fact=fact,
             namespace=namespace,
-            name=name or "",
+            name=name,
             resource_version=metadata.resourceVersion or "",
             modified=modified,
             reasons=self._explain(found, fact),
