@@ -167,7 +167,16 @@ def decode(entry: bytes) -> Remembered:
         return Remembered(
             uid=_read_uid(wire.uid),
             namespace=wire.namespace,
-            migrations={_read_uid(m.key): _read_migration(m) for m in wire.migrations},
+            migrations={
+                _read_uid(one.key): Migration(
+                    start=one.start,
+                    end=one.end,
+                    finished_at=one.finished_at,
+                    outcome=Outcome(one.flags & 3),
+                    handed_off=bool(one.flags & 4),
+                )
+                for one in wire.migrations
+            },
             marker=None if wire.marker is None else _read_marker(wire.marker),
         )
     except (msgspec.DecodeError, ValueError) as error:
@@ -184,18 +193,18 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
     if not stored or not entry:
         return False
     one, other = decode(stored), decode(entry)
-    return one.marker == other.marker and all(
-        key in one.migrations and _includes(one.migrations[key], migration, now)
-        for key, migration in other.migrations.items()
-    )
-
-
-def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
-    """Whether joining `migration` to `stored` adds nothing except a superfluous transition."""
-    joined = join(stored, migration)
-    if _find_transition(joined, now) is None:
-        joined = replace(joined, finished_at=stored.finished_at)
-    return joined == stored
+    if one.marker != other.marker:
+        return False
+    for key, migration in other.migrations.items():
+        known = one.migrations.get(key)
+        if known is None:
+            return False
+        joined = join(known, migration)
+        if _find_transition(joined, now) is None:
+            joined = replace(joined, finished_at=known.finished_at)  # superfluous
+        if joined != known:
+            return False
+    return True
 
 
 def split(raw: bytes) -> Iterator[bytes]:
@@ -264,16 +273,6 @@ def _pack_marker(marker: Marker) -> _Marker:
         ],
         marker.forgotten,
         None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
-    )
-
-
-def _read_migration(wire: _Migration) -> Migration:
-    return Migration(
-        start=wire.start,
-        end=wire.end,
-        finished_at=wire.finished_at,
-        outcome=Outcome(wire.flags & 3),
-        handed_off=bool(wire.flags & 4),
     )
 
 

@@ -208,8 +208,14 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     """Which VMI is blocked, why and until when."""
     vmi = evidence.vmi
     text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
+    if verdict.reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
+        return f"{text} until {UNTIL[verdict.reason]}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
-        return f"{text}{_write_progress(evidence, verdict.reason)}"
+        vmim, state = evidence.unfinished(), vmi.migration
+        if vmim is not None:
+            return f"{text}: VMIM {vmim.name} is {vmim.phase or 'new'}"
+        start = None if state is None else state.start
+        return text if start is None else f"{text} since {write_instant(start)}"
     left = math.ceil(verdict.not_before) - now
     until = write_instant(math.ceil(verdict.not_before))
     if left < _DAY:
@@ -220,17 +226,6 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
         window = format_duration(policy.of(vmi).migration_history_window)
         text += f", after {count} migration{'' if count == 1 else 's'} in {window}"
     return text
-
-
-def _write_progress(evidence: Evidence, reason: Reason | None) -> str:
-    if reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
-        return f" until {UNTIL[reason]}"
-    vmim, state = evidence.unfinished(), evidence.vmi.migration
-    if vmim is not None:
-        return f": VMIM {vmim.name} is {vmim.phase or 'new'}"
-    if state is not None and state.start is not None:
-        return f" since {write_instant(state.start)}"
-    return ""
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -63,7 +63,12 @@ def parse_duration(value: object) -> Seconds:
     """A Go duration in seconds."""
     if type(value) is int and value == 0:
         return 0.0
-    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{_hint(value)}"
+    hint = ""  # at a likely cause: no unit, or days
+    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
+        hint = f": it needs a unit, as in {value}m"
+    elif isinstance(value, str) and (days := _DAYS.match(value)):
+        hint = f": days are not supported, write {int(days[1]) * 24}h"
+    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{hint}"
     if not isinstance(value, str):
         raise ValueError(expected)
     text = value[1:] if value.startswith(("+", "-")) else value
@@ -78,14 +83,6 @@ def parse_duration(value: object) -> Seconds:
     if seconds > _GO_LONGEST:
         raise ValueError(f"longer than any Go duration (292 years), got {value!r}")
     return seconds
-
-
-def _hint(value: object) -> str:
-    """A likely cause of an invalid duration: no unit, or days."""
-    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
-        return f": it needs a unit, as in {value}m"
-    days = _DAYS.match(value) if isinstance(value, str) else None
-    return f": days are not supported, write {int(days[1]) * 24}h" if days else ""
 
 
 def parse_address(value: object) -> Address:
