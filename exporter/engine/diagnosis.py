@@ -269,9 +269,9 @@ def _why_waiting(
     contacts: Mapping[Resource, Instant],
 ) -> State:
     """Why a migratable VM is not being migrated."""
-    target = "" if attempt is None else attempt.uid
+    uid = "" if attempt is None else attempt.uid
     active = (pod for pod in evidence.pods if not pod.finished)
-    if sum(not target or pod.migration_uid != target for pod in active) > 1:
+    if sum(not uid or pod.migration_uid != uid for pod in active) > 1:
         return State.MULTIPLE_ACTIVE_PODS
     pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:

@@ -95,20 +95,17 @@ class MigrationLog:
         timer = self._waiting.pop(vmim.uid, None)
         if timer is not None:
             timer.cancel()
-        elif not self._is_news(vmim):
-            return
+        else:
+            known = self.store.vmim(vmim.namespace, vmim.name)
+            is_known = known is not None and known.uid == vmim.uid and known.finished
+            end = correct_end(vmim.end, vmim.finished_at)
+            if is_known or end is None or end <= self.started_at:
+                return
         if ended.is_whole:
             self._record(ended)
         else:
             loop = asyncio.get_running_loop()
             self._waiting[vmim.uid] = loop.call_later(WAIT_FOR_STATE, self._record, ended)
-
-    def _is_news(self, vmim: Vmim) -> bool:
-        known = self.store.vmim(vmim.namespace, vmim.name)
-        if known is not None and known.uid == vmim.uid and known.finished:
-            return False
-        end = correct_end(vmim.end, vmim.finished_at)
-        return end is not None and end > self.started_at
 
     def _record(self, ended: EndedMigration) -> None:
         vmim = ended.vmim
@@ -156,5 +153,4 @@ class MigrationLog:
         )
 
     def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
-        evidence = self.store.evidence(namespace, name)
-        return None if evidence is None else evidence.vmi
+        return self.store.vmi((namespace, name))

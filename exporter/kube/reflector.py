@@ -274,7 +274,7 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._forget_version()
+            self._version = None
         if recovery.log_in:
             await self._api.renew()
             self._refusals += 1
@@ -284,7 +284,13 @@ class Reflector:
                 if not is_required or (isinstance(error, Forbidden) and self._is_optional()):
                     return self._go_without(error)
                 if isinstance(error, Absent) and not self._watched.synced:
-                    self._miss_kubevirt(error)
+                    if not self._settings.wait_for_kubevirt:
+                        raise KubeVirtMissing(
+                            "the API server has no virtualmachineinstances.kubevirt.io (404): is"
+                            " KubeVirt installed? Set kube.waitForKubeVirt: true to wait for it."
+                        )
+                    if self._refusals == FINAL_AFTER:
+                        self._log.warning("waiting_for_kubevirt", why=str(error))
         pause = shorten(self._backoff.next(), error)
         self._log.warning(
             "watch_broke", why=str(error), kind=str(restart), retry_in=round(pause, 2)
@@ -297,18 +303,15 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._forget_version()
+                self._version = None
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self._watched.restarts[why] += 1
         return why
 
-    def _forget_version(self) -> None:
-        self._version = None
-
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._forget_version()
+        self._version = None
         if not self._watched.refused:
             self._log.warning(
                 "resource_refused",
@@ -319,15 +322,6 @@ class Reflector:
         self._watched.refused = str(error)
         self._settled()
         return self._settings.refused_retry
-
-    def _miss_kubevirt(self, error: ApiError) -> None:
-        if not self._settings.wait_for_kubevirt:
-            raise KubeVirtMissing(
-                "the API server has no virtualmachineinstances.kubevirt.io (404): is KubeVirt"
-                " installed? Set kube.waitForKubeVirt: true to wait for it."
-            )
-        if self._refusals == FINAL_AFTER:
-            self._log.warning("waiting_for_kubevirt", why=str(error))
 
     def _note_progress(self) -> None:
         self._watched.contact = self._clock()
