@@ -105,7 +105,19 @@ async def run(
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
-        watch = _build_watch(settings, api, service, rng=rng, reflector=reflector)
+        migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
+        watch = Informers(
+            api,
+            store,
+            health,
+            kube,
+            clock=clock,
+            settled=service.polls.note_change,
+            rng=rng,
+            reflector=reflector,
+            listener=migrations,
+            policy=policy,
+        )
         saving, closing = _build_history(place, settings, api, service, rng=rng)
         jobs = [watch.run, *saving]
         if events is not None:
@@ -136,32 +148,6 @@ async def run(
                 # goes to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
-
-
-def _build_watch(
-    settings: Settings,
-    api: ApiServer,
-    service: Service,
-    *,
-    rng: random.Random,
-    reflector: type[Reflector],
-) -> Informers:
-    policy, clock = settings.policy, service.clock
-    migrations = MigrationLog(
-        service.store, service.counters, started_at=clock(), window=policy.longest_window
-    )
-    return Informers(
-        api,
-        service.store,
-        service.health,
-        settings.kube,
-        clock=clock,
-        settled=service.polls.note_change,
-        rng=rng,
-        reflector=reflector,
-        listener=migrations,
-        policy=policy,
-    )
 
 
 def build_service(
