@@ -211,23 +211,16 @@ def split(raw: bytes) -> Iterator[bytes]:
     """Split a file into its sealed shards. The damaged parts between them are pieces as well."""
     position = 0
     while position < len(raw):
-        end = _end_of_whole(raw, position)
-        if end is None:
-            following = raw.find(_MAGIC, position + 1)
-            end = len(raw) if following < 0 else following
+        following = raw.find(_MAGIC, position + 1)
+        end = len(raw) if following < 0 else following
+        if raw.startswith(_MAGIC, position) and len(raw) - position >= _HEAD.size:
+            _, version, length, digest = _HEAD.unpack_from(raw, position)
+            begin = position + _HEAD.size
+            payload = raw[begin : begin + length]
+            if len(payload) == length and _digest(version, payload) == digest:
+                end = begin + length
         yield raw[position:end]
         position = end
-
-
-def _end_of_whole(raw: bytes, position: int) -> int | None:
-    """The end of the intact shard that begins at `position`, or None if there is none."""
-    if not raw.startswith(_MAGIC, position) or len(raw) - position < _HEAD.size:
-        return None
-    _, version, length, digest = _HEAD.unpack_from(raw, position)
-    begin = position + _HEAD.size
-    payload = raw[begin : begin + length]
-    is_whole = len(payload) == length and _digest(version, payload) == digest
-    return begin + length if is_whole else None
 
 
 def _digest(version: int, payload: bytes) -> bytes:

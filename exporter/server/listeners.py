@@ -73,7 +73,13 @@ class Listener:
                 bound += listening
                 secured = None if address.path else certificates
                 jobs += [asyncio.create_task(connections.accept(one, secured)) for one in listening]
-                urls.append(_url(address, listening[0], secure=secured is not None))
+                port = listening[0].getsockname()[1]
+                scheme = "http" if secured is None else "https"
+                urls.append(
+                    f"unix:{Path(address.path)}"
+                    if address.path
+                    else f"{scheme}://{Address(address.host, port)}"
+                )
             if certificates is not None:
                 self._note_end(certificates)
                 jobs.append(asyncio.create_task(self._renew(certificates)))
@@ -184,10 +190,3 @@ async def _is_served(path: str) -> bool:
         return False
     writer.close()
     return True
-
-
-def _url(address: Address, listening: socket.socket, *, secure: bool) -> str:
-    if address.path:
-        return f"unix:{Path(address.path)}"
-    port = listening.getsockname()[1]
-    return f"http{'s' if secure else ''}://{Address(address.host, port)}"

@@ -20,6 +20,7 @@ from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.health import Health
+from exporter.kube.facts import text_of
 from exporter.settings import (
     AdmissionMode,
     AdmissionSettings,
@@ -103,10 +104,10 @@ def read_review(body: bytes) -> Review:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAReview(f"the body is not JSON: {error}") from None
     request = _mapping(_mapping(document).get("request"))
-    uid = _text(request.get("uid"))
+    uid = text_of(request.get("uid"))
     if not uid:
         raise NotAReview("expected an AdmissionReview with a request.uid")
-    version = _text(_mapping(document).get("apiVersion"))
+    version = text_of(_mapping(document).get("apiVersion"))
     user, resource = _mapping(request.get("userInfo")), _mapping(request.get("resource"))
     groups = user.get("groups")
     # `dryRun` is in the request's create options or in the Eviction itself.
@@ -119,10 +120,10 @@ def read_review(body: bytes) -> Review:
         and request.get("subResource") == "eviction"
         and resource.get("resource") == "pods"
         and resource.get("group") == "",
-        user=_text(user.get("username")),
+        user=text_of(user.get("username")),
         groups=tuple(g for g in groups if isinstance(g, str)) if isinstance(groups, list) else (),
-        namespace=_text(request.get("namespace")),
-        pod=_text(request.get("name")),
+        namespace=text_of(request.get("namespace")),
+        pod=text_of(request.get("name")),
         dry_run=request.get("dryRun") is True or (isinstance(dry_run, list) and "All" in dry_run),
     )
 
@@ -230,7 +231,3 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
