@@ -209,13 +209,13 @@ def _build_history(
     changes = PendingChanges(store, settings.policy.longest_window)
     signal = WriteSignal()
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
-    store.subscribe(lambda _: signal.wake(), NoticeKind.MEMORY)
+    store.subscribe(lambda _: signal.awake.set(), NoticeKind.MEMORY)
     status.find_unwritten = lambda: changes.unwritten_since
     status.has_outdated = lambda: changes.has_outdated
     if isinstance(place, Path):
         status.may_write = lambda: True
         others = read_file(changes, status, place, clock())
-        signal.wake()
+        signal.awake.set()
         file = FileWriter(
             changes, health, status, signal, place, others=others, interval=interval, clock=clock
         )
