@@ -70,7 +70,7 @@ class MigrationLog:
         state = vmi.migration
         if state is None or not state.running:
             return
-        before = self._find_vmi(vmi.namespace, vmi.name)
+        before = self.store.vmi((vmi.namespace, vmi.name))
         if before is None:
             return
         known = before.migration if before.uid == vmi.uid else None
@@ -88,7 +88,7 @@ class MigrationLog:
 
     def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
         if ended is None:
-            vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+            vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
             if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
                 put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
             return
@@ -110,7 +110,7 @@ class MigrationLog:
     def _record(self, ended: EndedMigration) -> None:
         vmim = ended.vmim
         self._waiting.pop(vmim.uid, None)
-        vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+        vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
         target, why = self._targets.pop(vmim.uid, ("", ()))
         trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
         self._hotplugs.pop(vmim.uid, None)
@@ -151,6 +151,3 @@ class MigrationLog:
                 "error.message": message,
             },
         )
-
-    def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
-        return self.store.vmi((namespace, name))
