@@ -33,8 +33,9 @@ class Certificates:
         """Raises `UnusableCertificate`."""
         self._listener = listener
         self._tls = tls
-        self._version: tuple[tuple[int, int, int], ...] | None = None
-        self.renew()
+        self._version = self._read_version()
+        self.context = self._load()
+        self.not_after = self._read_not_after()
 
     def renew(self) -> bool:
         """Reload the files if they have changed; returns whether they have changed.
