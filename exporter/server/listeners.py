@@ -73,13 +73,12 @@ class Listener:
                 bound += listening
                 secured = None if address.path else certificates
                 jobs += [asyncio.create_task(connections.accept(one, secured)) for one in listening]
-                port = listening[0].getsockname()[1]
-                scheme = "http" if secured is None else "https"
-                urls.append(
-                    f"unix:{Path(address.path)}"
-                    if address.path
-                    else f"{scheme}://{Address(address.host, port)}"
-                )
+                url = f"unix:{Path(address.path)}"
+                if not address.path:
+                    scheme = "http" if secured is None else "https"
+                    port = listening[0].getsockname()[1]
+                    url = f"{scheme}://{Address(address.host, port)}"
+                urls.append(url)
             if certificates is not None:
                 self._note_end(certificates)
                 jobs.append(asyncio.create_task(self._renew(certificates)))
