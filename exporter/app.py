@@ -92,14 +92,32 @@ async def run(
             sees_all=not settings.namespaces,
             dead_after=kube.dead_after,
         )
-        place = _find_place(settings, login)
-        health = _build_health(settings, place)
+        place = settings.history
+        if isinstance(place, ConfigMaps) and not place.namespace:
+            place = replace(place, namespace=find_namespace(login))
+        watches = list_watches(settings.namespaces)
+        if isinstance(place, ConfigMaps):
+            watches.insert(0, Watched(Resource.CONFIGMAPS, place.namespace))
+        history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
+        health = Health(kube.stale_after, kube.dead_after, watches, history)
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
-        watch = _build_watch(settings, api, service, rng=rng, reflector=reflector)
+        migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
+        watch = Informers(
+            api,
+            store,
+            health,
+            kube,
+            clock=clock,
+            settled=service.polls.note_change,
+            rng=rng,
+            reflector=reflector,
+            listener=migrations,
+            policy=policy,
+        )
         saving, closing = _build_history(place, settings, api, service, rng=rng)
         jobs = [watch.run, *saving]
         if events is not None:
@@ -109,7 +127,17 @@ async def run(
             )
             jobs.append(reporter.run)
         async with _listeners(settings, service, api) as listening:
-            _log_start(settings, place, listening)
+            log.info(
+                "started",
+                version=__version__,
+                query=listening.query,
+                metrics=listening.metrics,
+                admission=listening.admission,
+                local=listening.local,
+                namespaces=settings.namespaces or "all",
+                history=str(place or "none"),
+                policy=to_builtins(policy),
+            )
             on_listening(listening)
             try:
                 await _until_stopped([job() for job in jobs], stop)
@@ -120,62 +148,6 @@ async def run(
                 # goes to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
-
-
-def _find_place(settings: Settings, login: Login) -> Path | ConfigMaps | None:
-    """Where the history is stored; by default ConfigMaps are in the exporter's own namespace."""
-    place = settings.history
-    if isinstance(place, ConfigMaps) and not place.namespace:
-        return replace(place, namespace=find_namespace(login))
-    return place
-
-
-def _build_health(settings: Settings, place: Path | ConfigMaps | None) -> Health:
-    kube, watches = settings.kube, list_watches(settings.namespaces)
-    if isinstance(place, ConfigMaps):
-        watches.insert(0, Watched(Resource.CONFIGMAPS, place.namespace))
-    history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
-    return Health(kube.stale_after, kube.dead_after, watches, history)
-
-
-def _build_watch(
-    settings: Settings,
-    api: ApiServer,
-    service: Service,
-    *,
-    rng: random.Random,
-    reflector: type[Reflector],
-) -> Informers:
-    policy, clock = settings.policy, service.clock
-    migrations = MigrationLog(
-        service.store, service.counters, started_at=clock(), window=policy.longest_window
-    )
-    return Informers(
-        api,
-        service.store,
-        service.health,
-        settings.kube,
-        clock=clock,
-        settled=service.polls.note_change,
-        rng=rng,
-        reflector=reflector,
-        listener=migrations,
-        policy=policy,
-    )
-
-
-def _log_start(settings: Settings, place: Path | ConfigMaps | None, listening: Listening) -> None:
-    log.info(
-        "started",
-        version=__version__,
-        query=listening.query,
-        metrics=listening.metrics,
-        admission=listening.admission,
-        local=listening.local,
-        namespaces=settings.namespaces or "all",
-        history=str(place or "none"),
-        policy=to_builtins(settings.policy),
-    )
 
 
 def build_service(
@@ -237,13 +209,13 @@ def _build_history(
     changes = PendingChanges(store, settings.policy.longest_window)
     signal = WriteSignal()
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
-    store.subscribe(lambda _: signal.wake(), NoticeKind.MEMORY)
+    store.subscribe(lambda _: signal.awake.set(), NoticeKind.MEMORY)
     status.find_unwritten = lambda: changes.unwritten_since
     status.has_outdated = lambda: changes.has_outdated
     if isinstance(place, Path):
         status.may_write = lambda: True
         others = read_file(changes, status, place, clock())
-        signal.wake()
+        signal.awake.set()
         file = FileWriter(
             changes, health, status, signal, place, others=others, interval=interval, clock=clock
         )
@@ -304,18 +276,6 @@ async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyn
             raise result
 
 
-def _expected_hosts(settings: Settings) -> frozenset[str] | None:
-    """The names that `Host` may have in a request to the query listener.
-
-    None means any name, because the network can reach the listener or callers need credentials.
-    """
-    auth, tls, listen = settings.auth, settings.tls_query, settings.listen
-    needs_credentials = auth.query is Authentication.KUBERNETES or tls.client_ca_file
-    if needs_credentials or not all(address.is_local for address in listen.query):
-        return None
-    return frozenset((*listen.hosts, *(address.host for address in listen.query)))
-
-
 @asynccontextmanager
 async def _listeners(
     settings: Settings, service: Service, api: ApiServer
@@ -330,7 +290,12 @@ async def _listeners(
         budget=ConnectionBudget(service.counters),
         health=service.health,
     )
-    query = make_query_app(service, checks[auth.query], hosts=_expected_hosts(settings))
+    # `Host` may have any name if the network can reach the listener or callers need credentials.
+    hosts = None
+    needs_credentials = auth.query is Authentication.KUBERNETES or settings.tls_query.client_ca_file
+    if not needs_credentials and all(address.is_local for address in listen.query):
+        hosts = frozenset((*listen.hosts, *(address.host for address in listen.query)))
+    query = make_query_app(service, checks[auth.query], hosts=hosts)
     metrics = make_metrics_app(service, checks[auth.metrics], page=listen.page)
     listeners = [
         listener("query", query, listen.query, settings.tls_query),

@@ -34,7 +34,7 @@ def check_url(url: str, expected: str, *, with_token: bool) -> None:
     is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
     if parts.scheme not in {"http", "https"} or not host or not is_plain:
         raise _invalid(url, expected)
-    if with_token and parts.scheme == "http" and not _is_loopback(host):
+    if with_token and parts.scheme == "http" and not is_loopback(host):
         raise InvalidEndpoint(f"{url}: a token is only sent over https, a unix socket or loopback")
 
 
@@ -84,7 +84,8 @@ def _invalid(url: str, fault: str) -> InvalidEndpoint:
     return InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or IP address is that of the loopback interface."""
     if host == "localhost":
         return True
     try:

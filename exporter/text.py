@@ -8,8 +8,9 @@ from exporter.engine.model import Instant, Seconds
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _AGES: Seconds = 100 * 365 * 86_400.0
-_FIRST_INSTANT = datetime(1, 1, 1, tzinfo=UTC).timestamp()
-_LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+FIRST_INSTANT = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+"""The last instant that we can write; a time zone can make an instant later than this."""
 
 
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
@@ -47,8 +48,8 @@ def format_duration(seconds: Seconds) -> str:
 
 def to_datetime(instant: Instant) -> datetime:
     """An instant in UTC, to the microsecond, limited to the calendar's first and last second."""
-    if not _FIRST_INSTANT <= instant <= _LAST_INSTANT:
-        instant = _FIRST_INSTANT if instant < _FIRST_INSTANT else _LAST_INSTANT
+    if not FIRST_INSTANT <= instant <= LAST_INSTANT:
+        instant = FIRST_INSTANT if instant < FIRST_INSTANT else LAST_INSTANT
     return datetime.fromtimestamp(instant, tz=UTC)
 
 
@@ -65,7 +66,7 @@ def to_release(instant: Instant) -> datetime:
     of the 6.8 us for a verdict.
     """
     moment = to_datetime(instant)
-    early = moment.timestamp() < instant <= _LAST_INSTANT
+    early = moment.timestamp() < instant <= LAST_INSTANT
     return moment + timedelta(microseconds=1) if early else moment
 
 

@@ -18,10 +18,9 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     for remark in settings.remarks:
         print(f"{path}: {remark}")
     print(f"{path}: valid")
-    return Exit.OK if vmi is None else _explain(settings, *vmi, kubeconfig)
-
-
-def _explain(settings: Settings, namespace: str, name: str, kubeconfig: Path | None) -> Exit:
+    if vmi is None:
+        return Exit.OK
+    namespace, name = vmi
     chosen = settings.policy.choose_by_namespace(namespace)
     if chosen is None:
         from exporter.kube.client import ApiError, NoCredentials

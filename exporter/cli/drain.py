@@ -27,6 +27,7 @@ BAR = 20
 QUOTED = 100
 """The longest reason in a sentence, in characters; the table has the whole text."""
 
+_STALE = ("no contact with the API server: this may be out of date.",)
 _MEANINGS = {
     DrainOutcome.STAYS: "never leaves: LiveMigrate, and not migratable",
     DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
@@ -45,7 +46,7 @@ def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
     others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
     depends = f", {others} of them if others act" if others else ""
     sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
-    _warn(sheet, stale=answer.stale)
+    sheet.warn(_STALE if answer.stale else ())
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
     sheet.table(head, [_node_row(one) for one in answer.nodes])
     return sheet.text()
@@ -62,7 +63,7 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         sheet.say(answer.node, (" can be emptied", GOOD), ".")
     if answer.depends_on_others:
         sheet.say(answer.node, (" depends on others", BAD), f", who must move or stop {others}.")
-    _warn(sheet, stale=answer.stale)
+    sheet.warn(_STALE if answer.stale else ())
     if answer.schedulable is False:
         at = answer.cordoned_at
         since = "" if at is None else f" since {write_past(at, answer.as_of)}"
@@ -191,8 +192,3 @@ def _node_row(one: NodeAnswer) -> list[Cell]:
 
 def _count(answer: NodeAnswer, outcome: DrainOutcome) -> int:
     return int(getattr(answer, outcome))
-
-
-def _warn(sheet: Sheet, *, stale: bool) -> None:
-    if stale:
-        sheet.warn(["no contact with the API server: this may be out of date."])

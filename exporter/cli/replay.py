@@ -73,7 +73,6 @@ def replay(
     began = timer()
     contenders = choose_contenders(arguments.policy)
     check_plot(arguments.plot)
-    _check_source(arguments)
     try:
         with _open_source(arguments, simulate) as source:
             found = play(source, contenders, sys.stderr)
@@ -263,24 +262,15 @@ def peak_mebibytes() -> float:
     return int(mark.split()[1]) / 2**10
 
 
-def _check_source(arguments: argparse.Namespace) -> None:
-    """Raises `InvalidSettings` unless the arguments name exactly one complete source."""
-    given = (arguments.file, arguments.scenario, arguments.prometheus)
-    if sum(source is not None for source in given) != 1:
-        raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])
-    if arguments.prometheus is None:
-        return
-    if arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
-        raise InvalidSettings(["--prometheus: expected --from and --to, and --to must be later"])
-    if arguments.step < 1:
-        raise InvalidSettings(["--step: must be at least 1s"])
-
-
 @contextmanager
 def _open_source(
     arguments: argparse.Namespace,
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
 ) -> Iterator[Input]:
+    """Raises `InvalidSettings` unless the arguments name exactly one complete source."""
+    given = (arguments.file, arguments.scenario, arguments.prometheus)
+    if sum(source is not None for source in given) != 1:
+        raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])
     if arguments.file is not None:
         with open_recording(arguments.file) as source:
             yield source
@@ -289,6 +279,10 @@ def _open_source(
         faults = Faults()
         events = recording.read(lines, faults)
         yield Input(events, faults, whole=lasts, done=lambda now: now - began)
+    elif arguments.began is None or arguments.ended is None or arguments.began >= arguments.ended:
+        raise InvalidSettings(["--prometheus: expected --from and --to, and --to must be later"])
+    elif arguments.step < 1:
+        raise InvalidSettings(["--step: must be at least 1s"])
     else:
         yield from_prometheus(arguments, sys.stderr)
 

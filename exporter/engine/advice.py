@@ -261,11 +261,16 @@ def may_cancel(evidence: Evidence) -> bool:
 def write_cancel(namespace: str, name: str, node: str) -> str:
     """The shell command that cancels an evacuation from a node."""
     body = msgspec.json.encode({"evacuationNodeName": node}).decode()
-    path = (
+    path = write_cancel_path(namespace, name)
+    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
+
+
+def write_cancel_path(namespace: str, name: str) -> str:
+    """The path of KubeVirt's API that cancels the evacuation of a VMI."""
+    return (
         f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
         f"/virtualmachineinstances/{name}/evacuate/cancel"
     )
-    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
 
 
 def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis, cause: Why | None) -> Obstacle:

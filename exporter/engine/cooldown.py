@@ -124,16 +124,11 @@ def _last_ended(
         if end is None or written is None:
             return None
         return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
-    is_over = evidence.is_contradicted(now) or (state.start is None and _was_abandoned(evidence))
+    is_over = evidence.is_contradicted(now)
+    if state.start is None and evidence.vmims_seen:
+        # Over, if the VMIM whose hand-off emptied the struct is finished or deleted.
+        is_over |= all(v.finished or (state.uid and v.uid != state.uid) for v in evidence.vmims)
     return endings[-1] if endings and is_over and policy.guard_pending_migrations else None
-
-
-def _was_abandoned(evidence: Evidence) -> bool:
-    """Whether the VMIM whose hand-off emptied the struct is known to be finished or deleted."""
-    if not evidence.vmims_seen or evidence.vmi.migration is None:
-        return False
-    uid = evidence.vmi.migration.uid
-    return not any(not vmim.finished and (not uid or vmim.uid == uid) for vmim in evidence.vmims)
 
 
 def _release(

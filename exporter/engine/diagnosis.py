@@ -166,6 +166,7 @@ def diagnose(
     was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
     is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
     leftover = is_drain and since is not None and marker.requested_at <= since
+    launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
@@ -175,15 +176,16 @@ def diagnose(
         state=state,
         stuck_by=()
         if Resource.VMIS in dead
-        else _find_causes(
-            stuck, now, state=state, due=due, began=_began(evidence, attempt), failed=failed
-        ),
+        else _find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed),
         due_at=due,
         failed_attempts=failed,
         backoff=holds,
         leftover=leftover,
         given_up=leftover and was_seen,
-        diverged=_is_diverged(evidence, marker, now),
+        diverged=launcher is not None
+        and not launcher.eviction_in_progress
+        and lacking_since is not None
+        and now - lacking_since >= DIVERGED_AFTER,
         attempt=attempt,
         missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
@@ -268,9 +270,9 @@ def _why_waiting(
     contacts: Mapping[Resource, Instant],
 ) -> State:
     """Why a migratable VM is not being migrated."""
-    target = "" if attempt is None else attempt.uid
+    uid = "" if attempt is None else attempt.uid
     active = (pod for pod in evidence.pods if not pod.finished)
-    if sum(not target or pod.migration_uid != target for pod in active) > 1:
+    if sum(not uid or pod.migration_uid != uid for pod in active) > 1:
         return State.MULTIPLE_ACTIVE_PODS
     pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:
@@ -280,18 +282,6 @@ def _why_waiting(
             return State.UNKNOWN
         is_full = load is not None and load.is_full(evidence.vmi.node)
         return State.CAPACITY if is_full else State.NO_MIGRATION
-    return _why_no_progress(evidence, attempt, load, backoff, pods_seen=pods_seen)
-
-
-def _why_no_progress(
-    evidence: Evidence,
-    attempt: Vmim,
-    load: Load | None,
-    backoff: Backoff | None,
-    *,
-    pods_seen: bool,
-) -> State:
-    """Why an attempt that has not been handed off makes no progress."""
     if attempt.wait_reason is not None:
         return _WAIT_REASONS[attempt.wait_reason]
     if backoff is not None:
@@ -351,14 +341,21 @@ def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
 
 
 def _find_causes(
+    evidence: Evidence,
+    attempt: Vmim | None,
     stuck: StuckPolicy,
     now: Instant,
     *,
     state: State,
     due: Instant | None,
-    began: Instant | None,
     failed: int,
 ) -> tuple[Cause, ...]:
+    """Why the evacuation is stuck. An attempt waits until it begins to migrate (`began`)."""
+    began, migration = None, evidence.vmi.migration
+    if migration is not None and migration.running:
+        began = migration.start
+    elif attempt is not None:
+        began = attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
     causes = []
     if due is not None and now > due:
         in_time = state is State.MIGRATING and (began is None or began <= due)
@@ -379,7 +376,9 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
-    if evidence.vmi.is_external and not _was_attempted(evidence, marker):
+    since = marker.requested_at - SAME_REQUEST
+    made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
+    if evidence.vmi.is_external and not made and not marker.failed_since_request():
         return None if stuck.external is None else marker.requested_at + stuck.external
     due = marker.requested_at + stuck.after
     moved: Instant | None = None
@@ -399,13 +398,6 @@ def _find_due(
     return due if moved is None else max(due, moved + allowed)
 
 
-def _was_attempted(evidence: Evidence, marker: Marker) -> bool:
-    """Whether a VMIM was made since the request."""
-    since = marker.requested_at - SAME_REQUEST
-    made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
-    return made or marker.failed_since_request() > 0
-
-
 def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:
     """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
     turns = marker.failures_since_request()
@@ -416,24 +408,6 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
         elif attempt.phase != "Pending" and attempt.created is not None:
             turns.append(attempt.created)
     return min(turns, default=None)
-
-
-def _began(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
-    """When the current attempt began to migrate; before that it was waiting."""
-    state = evidence.vmi.migration
-    if state is not None and state.running:
-        return state.start
-    if attempt is None:
-        return None
-    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
-
-
-def _is_diverged(evidence: Evidence, marker: Marker, now: Instant) -> bool:
-    """Whether KubeVirt still evacuates although the descheduler's annotation is gone."""
-    launcher = evidence.launcher
-    if launcher is None or launcher.eviction_in_progress or marker.lacking_since is None:
-        return False
-    return now - marker.lacking_since >= DIVERGED_AFTER
 
 
 _IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})

@@ -361,20 +361,6 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     return evidence.history.last_duration()
 
 
-def _bound(durations: Iterable[Seconds], settings: KubeVirtSettings | None) -> Seconds | None:
-    """A lower bound of the time for migrations of these durations; None without any.
-
-    It is the longest duration or, if that is more, the sum divided by KubeVirt's parallel limit.
-    """
-    known = tuple(durations)
-    if not known:
-        return None
-    if settings is None:
-        return max(known)
-    parallel = max(1, min(settings.limits.cluster, settings.limits.outbound_per_node))
-    return max(*known, sum(known) / parallel)
-
-
 def _forecast(
     node: str,
     outcomes: Mapping[DrainOutcome, int],
@@ -382,7 +368,15 @@ def _forecast(
     conditions: Conditions,
     progress: DrainProgress | None,
 ) -> Forecast:
-    bound = _bound(durations, conditions.kubevirt) if _can_be_emptied(outcomes) else None
+    """A forecast. Its bound is the longest duration or, if that is more, their sum divided by
+    KubeVirt's parallel limit.
+    """
+    known = tuple(durations) if _can_be_emptied(outcomes) else ()
+    bound = max(known, default=None)
+    if bound is not None and conditions.kubevirt is not None:
+        limits = conditions.kubevirt.limits
+        parallel = max(1, min(limits.cluster, limits.outbound_per_node))
+        bound = max(bound, sum(known) / parallel)
     return Forecast(
         node=node,
         outcomes=outcomes,

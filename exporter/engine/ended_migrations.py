@@ -107,13 +107,28 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
     vmim = ended.vmim
     if vmim.outcome is not Outcome.FAILED:
         return EndReason.NONE
-    causes = _list_late_causes(ended, vmi) if vmim.handed_off else _list_causes(vmim, vmi, [*why])
+    causes = _list_causes(ended, vmi, [*why])
     return next((reason for applies, reason in causes if applies), EndReason.OTHER)
 
 
-def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[bool, EndReason]]:
-    """The reasons after the hand-off, and whether each applies; the first that applies counts."""
+def _list_causes(
+    ended: EndedMigration, vmi: Vmi | None, why: list[Why]
+) -> Iterator[tuple[bool, EndReason]]:
+    """The possible reasons, and whether each applies; the first that applies counts.
+
+    Before the hand-off: what prevented the attempt, and then its abort.
+    """
     vmim, text = ended.vmim, ended.message.lower()
+    if not vmim.handed_off:
+        pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
+        scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
+        yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
+        yield bool(scheduler), EndReason.UNSCHEDULABLE
+        yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
+        yield vmim.aborted, EndReason.ABORTED
+        yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
+        yield bool(pod), EndReason.TARGET_LOST
+        return
     yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
     yield vmim.aborted, EndReason.ABORTED
     for part, reason in _TEXTS:
@@ -121,18 +136,6 @@ def _list_late_causes(ended: EndedMigration, vmi: Vmi | None) -> Iterator[tuple[
     yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
     # If the target pod is gone, virt-controller writes an end that equals the start.
     yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST
-
-
-def _list_causes(vmim: Vmim, vmi: Vmi | None, why: list[Why]) -> Iterator[tuple[bool, EndReason]]:
-    """The same for reasons before the hand-off: what prevented the attempt, and then its abort."""
-    pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
-    scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
-    yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
-    yield bool(scheduler), EndReason.UNSCHEDULABLE
-    yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
-    yield vmim.aborted, EndReason.ABORTED
-    yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
-    yield bool(pod), EndReason.TARGET_LOST
 
 
 VMIS_KEPT = 10_000

@@ -8,7 +8,7 @@ from exporter.engine.cordons import Cordons
 from exporter.engine.evidence import Evidence
 from exporter.engine.launchers import LauncherIndex
 from exporter.engine.migrations import VmimIndex
-from exporter.engine.model import Budget, Instant, Node, Resource, Seconds
+from exporter.engine.model import Resource, Seconds
 from exporter.engine.unreadable import UnreadableObjects
 from exporter.engine.vmi_record import VmiIndex, VmiRecord
 
@@ -23,16 +23,6 @@ class ClusterObjects:
         self.cordons = Cordons()
         self.budgets = Budgets(self.launchers.pods)
         self.unreadable = UnreadableObjects()
-
-    def put(self, fact: Node | Budget, at: Instant) -> bool:
-        """Apply a node or a budget that was read at `at`; True if that changed anything."""
-        return self.cordons.put(fact, at) if isinstance(fact, Node) else self.budgets.put(fact)
-
-    def remove(self, removed: Removed, at: Instant) -> bool:
-        """Remove a node or a budget; True if it was known."""
-        if removed.resource is Resource.NODES:
-            return self.cordons.remove(removed.name, at)
-        return self.budgets.remove(removed.namespace, removed.name)
 
     def count(self, resource: Resource) -> int:
         """The number of objects of a resource."""

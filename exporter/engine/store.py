@@ -237,8 +237,10 @@ class Store:
                 resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
                 return self._set_kubevirt(fact)
-            case Node() | Budget():
-                return self._objects.put(fact, at)
+            case Node():
+                return self.cordons.put(fact, at)
+            case Budget():
+                return self.budgets.put(fact)
             case _:
                 raise TypeError("the store takes no ConfigMap of the stored history")
         key = (fact.namespace, fact.name)
@@ -329,8 +331,10 @@ class Store:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
             return self._set_kubevirt(None)
-        if resource in (Resource.NODES, Resource.BUDGETS):
-            return self._objects.remove(removed, at)
+        if resource is Resource.NODES:
+            return self.cordons.remove(removed.name, at)
+        if resource is Resource.BUDGETS:
+            return self.budgets.remove(*key)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):

@@ -180,7 +180,14 @@ class PendingChanges:
                 remembered = self.store.remember(uid)
                 seen = None if remembered is None else seen_through(remembered.namespace)
                 is_seen = seen is not None and seen + AWAITED_FOR >= one.since
-                if is_seen and self._is_missing(shard, uid, now):
+                if not is_seen:
+                    continue
+                # The stored entry may have everything by now.
+                if one.stored:
+                    self.store.apply(decode(one.stored), now)
+                self._encode(uid, now)
+                self._compare(shard, uid, one.stored, now)
+                if uid in unwritten:
                     yield shard
                     break
 
@@ -224,12 +231,3 @@ class PendingChanges:
         else:
             known = unwritten.get(uid)
             unwritten[uid] = _Unwritten(now if known is None else known.since, stored)
-
-    def _is_missing(self, shard: int, uid: str, now: Instant) -> bool:
-        """Merge the stored entry of a VMI; returns whether that entry lacks something."""
-        stored = self._unwritten[shard][uid].stored
-        if stored:
-            self.store.apply(decode(stored), now)
-        self._encode(uid, now)
-        self._compare(shard, uid, stored, now)
-        return uid in self._unwritten[shard]

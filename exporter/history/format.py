@@ -167,7 +167,16 @@ def decode(entry: bytes) -> Remembered:
         return Remembered(
             uid=_read_uid(wire.uid),
             namespace=wire.namespace,
-            migrations={_read_uid(m.key): _read_migration(m) for m in wire.migrations},
+            migrations={
+                _read_uid(one.key): Migration(
+                    start=one.start,
+                    end=one.end,
+                    finished_at=one.finished_at,
+                    outcome=Outcome(one.flags & 3),
+                    handed_off=bool(one.flags & 4),
+                )
+                for one in wire.migrations
+            },
             marker=None if wire.marker is None else _read_marker(wire.marker),
         )
     except (msgspec.DecodeError, ValueError) as error:
@@ -184,41 +193,34 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
     if not stored or not entry:
         return False
     one, other = decode(stored), decode(entry)
-    return one.marker == other.marker and all(
-        key in one.migrations and _includes(one.migrations[key], migration, now)
-        for key, migration in other.migrations.items()
-    )
-
-
-def _includes(stored: Migration, migration: Migration, now: Instant) -> bool:
-    """Whether joining `migration` to `stored` adds nothing except a superfluous transition."""
-    joined = join(stored, migration)
-    if _find_transition(joined, now) is None:
-        joined = replace(joined, finished_at=stored.finished_at)
-    return joined == stored
+    if one.marker != other.marker:
+        return False
+    for key, migration in other.migrations.items():
+        known = one.migrations.get(key)
+        if known is None:
+            return False
+        joined = join(known, migration)
+        if _find_transition(joined, now) is None:
+            joined = replace(joined, finished_at=known.finished_at)  # superfluous
+        if joined != known:
+            return False
+    return True
 
 
 def split(raw: bytes) -> Iterator[bytes]:
     """Split a file into its sealed shards. The damaged parts between them are pieces as well."""
     position = 0
     while position < len(raw):
-        end = _end_of_whole(raw, position)
-        if end is None:
-            following = raw.find(_MAGIC, position + 1)
-            end = len(raw) if following < 0 else following
+        following = raw.find(_MAGIC, position + 1)
+        end = len(raw) if following < 0 else following
+        if raw.startswith(_MAGIC, position) and len(raw) - position >= _HEAD.size:
+            _, version, length, digest = _HEAD.unpack_from(raw, position)
+            begin = position + _HEAD.size
+            payload = raw[begin : begin + length]
+            if len(payload) == length and _digest(version, payload) == digest:
+                end = begin + length
         yield raw[position:end]
         position = end
-
-
-def _end_of_whole(raw: bytes, position: int) -> int | None:
-    """The end of the intact shard that begins at `position`, or None if there is none."""
-    if not raw.startswith(_MAGIC, position) or len(raw) - position < _HEAD.size:
-        return None
-    _, version, length, digest = _HEAD.unpack_from(raw, position)
-    begin = position + _HEAD.size
-    payload = raw[begin : begin + length]
-    is_whole = len(payload) == length and _digest(version, payload) == digest
-    return begin + length if is_whole else None
 
 
 def _digest(version: int, payload: bytes) -> bytes:
@@ -264,16 +266,6 @@ def _pack_marker(marker: Marker) -> _Marker:
         ],
         marker.forgotten,
         None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
-    )
-
-
-def _read_migration(wire: _Migration) -> Migration:
-    return Migration(
-        start=wire.start,
-        end=wire.end,
-        finished_at=wire.finished_at,
-        outcome=Outcome(wire.flags & 3),
-        handed_off=bool(wire.flags & 4),
     )
 
 

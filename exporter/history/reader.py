@@ -82,7 +82,7 @@ class ConfigMapReader:
                     if shard is not None:
                         await self.merge(shard, self._received.pop(shard))
             self.status.loaded = self.status.loaded or self.watched.synced
-            self.signal.wake()
+            self.signal.awake.set()
 
     def is_behind(self, shard: int) -> bool:
         """Whether a newer version of this ConfigMap has been delivered and not merged yet."""

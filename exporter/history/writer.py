@@ -44,10 +44,6 @@ class WriteSignal:
         self.awake = asyncio.Event()
         self.urgent = asyncio.Event()
 
-    def wake(self) -> None:
-        """Let the writer write as soon as its interval has passed."""
-        self.awake.set()
-
     def hurry(self) -> None:
         """Let the writer write now, without waiting for its interval."""
         self.urgent.set()

@@ -51,7 +51,6 @@ WAIT_REASONS = {
 }
 """A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
 
-_NO_NAME = "metadata.name: expected a name, there is none"
 _OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
 """These labels differ from pod to pod. No user's PodDisruptionBudget selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
@@ -71,8 +70,6 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     metadata = found.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
-    if not metadata.name:
-        return _NO_NAME
     status = found.status or wire.VmiStatus()
     state = status.migrationState
     conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
@@ -80,7 +77,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     annotations = metadata.annotations or {}
     return Vmi(
         namespace=intern(metadata.namespace or ""),
-        name=intern(metadata.name),
+        name=intern(metadata.name or ""),
         uid=metadata.uid,
         created=parse_instant(metadata.creationTimestamp),
         node=intern(status.nodeName or ""),
@@ -128,8 +125,6 @@ def _other_uids(state: wire.ReportedState) -> tuple[str, ...]:
 def read_vmim(found: wire.VmimObject) -> Vmim | str:
     """A VMIM."""
     metadata, spec = found.metadata, found.spec or wire.VmimSpec()
-    if not metadata.name:
-        return _NO_NAME
     if not spec.vmiName:
         return "spec.vmiName: expected the name of a VMI, there is none"
     status = found.status or wire.VmimStatus()
@@ -146,7 +141,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
     end = parse_instant(state.endTimestamp)
     return Vmim(
         namespace=intern(metadata.namespace or ""),
-        name=metadata.name,
+        name=metadata.name or "",
         uid=metadata.uid or "",
         vmi_name=intern(spec.vmiName),
         created=parse_instant(metadata.creationTimestamp),
@@ -179,19 +174,17 @@ def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigge
     return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
 
 
-def read_pod(found: wire.PodObject) -> Pod | str:
+def read_pod(found: wire.PodObject) -> Pod:
     """A launcher pod."""
     metadata, status = found.metadata, found.status or wire.PodStatus()
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
-    if not metadata.name:
-        return _NO_NAME
     met = {c.type: c.status for c in status.conditions or []}
     owners = (
         one.uid for one in metadata.ownerReferences or () if one.kind == _VMI_KIND and one.uid
     )
     return Pod(
         namespace=intern(metadata.namespace or ""),
-        name=metadata.name,
+        name=metadata.name or "",
         uid=metadata.uid or "",
         vmi_uid=next(owners, None) or text_of(labels.get(CREATED_BY)),
         node=intern((found.spec.nodeName if found.spec else None) or ""),
@@ -218,7 +211,7 @@ def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str],
     return labels
 
 
-def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
+def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
     """The migration limits (if not set, KubeVirt's defaults) and the evictionStrategy."""
     spec = found.spec or wire.KubeVirtSpec()
     configuration = spec.configuration or wire.KubeVirtConfiguration()
@@ -236,29 +229,25 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings | str:
     )
 
 
-def read_node(found: wire.NodeObject) -> Node | str:
+def read_node(found: wire.NodeObject) -> Node:
     """A node."""
-    name, spec = found.metadata.name, found.spec or wire.NodeSpec()
-    if not name:
-        return _NO_NAME
+    spec = found.spec or wire.NodeSpec()
     added = (one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE)
     met = {c.type for c in (found.status and found.status.conditions) or () if c.status == "True"}
     return Node(
-        name=intern(name),
+        name=intern(found.metadata.name or ""),
         schedulable=not spec.unschedulable,
         cordoned_at=parse_instant(next(added, None)) if spec.unschedulable else None,
         conditions=tuple(sorted(MAINTENANCE & met)),
     )
 
 
-def read_budget(found: wire.BudgetObject) -> Budget | str:
+def read_budget(found: wire.BudgetObject) -> Budget:
     """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
     KubeVirt's own budgets forbid nothing either: they are for VMs that KubeVirt migrates.
     """
     metadata, selector = found.metadata, found.spec.selector if found.spec else None
-    if not metadata.name:
-        return _NO_NAME
     wanted = selector or wire.LabelSelector()
     requirements = [Requirement(k, "In", (v,)) for k, v in (wanted.matchLabels or {}).items()]
     requirements += [
@@ -269,20 +258,18 @@ def read_budget(found: wire.BudgetObject) -> Budget | str:
     allowed = found.status.disruptionsAllowed if found.status else None
     return Budget(
         namespace=intern(metadata.namespace or ""),
-        name=metadata.name,
+        name=metadata.name or "",
         forbids=selector is not None and allowed == 0 and not is_kubevirt_s,
         selector=tuple(requirements),
     )
 
 
-def read_config_map(found: wire.ConfigMapObject) -> ConfigMap | str:
+def read_config_map(found: wire.ConfigMapObject) -> ConfigMap:
     """A ConfigMap of the stored history."""
     metadata = found.metadata
-    if not metadata.name:
-        return _NO_NAME
     return ConfigMap(
         namespace=metadata.namespace or "",
-        name=metadata.name,
+        name=metadata.name or "",
         version=metadata.resourceVersion or "",
         data=found.binaryData or {},
     )

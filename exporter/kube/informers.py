@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from exporter.engine.changes import Visibility
@@ -20,46 +21,41 @@ class NotSynced(Exception):
     """The VMIs could not be listed in time."""
 
 
+@dataclass
 class Informers:
     """Runs a reflector for each watch in `health`, except the watch of the stored history.
 
     `settled` is called after every complete list, and when a resource is refused.
     """
 
-    def __init__(
-        self,
-        api: ApiServer,
-        store: Store,
-        health: Health,
-        settings: KubeSettings,
-        *,
-        clock: Callable[[], Instant],
-        rng: random.Random,
-        settled: Callable[[], None],
-        reflector: type[Reflector] = Reflector,
-        listener: ChangeListener | None = None,
-        policy: Policy = NO_OVERRIDES,
-    ) -> None:
-        self._store = store
-        self._health = health
-        self._settings = settings
-        self._clock = clock
-        self._settled = settled
+    api: ApiServer
+    store: Store
+    health: Health
+    settings: KubeSettings
+    _: KW_ONLY
+    clock: Callable[[], Instant]
+    rng: random.Random
+    settled: Callable[[], None]
+    reflector: type[Reflector] = Reflector
+    listener: ChangeListener | None = None
+    policy: Policy = NO_OVERRIDES
+
+    def __post_init__(self) -> None:
         self._synced = asyncio.Event()
         self._reflectors = [
-            reflector(
-                api,
+            self.reflector(
+                self.api,
                 watched,
-                store,
-                settings,
-                clock=clock,
-                rng=rng,
+                self.store,
+                self.settings,
+                clock=self.clock,
+                rng=self.rng,
                 settled=self._update_visibility,
                 is_optional=partial(self._is_seen_elsewhere, watched),
-                listener=listener,
-                policy=policy,
+                listener=self.listener,
+                policy=self.policy,
             )
-            for watched in health.watched
+            for watched in self.health.watched
             if watched.resource in CLUSTER_RESOURCES
         ]
 
@@ -76,35 +72,35 @@ class Informers:
     async def _await_sync(self) -> None:
         while not self._synced.is_set():
             try:
-                async with asyncio.timeout(self._settings.sync_timeout):
+                async with asyncio.timeout(self.settings.sync_timeout):
                     await self._synced.wait()
             except TimeoutError:
-                vmis = self._health.of(Resource.VMIS)
+                vmis = self.health.of(Resource.VMIS)
                 is_absent = any(one.restarts[Restart.ABSENT] for one in vmis)
-                if is_absent and self._settings.wait_for_kubevirt:
+                if is_absent and self.settings.wait_for_kubevirt:
                     continue
                 troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
                 raise NotSynced(
                     f"virtualmachineinstances were not synced within"
-                    f" {self._settings.sync_timeout:g} s (kube.syncTimeout):"
+                    f" {self.settings.sync_timeout:g} s (kube.syncTimeout):"
                     f" {'; '.join(troubles) or 'the list did not end'}"
                 ) from None
 
     def _is_seen_elsewhere(self, watched: Watched) -> bool:
         """Whether the same resource is visible in another namespace."""
-        others = (one for one in self._health.of(watched.resource) if one is not watched)
+        others = (one for one in self.health.of(watched.resource) if one is not watched)
         return any(one.synced and not one.refused for one in others)
 
     def _update_visibility(self) -> None:
         """Update the store's visibility after a resource was listed or refused."""
-        health = self._health
+        health = self.health
         visibility = Visibility(
             vmims=health.is_seen(Resource.VMIMS),
             pods=health.is_seen(Resource.PODS),
             blind={r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)},
         )
-        self._store.apply(visibility, self._clock())
+        self.store.apply(visibility, self.clock())
         vmis = health.of(Resource.VMIS)
         if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
             self._synced.set()
-        self._settled()
+        self.settled()

@@ -5,11 +5,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from exporter.engine.model import Instant
+from exporter.text import FIRST_INSTANT, LAST_INSTANT
 
 
-_FIRST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
-_LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""The last instant that we can write; a time zone can make an instant later than this."""
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt](?!24)\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
@@ -37,7 +35,7 @@ def _parse_instant(text: str) -> Instant | None:
         instant = datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-    return instant if _FIRST <= instant <= _LAST else None
+    return instant if FIRST_INSTANT <= instant <= LAST_INSTANT else None
 
 
 def write_micro_time(instant: Instant) -> str:

@@ -7,13 +7,14 @@ inverse. No other module knows field paths.
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from exporter.engine.ended_migrations import EndedMigration
-from exporter.engine.model import Fact, Resource, Why
+from exporter.engine.model import Fact, KubeVirtSettings, Resource, Why
 from exporter.kube import facts, reasons, wire
 from exporter.kube.facts import text_of
 
@@ -184,10 +185,14 @@ def parse_page(body: bytes) -> Page:
 
 def parse_status_message(body: bytes) -> str:
     """The message of a Kubernetes `Status`, or "" if the body is not one."""
+    return _read_status(body).message or ""
+
+
+def _read_status(raw: bytes | msgspec.Raw) -> _ErrorStatus:
     try:
-        return msgspec.json.decode(body, type=_ErrorStatus).message or ""
+        return msgspec.json.decode(raw, type=_ErrorStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
+        return _ErrorStatus()
 
 
 def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
@@ -207,10 +212,7 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
         raise Refused(f"not a watch event: {broken}") from None
     if envelope.type == "ERROR":
-        try:
-            status = msgspec.json.decode(envelope.object, type=_ErrorStatus)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            status = _ErrorStatus()
+        status = _read_status(envelope.object)
         return Failed(status.code or 0, status.reason or "", status.message or "")
     if envelope.type not in ("DELETED", "BOOKMARK"):
         if error is not None:
@@ -238,10 +240,9 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
 
 def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
     """The refusal of an object, with its name if that can be read."""
-    try:
+    metadata = wire.LooseMetadata()
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         metadata = msgspec.json.decode(raw, type=_Named).metadata
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Refused(str(error))
     if not text_of(metadata.name):
         return Refused(str(error))
     return Refused(
@@ -273,13 +274,15 @@ class _Decoder(Generic[_Object, _Fact]):
     def changed(self, found: _Object, *, modified: bool = False) -> Changed:
         """The `Changed` for a decoded object. Raises `Refused`."""
         metadata, fact = found.metadata, self._read(found)
-        namespace, name = metadata.namespace or "", metadata.name
+        namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
             raise Refused(fact, namespace=namespace if name else None, name=name or None)
+        if not name and not isinstance(fact, KubeVirtSettings):
+            raise Refused("metadata.name: expected a name, there is none")
         return Changed(
             fact=fact,
             namespace=namespace,
-            name=name or "",
+            name=name,
             resource_version=metadata.resourceVersion or "",
             modified=modified,
             reasons=self._explain(found, fact),

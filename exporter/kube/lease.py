@@ -98,16 +98,13 @@ class Lease:
                 self._trouble.end()
             if self._held_until is not None and not self.held:
                 self._lose("not renewed in time")
-            await asyncio.sleep(self._pause())
-
-    def _pause(self) -> Seconds:
-        """The time until the holder renews the Lease, or a candidate reads or takes it."""
-        if self.held and not self._trouble:
-            return self.duration * RENEWED_EVERY * self.rng.uniform(0.9, 1.0)
-        poll = self.duration * POLLED_EVERY * self.rng.uniform(0.9, 1.0)
-        if self._seen is None or self._trouble:
-            return poll
-        return min(poll, max(SHORTEST_PAUSE, self._free_at(self._seen.spec) - self.monotonic()))
+            is_settled = self.held and not self._trouble
+            part = RENEWED_EVERY if is_settled else POLLED_EVERY
+            pause = self.duration * part * self.rng.uniform(0.9, 1.0)
+            if not is_settled and self._seen is not None and not self._trouble:
+                left = self._free_at(self._seen.spec) - self.monotonic()
+                pause = min(pause, max(SHORTEST_PAUSE, left))
+            await asyncio.sleep(pause)
 
     async def release(self) -> None:
         """Release the Lease, so that another replica can take it at once."""

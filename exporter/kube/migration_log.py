@@ -70,7 +70,7 @@ class MigrationLog:
         state = vmi.migration
         if state is None or not state.running:
             return
-        before = self._find_vmi(vmi.namespace, vmi.name)
+        before = self.store.vmi((vmi.namespace, vmi.name))
         if before is None:
             return
         known = before.migration if before.uid == vmi.uid else None
@@ -88,32 +88,29 @@ class MigrationLog:
 
     def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
         if ended is None:
-            vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+            vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
             if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
                 put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
             return
         timer = self._waiting.pop(vmim.uid, None)
         if timer is not None:
             timer.cancel()
-        elif not self._is_news(vmim):
-            return
+        else:
+            known = self.store.vmim(vmim.namespace, vmim.name)
+            is_known = known is not None and known.uid == vmim.uid and known.finished
+            end = correct_end(vmim.end, vmim.finished_at)
+            if is_known or end is None or end <= self.started_at:
+                return
         if ended.is_whole:
             self._record(ended)
         else:
             loop = asyncio.get_running_loop()
             self._waiting[vmim.uid] = loop.call_later(WAIT_FOR_STATE, self._record, ended)
 
-    def _is_news(self, vmim: Vmim) -> bool:
-        known = self.store.vmim(vmim.namespace, vmim.name)
-        if known is not None and known.uid == vmim.uid and known.finished:
-            return False
-        end = correct_end(vmim.end, vmim.finished_at)
-        return end is not None and end > self.started_at
-
     def _record(self, ended: EndedMigration) -> None:
         vmim = ended.vmim
         self._waiting.pop(vmim.uid, None)
-        vmi = self._find_vmi(vmim.namespace, vmim.vmi_name)
+        vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
         target, why = self._targets.pop(vmim.uid, ("", ()))
         trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
         self._hotplugs.pop(vmim.uid, None)
@@ -154,7 +151,3 @@ class MigrationLog:
                 "error.message": message,
             },
         )
-
-    def _find_vmi(self, namespace: str, name: str) -> Vmi | None:
-        evidence = self.store.evidence(namespace, name)
-        return None if evidence is None else evidence.vmi

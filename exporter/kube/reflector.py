@@ -9,6 +9,7 @@ resourceVersion that was read; if that has expired, or there is none, the resour
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import assert_never
 
 from exporter.engine.model import Instant, Resource, Seconds
@@ -67,6 +68,7 @@ class KubeVirtMissing(Exception):
     """The API server has no VirtualMachineInstances."""
 
 
+@dataclass
 class Reflector:
     """Lists and watches one resource in one namespace, or in all.
 
@@ -74,34 +76,26 @@ class Reflector:
     resource. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
     """
 
-    def __init__(
-        self,
-        api: ApiServer,
-        watched: Watched,
-        sink: FactSink,
-        settings: KubeSettings,
-        *,
-        clock: Callable[[], Instant],
-        rng: random.Random,
-        settled: Callable[[], None] = lambda: None,
-        is_optional: Callable[[], bool] = lambda: True,
-        listener: ChangeListener | None = None,
-        policy: Policy = NO_OVERRIDES,
-    ) -> None:
-        self._api = api
-        self._watched = watched
-        self._feed = Feed(sink, watched, clock, listener, policy)
-        self._settings = settings
-        self._clock = clock
-        self._rng = rng
-        self._settled = settled
-        self._is_optional = is_optional
-        self._backoff = ExponentialBackoff(rng)
+    api: ApiServer
+    watched: Watched
+    sink: FactSink
+    settings: KubeSettings
+    _: KW_ONLY
+    clock: Callable[[], Instant]
+    rng: random.Random
+    settled: Callable[[], None] = lambda: None
+    is_optional: Callable[[], bool] = lambda: True
+    listener: ChangeListener | None = None
+    policy: Policy = NO_OVERRIDES
+
+    def __post_init__(self) -> None:
+        self._feed = Feed(self.sink, self.watched, self.clock, self.listener, self.policy)
+        self._backoff = ExponentialBackoff(self.rng)
         self._futile = 0
         self._version: str | None = None
         self._streams_lists = True
         self._refusals = 0
-        self._connected_at = clock()
+        self._connected_at = self.clock()
         self._log = self._feed.log
 
     async def run(self) -> None:
@@ -110,29 +104,29 @@ class Reflector:
         Raises `KubeVirtMissing` if there are no VMIs before the first list.
         """
         while True:
-            self._connected_at = self._clock()
+            self._connected_at = self.clock()
             try:
                 await self._list_and_watch()
             except ApiError as error:
                 pause = await self._recover(error)
             else:
                 self._note_restart(Restart.ENDED)
-                lived = self._clock() - self._connected_at
+                lived = self.clock() - self._connected_at
                 pause = 0.0 if lived >= SHORT_LIVED else self._backoff.next()
             await asyncio.sleep(pause)
 
     async def _list_and_watch(self) -> None:
         if self._version is None and not self._streams_lists:
             await self._list_pages()
-        listing = Listing(began=self._clock()) if self._version is None else None
-        bound = self._settings.watch_timeout
+        listing = Listing(began=self.clock()) if self._version is None else None
+        bound = self.settings.watch_timeout
         try:
-            async with self._api.watch(
-                self._watched.resource,
-                self._watched.namespace,
+            async with self.api.watch(
+                self.watched.resource,
+                self.watched.namespace,
                 resource_version=self._version,
                 # Random, so that watches do not end together.
-                seconds=max(1, int(self._rng.uniform(bound / 2, bound))),
+                seconds=max(1, int(self.rng.uniform(bound / 2, bound))),
             ) as batches:
                 await self._read_events(batches, listing)
         except Unsupported as refusal:
@@ -143,13 +137,13 @@ class Reflector:
             await self._list_pages()
 
     async def _list_pages(self) -> None:
-        listing = Listing(began=self._clock())
+        listing = Listing(began=self.clock())
         token = ""
         while True:
-            body = await self._api.list_page(
-                self._watched.resource,
-                self._watched.namespace,
-                limit=self._settings.page_size,
+            body = await self.api.list_page(
+                self.watched.resource,
+                self.watched.namespace,
+                limit=self.settings.page_size,
                 token=token,
             )
             try:
@@ -159,7 +153,7 @@ class Reflector:
             self._feed.begin_batch(listing)
             for raw in page.items:
                 try:
-                    changed = parse_object(self._watched.resource, raw)
+                    changed = parse_object(self.watched.resource, raw)
                 except Refused as refusal:
                     self._feed.refuse(refusal, listing)
                 else:
@@ -180,7 +174,7 @@ class Reflector:
             try:
                 for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)
                     try:
-                        event = parse_event(self._watched.resource, line)
+                        event = parse_event(self.watched.resource, line)
                     except Refused as refusal:
                         self._feed.refuse(refusal, listing)
                     else:
@@ -201,7 +195,7 @@ class Reflector:
         """
         if listing is None:
             self._note_progress()
-            if self._clock() - self._connected_at >= SHORT_LIVED:
+            if self.clock() - self._connected_at >= SHORT_LIVED:
                 self._backoff.reset()
 
     def _apply(self, event: Event, listing: Listing | None) -> Listing | None:
@@ -236,7 +230,7 @@ class Reflector:
         self._feed.begin_batch()
         gone, objects = self._feed.retain(listing), len(listing)
         listing.names.clear()  # the watch that follows keeps `listing` for as long as it lasts
-        watched = self._watched
+        watched = self.watched
         watched.lists += 1
         if watched.refused:
             self._log.info("resource_permitted")
@@ -248,9 +242,9 @@ class Reflector:
             objects=objects,
             gone=gone,
             how=how,
-            seconds=round(self._clock() - listing.began, 3),
+            seconds=round(self.clock() - listing.began, 3),
         )
-        self._settled()
+        self.settled()
 
     async def _next_batch(
         self, batches: AsyncIterator[list[bytes]], listing: Listing | None
@@ -258,8 +252,8 @@ class Reflector:
         """The next lines, or None at the end. Raises `Silent` if a list takes too long."""
         if listing is None:
             return await anext(batches, None)
-        bound = self._settings.sync_timeout
-        left = bound / 2 - (self._clock() - listing.began)
+        bound = self.settings.sync_timeout
+        left = bound / 2 - (self.clock() - listing.began)
         silence = min(LIST_SILENCE, bound / 3, max(left, 0.001))
         try:
             async with asyncio.timeout(silence):
@@ -270,21 +264,27 @@ class Reflector:
 
     async def _recover(self, error: ApiError) -> Seconds:
         """Prepare for the next attempt, and return the pause before it."""
-        self._watched.trouble = str(error)
+        self.watched.trouble = str(error)
         recovery = recovery_from(error)
         restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
             self._forget_version()
         if recovery.log_in:
-            await self._api.renew()
+            await self.api.renew()
             self._refusals += 1
-            if self._refusals >= (FINAL_AFTER_SYNC if self._watched.synced else FINAL_AFTER):
+            if self._refusals >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
                 # VMIs are required, unless forbidden here and visible in another namespace.
-                is_required = self._watched.resource is Resource.VMIS
-                if not is_required or (isinstance(error, Forbidden) and self._is_optional()):
+                is_required = self.watched.resource is Resource.VMIS
+                if not is_required or (isinstance(error, Forbidden) and self.is_optional()):
                     return self._go_without(error)
-                if isinstance(error, Absent) and not self._watched.synced:
-                    self._miss_kubevirt(error)
+                if isinstance(error, Absent) and not self.watched.synced:
+                    if not self.settings.wait_for_kubevirt:
+                        raise KubeVirtMissing(
+                            "the API server has no virtualmachineinstances.kubevirt.io (404): is"
+                            " KubeVirt installed? Set kube.waitForKubeVirt: true to wait for it."
+                        )
+                    if self._refusals == FINAL_AFTER:
+                        self._log.warning("waiting_for_kubevirt", why=str(error))
         pause = shorten(self._backoff.next(), error)
         self._log.warning(
             "watch_broke", why=str(error), kind=str(restart), retry_in=round(pause, 2)
@@ -300,7 +300,7 @@ class Reflector:
                 self._forget_version()
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
-        self._watched.restarts[why] += 1
+        self.watched.restarts[why] += 1
         return why
 
     def _forget_version(self) -> None:
@@ -309,29 +309,20 @@ class Reflector:
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
         self._forget_version()
-        if not self._watched.refused:
+        if not self.watched.refused:
             self._log.warning(
                 "resource_refused",
                 why=str(error),
-                consequence=_CONSEQUENCES[self._watched.resource],
-                retry_in=self._settings.refused_retry,
+                consequence=_CONSEQUENCES[self.watched.resource],
+                retry_in=self.settings.refused_retry,
             )
-        self._watched.refused = str(error)
-        self._settled()
-        return self._settings.refused_retry
-
-    def _miss_kubevirt(self, error: ApiError) -> None:
-        if not self._settings.wait_for_kubevirt:
-            raise KubeVirtMissing(
-                "the API server has no virtualmachineinstances.kubevirt.io (404): is KubeVirt"
-                " installed? Set kube.waitForKubeVirt: true to wait for it."
-            )
-        if self._refusals == FINAL_AFTER:
-            self._log.warning("waiting_for_kubevirt", why=str(error))
+        self.watched.refused = str(error)
+        self.settled()
+        return self.settings.refused_retry
 
     def _note_progress(self) -> None:
-        self._watched.contact = self._clock()
-        self._watched.trouble = ""
+        self.watched.contact = self.clock()
+        self.watched.trouble = ""
         self._refusals = self._futile = 0
 
 

@@ -53,65 +53,61 @@ class Listing:
         return sum(map(len, self.names.values()))
 
 
+@dataclass
 class Feed:
     """Puts one resource's objects into a sink, and logs unusable ones."""
 
-    def __init__(
-        self,
-        sink: FactSink,
-        watched: Watched,
-        clock: Callable[[], Instant],
-        listener: ChangeListener | None = None,
-        policy: Policy = NO_OVERRIDES,
-    ) -> None:
-        self._sink = sink
-        self._policy = policy
-        self._overrides = OverrideChooser(policy)
-        self._listener = listener
-        self._watched = watched
-        self._clock = clock
+    sink: FactSink
+    watched: Watched
+    clock: Callable[[], Instant]
+    listener: ChangeListener | None = None
+    policy: Policy = NO_OVERRIDES
+
+    def __post_init__(self) -> None:
+        self._overrides = OverrideChooser(self.policy)
         self._read_at: Instant = 0.0
         self._refusals_logged = Throttle(1)
-        scope = {} if watched.namespace is None else {"in_namespace": watched.namespace}
-        self.log = structlog.stdlib.get_logger().bind(resource=str(watched.resource), **scope)
+        place = self.watched.namespace
+        scope = {} if place is None else {"in_namespace": place}
+        self.log = structlog.stdlib.get_logger().bind(resource=str(self.watched.resource), **scope)
 
     def begin_batch(self, listing: Listing | None = None) -> None:
         """Set the instant of the next objects: now or, for a list, when the list was requested."""
-        self._read_at = self._clock() if listing is None else listing.began
+        self._read_at = self.clock() if listing is None else listing.began
 
     def put(self, changed: Changed, listing: Listing | None) -> None:
         """Add or replace an object of a list or of the watch."""
         if listing is not None:
             listing.names[changed.namespace].add(changed.name)
-        if self._listener is not None:
-            self._listener.note(changed)
+        if self.listener is not None:
+            self.listener.note(changed)
         fact = changed.fact
-        if self._policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
+        if self.policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
             traits = changed.traits
             override = self._overrides.choose(
                 fact.namespace, traits.read_labels(), traits.priority_class
             )
             fact = replace(fact, override=override)
-        self._sink.apply(Observed(fact, changed.reasons), self._read_at)
+        self.sink.apply(Observed(fact, changed.reasons), self._read_at)
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""
-        resource = self._watched.resource
+        resource = self.watched.resource
         removed = Removed(resource, deleted.namespace, deleted.name, deleted.uid)
-        self._sink.apply(removed, self._read_at)
+        self.sink.apply(removed, self._read_at)
 
     def retain(self, listing: Listing) -> int:
         """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
             self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
             return 0
-        watched = self._watched
+        watched = self.watched
         listed = Listed(watched.resource, listing.names, watched.namespace)
-        return self._sink.apply(listed, self._read_at)
+        return self.sink.apply(listed, self._read_at)
 
     def refuse(self, refusal: Refused, listing: Listing | None) -> None:
         """Count and log an unusable object. Earlier facts about it are kept."""
-        self._watched.refused_objects += 1
+        self.watched.refused_objects += 1
         if listing is not None:
             if refusal.name is None:
                 listing.complete = False
@@ -120,13 +116,13 @@ class Feed:
         is_new = False
         if refusal.name:
             place = (refusal.namespace or "", refusal.name, refusal.uid or "")
-            unreadable = Unreadable(self._watched.resource, *place)
-            is_new = bool(self._sink.apply(unreadable, self._read_at))
-        if self._refusals_logged.lets_through("", self._clock()) or is_new:
+            unreadable = Unreadable(self.watched.resource, *place)
+            is_new = bool(self.sink.apply(unreadable, self._read_at))
+        if self._refusals_logged.lets_through("", self.clock()) or is_new:
             self.log.warning(
                 "object_refused",
                 why=refusal.why,
                 namespace=refusal.namespace,
                 name=refusal.name,
-                refused_so_far=self._watched.refused_objects,
+                refused_so_far=self.watched.refused_objects,
             )

@@ -98,9 +98,6 @@ class _Cache(Generic[_Answer]):
         self._clock = clock
         self._answers: dict[Hashable, tuple[Seconds, _Answer, str]] = {}
 
-    def __len__(self) -> int:
-        return len(self._answers)
-
     def get(self, key: Hashable, *, younger_than: Seconds) -> _Answer | None:
         found = self._answers.get(key)
         if found is None or self._clock() - found[0] >= younger_than:
@@ -137,9 +134,6 @@ class _ReviewCache(Generic[_Answer]):
         self._under_way: dict[Hashable, asyncio.Task[_Answer | None]] = {}
         self._clock = clock
         self._failed_until: Seconds = -math.inf
-
-    def __len__(self) -> int:
-        return len(self._yes) + len(self._no)
 
     async def ask(
         self,
@@ -229,11 +223,6 @@ class Access:
         self._permissions = _ReviewCache[bool](keep=keep, outage=outage, clock=clock)
         self._trouble = Trouble("callers_not_reviewed")
 
-    @property
-    def remembered(self) -> int:
-        """How many answers are cached."""
-        return len(self._users) + len(self._permissions)
-
     async def check(
         self, authorization: str | None, method: str, path: str, *, peer: str = ""
     ) -> None:
@@ -241,7 +230,11 @@ class Access:
 
         Raises `Unauthenticated`, `AccessDenied` or `ReviewUnavailable`.
         """
-        token = _read_token(authorization)
+        scheme, _, token = (authorization or "").partition(" ")
+        token = token.strip()
+        usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
+        if scheme.lower() != "bearer" or not usable:
+            raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
         digest = hashlib.sha256(token.encode()).digest()
         began = asyncio.get_running_loop().time()
         identify = partial(self._identify, token)
@@ -287,12 +280,3 @@ class Access:
             raise ReviewUnavailable from None
         self._trouble.end()
         return review.status
-
-
-def _read_token(authorization: str | None) -> str:
-    scheme, _, token = (authorization or "").partition(" ")
-    token = token.strip()
-    usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
-    if scheme.lower() != "bearer" or not usable:
-        raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
-    return token

@@ -16,7 +16,7 @@ from exporter.counters import BlockedEviction
 from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
-from exporter.server.api import Service
+from exporter.server.api import Service, log_blocked
 from exporter.server.apps import answering_problems, timed_handler
 from exporter.server.problems import Refusal
 from exporter.server.requests import read_body
@@ -30,10 +30,7 @@ from exporter.server.reviews import (
     write_answer,
 )
 from exporter.settings import AdmissionSettings
-from exporter.text import (
-    escape,
-    write_optional_release,
-)
+from exporter.text import escape
 
 
 PATH = "/v1/evictions"
@@ -102,8 +99,11 @@ class Admission:
                 health=service.health,
                 now=now,
             )
-            if self._is_denied_too_long(judgement, now):
-                judgement = structs.replace(judgement, outcome=ReviewOutcome.HELD_TOO_LONG)
+            evidence, longest = judgement.evidence, self._settings.max_hold
+            if judgement.outcome is ReviewOutcome.DENIED and evidence is not None and longest > 0:
+                period = service.counters.denial_periods.find(evidence.vmi, now)
+                if period is not None and now - period.since >= longest:
+                    judgement = structs.replace(judgement, outcome=ReviewOutcome.HELD_TOO_LONG)
             answer = write_answer(review, judgement, service.policy, now)
             # The API server sends only evictions; other reviews come from somebody else.
             if review.is_eviction and not review.dry_run:
@@ -116,14 +116,6 @@ class Admission:
             log.exception("review_failed")
             return write_answer(review, None, service.policy, now)
         return answer
-
-    def _is_denied_too_long(self, judgement: Judgement, now: Instant) -> bool:
-        """Whether the evictions of this VMI have been denied for `admission.maxHold` already."""
-        if judgement.outcome is not ReviewOutcome.DENIED or judgement.evidence is None:
-            return False
-        period = self._service.counters.denial_periods.find(judgement.evidence.vmi, now)
-        longest = self._settings.max_hold
-        return period is not None and longest > 0 and now - period.since >= longest
 
     def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
         counters, outcome = self._service.counters, judgement.outcome
@@ -144,13 +136,4 @@ class Admission:
             vmi.uid, BlockedEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):
-            log.info(
-                EVENTS[outcome],
-                user=user,
-                pod=review.pod,
-                namespace=vmi.namespace,
-                name=vmi.name,
-                node=vmi.node,
-                reason=str(verdict.reason),
-                not_before=write_optional_release(verdict.not_before),
-            )
+            log_blocked(EVENTS[outcome], vmi, verdict, user=user, pod=review.pod)

@@ -7,7 +7,7 @@ from functools import partial
 from msgspec import convert, structs
 
 from exporter import __version__
-from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel
+from exporter.engine.advice import advise, find_blocker, may_cancel, write_cancel, write_cancel_path
 from exporter.engine.diagnosis import Diagnosis
 from exporter.engine.drain import Conditions, DrainCandidate, Forecast
 from exporter.engine.drain_outcomes import DrainOutcome
@@ -265,8 +265,7 @@ def write_evacuation(
         last_seen=convert_attributes(diagnosis.last_seen, LastSeenAnswer | None),
         cancel=CancelAnswer(
             method="PUT",
-            path=f"/apis/subresources.kubevirt.io/v1/namespaces/{vmi.namespace}"
-            f"/virtualmachineinstances/{vmi.name}/evacuate/cancel",
+            path=write_cancel_path(vmi.namespace, vmi.name),
             # KubeVirt compares the body with the VMI (`pkg/virt-api/rest/evacuate_cancel.go`).
             body={"evacuationNodeName": diagnosis.node},
             command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),

@@ -376,15 +376,20 @@ class Service:
         vmi = entry.evidence.vmi
         self.count_blocked(vmi, verdict, verdict.reason, now)
         if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
-            log.info(
-                "eviction_blocked",
-                namespace=vmi.namespace,
-                name=vmi.name,
-                node=vmi.node,
-                pod=candidate.pod,
-                reason=str(verdict.reason),
-                not_before=write_optional_release(verdict.not_before),
-            )
+            log_blocked("eviction_blocked", vmi, verdict, pod=candidate.pod)
+
+
+def log_blocked(event: str, vmi: Vmi, verdict: Verdict, **request: str | None) -> None:
+    """Log an eviction that a rule blocks, or would block."""
+    log.info(
+        event,
+        **request,
+        namespace=vmi.namespace,
+        name=vmi.name,
+        node=vmi.node,
+        reason=str(verdict.reason),
+        not_before=write_optional_release(verdict.not_before),
+    )
 
 
 def _json(answer: object) -> web.Response:

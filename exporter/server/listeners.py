@@ -73,7 +73,12 @@ class Listener:
                 bound += listening
                 secured = None if address.path else certificates
                 jobs += [asyncio.create_task(connections.accept(one, secured)) for one in listening]
-                urls.append(_url(address, listening[0], secure=secured is not None))
+                url = f"unix:{Path(address.path)}"
+                if not address.path:
+                    scheme = "http" if secured is None else "https"
+                    port = listening[0].getsockname()[1]
+                    url = f"{scheme}://{Address(address.host, port)}"
+                urls.append(url)
             if certificates is not None:
                 self._note_end(certificates)
                 jobs.append(asyncio.create_task(self._renew(certificates)))
@@ -184,10 +189,3 @@ async def _is_served(path: str) -> bool:
         return False
     writer.close()
     return True
-
-
-def _url(address: Address, listening: socket.socket, *, secure: bool) -> str:
-    if address.path:
-        return f"unix:{Path(address.path)}"
-    port = listening.getsockname()[1]
-    return f"http{'s' if secure else ''}://{Address(address.host, port)}"

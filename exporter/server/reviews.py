@@ -20,6 +20,7 @@ from exporter.engine.rules import UNTIL
 from exporter.engine.store import Store
 from exporter.engine.verdicts import VerdictView
 from exporter.health import Health
+from exporter.kube.facts import text_of
 from exporter.settings import (
     AdmissionMode,
     AdmissionSettings,
@@ -103,10 +104,10 @@ def read_review(body: bytes) -> Review:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAReview(f"the body is not JSON: {error}") from None
     request = _mapping(_mapping(document).get("request"))
-    uid = _text(request.get("uid"))
+    uid = text_of(request.get("uid"))
     if not uid:
         raise NotAReview("expected an AdmissionReview with a request.uid")
-    version = _text(_mapping(document).get("apiVersion"))
+    version = text_of(_mapping(document).get("apiVersion"))
     user, resource = _mapping(request.get("userInfo")), _mapping(request.get("resource"))
     groups = user.get("groups")
     # `dryRun` is in the request's create options or in the Eviction itself.
@@ -119,10 +120,10 @@ def read_review(body: bytes) -> Review:
         and request.get("subResource") == "eviction"
         and resource.get("resource") == "pods"
         and resource.get("group") == "",
-        user=_text(user.get("username")),
+        user=text_of(user.get("username")),
         groups=tuple(g for g in groups if isinstance(g, str)) if isinstance(groups, list) else (),
-        namespace=_text(request.get("namespace")),
-        pod=_text(request.get("name")),
+        namespace=text_of(request.get("namespace")),
+        pod=text_of(request.get("name")),
         dry_run=request.get("dryRun") is True or (isinstance(dry_run, list) and "All" in dry_run),
     )
 
@@ -208,8 +209,14 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     """Which VMI is blocked, why and until when."""
     vmi = evidence.vmi
     text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
+    if verdict.reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
+        return f"{text} until {UNTIL[verdict.reason]}"
     if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
-        return f"{text}{_write_progress(evidence, verdict.reason)}"
+        vmim, state = evidence.unfinished(), vmi.migration
+        if vmim is not None:
+            return f"{text}: VMIM {vmim.name} is {vmim.phase or 'new'}"
+        start = None if state is None else state.start
+        return text if start is None else f"{text} since {write_instant(start)}"
     left = math.ceil(verdict.not_before) - now
     until = write_instant(math.ceil(verdict.not_before))
     if left < _DAY:
@@ -222,20 +229,5 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     return text
 
 
-def _write_progress(evidence: Evidence, reason: Reason | None) -> str:
-    if reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
-        return f" until {UNTIL[reason]}"
-    vmim, state = evidence.unfinished(), evidence.vmi.migration
-    if vmim is not None:
-        return f": VMIM {vmim.name} is {vmim.phase or 'new'}"
-    if state is not None and state.start is not None:
-        return f" since {write_instant(state.start)}"
-    return ""
-
-
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

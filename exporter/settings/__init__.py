@@ -214,11 +214,15 @@ def read_settings(document: object) -> Settings:
     root = Section("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
-    kube.renamed("checkpointInterval", "historyInterval")
     tls = root.section("tls")
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
-        stuck=_read_stuck(root.section("stuck"), kube),
+        stuck=structs.replace(
+            _read(root.section("stuck"), StuckPolicy(), skip=("retry_backoff",)),
+            retry_backoff=kube.take(
+                "retryBackoff", parse_positive_duration, StuckPolicy().retry_backoff
+            ),
+        ),
         listen=_read_listen(root.section("listen")),
         history=root.take("history", parse_history, Settings.history),
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
@@ -233,7 +237,6 @@ def read_settings(document: object) -> Settings:
         log=_read(root.section("log"), LogSettings()),
     )
     tls.close()
-    root.renamed("checkpoint", "history")
     root.close()
     _check_exposure(root, settings)
     _check_admission(root, settings, remarks)
@@ -242,8 +245,8 @@ def read_settings(document: object) -> Settings:
     return replace(settings, remarks=tuple(remarks))
 
 
-def _read(section: Section, default: T) -> T:
-    settings = section.read(default)
+def _read(section: Section, default: T, *, skip: tuple[str, ...] = ()) -> T:
+    settings = section.read(default, skip=skip)
     section.close()
     return settings
 
@@ -346,13 +349,6 @@ def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None
             f" times maxMigrationCooldown ({format_duration(6 * cap)}): migrations leave the"
             " window before the cooldown stays at its maximum"
         )
-
-
-def _read_stuck(section: Section, kube: Section) -> StuckPolicy:
-    stuck = section.read(StuckPolicy(), skip=("retry_backoff",))
-    section.close()
-    backoff = kube.take("retryBackoff", parse_positive_duration, stuck.retry_backoff)
-    return structs.replace(stuck, retry_backoff=backoff)
 
 
 def _read_listen(section: Section) -> Listen:

@@ -3,13 +3,13 @@
 Durations are Go's (`1h30m`).
 """
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from exporter.credentials import is_loopback
 from exporter.engine.model import Seconds
 
 
@@ -42,12 +42,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether only processes on the same machine (or in the same pod) can reach it."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return bool(self.path) or is_loopback(self.host)
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,12 @@ def parse_duration(value: object) -> Seconds:
     """A Go duration in seconds."""
     if type(value) is int and value == 0:
         return 0.0
-    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{_hint(value)}"
+    hint = ""  # at a likely cause: no unit, or days
+    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
+        hint = f": it needs a unit, as in {value}m"
+    elif isinstance(value, str) and (days := _DAYS.match(value)):
+        hint = f": days are not supported, write {int(days[1]) * 24}h"
+    expected = f"expected a duration such as 15m or 1h30m, got {value!r}{hint}"
     if not isinstance(value, str):
         raise ValueError(expected)
     text = value[1:] if value.startswith(("+", "-")) else value
@@ -83,14 +83,6 @@ def parse_duration(value: object) -> Seconds:
     if seconds > _GO_LONGEST:
         raise ValueError(f"longer than any Go duration (292 years), got {value!r}")
     return seconds
-
-
-def _hint(value: object) -> str:
-    """A likely cause of an invalid duration: no unit, or days."""
-    if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
-        return f": it needs a unit, as in {value}m"
-    days = _DAYS.match(value) if isinstance(value, str) else None
-    return f": days are not supported, write {int(days[1]) * 24}h" if days else ""
 
 
 def parse_address(value: object) -> Address:

@@ -67,11 +67,10 @@ def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
         console.print()
         console.print("Exceptions, and the VMs that each was for")
         console.print(_draw_touched(comparison))
-    stuck = _gather_stuck(comparison)
-    if stuck:
+    table = _draw_stuck(comparison)
+    if table.rows:
         console.print()
         console.print("Stuck evacuations, the longest first")
-        table = _draw_stuck(stuck, len(comparison.accounts))
         # Names and instants are never cut: on a narrow terminal the lines wrap.
         unlimited = console.options.update(width=UNLIMITED)
         console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
@@ -152,8 +151,9 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
         yield f"  {name}: longest", each(lambda a, p=pick: _minutes(p(a), 1.0))
 
 
-def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[str]]]:
+def _draw_stuck(comparison: Comparison) -> Table:
     """Each stuck evacuation once, with the policies under which it was stuck; longest first."""
+    table = _make_table("VM", "from", "requested", "alert after", "lasted", "at the alert", "in")
     found: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
     for account in comparison.accounts:
         for one in account.stuck.longest:
@@ -164,22 +164,16 @@ def _gather_stuck(comparison: Comparison) -> list[tuple[StuckEvacuation, list[st
         one = entry[0]
         return (comparison.ended if one.ended_at is None else one.ended_at) - one.requested_at
 
-    return sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]
-
-
-def _draw_stuck(stuck: list[tuple[StuckEvacuation, list[str]]], policies: int) -> Table:
-    table = _make_table("VM", "from", "requested", "alert after", "lasted", "at the alert", "in")
-    for one, names in stuck:
+    for one, names in sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]:
         after = None if one.alerted_at is None else one.alerted_at - one.requested_at
-        lasted = None if one.ended_at is None else one.ended_at - one.requested_at
         table.add_row(
             Text(escape(f"{one.namespace}/{one.name}")),
             Text(escape(one.evacuation_node_name)),
             write_instant(one.requested_at),
             "none" if after is None else _span(after),
-            "not over" if lasted is None else _span(lasted),
+            "not over" if one.ended_at is None else _span(one.ended_at - one.requested_at),
             f"{one.state}, {one.source}",
-            Text("all" if len(names) == policies else ", ".join(names)),
+            Text("all" if len(names) == len(comparison.accounts) else ", ".join(names)),
         )
     return table
 
@@ -246,21 +240,20 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "byState": dict(sorted(found.by_state.items())),
             "minutesToAlert": _distribution_json(found.minutes_to_alert),
             "minutesAlerting": _distribution_json(found.minutes_alerting),
-            "longest": [_stuck_json(one) for one in found.longest],
+            # All numbers of a stuck evacuation are instants.
+            "longest": [
+                {
+                    key: write_instant(value) if isinstance(value, float) else value
+                    for key, value in to_builtins(one).items()
+                }
+                for one in found.longest
+            ],
         },
         "overTime": {
             "allowed": _series_json(account.allowed_over_time),
             "refused": _series_json(account.refused_over_time),
             "cooldownSeconds": _series_json(account.cooling_over_time),
         },
-    }
-
-
-def _stuck_json(one: StuckEvacuation) -> dict[str, Any]:
-    """A stuck evacuation as JSON; all its numbers are instants."""
-    return {
-        key: write_instant(value) if isinstance(value, float) else value
-        for key, value in to_builtins(one).items()
     }
 
 

@@ -18,6 +18,7 @@ counts as part of the refused evacuation.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,6 +53,7 @@ class _Eviction(Struct):
         return migration in self.hidden or migration in self.hidden_before
 
 
+@dataclass
 class Counterfactual:
     """Puts into `store` what happens under `policy`, and counts its decisions in `account`.
 
@@ -59,19 +61,12 @@ class Counterfactual:
     the virtual clock.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        store: Store,
-        account: Account,
-        recorded_vmims: Mapping[Key, Mapping[str, Vmim]],
-    ) -> None:
-        self._policy = policy
-        self._store = store
-        self._account = account
-        self._recorded_vmims = recorded_vmims
-        self._evictions: dict[str, _Eviction] = {}
-        self.now: Instant = 0.0
+    policy: Policy
+    store: Store
+    account: Account
+    recorded_vmims: Mapping[Key, Mapping[str, Vmim]]
+    now: Instant = 0.0
+    _evictions: dict[str, _Eviction] = field(default_factory=dict)
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
         """A VMI changed; `before` is None if the VMI is new or in the first list."""
@@ -118,15 +113,15 @@ class Counterfactual:
         self._evictions.pop(vmi.uid, None)
 
     def _put(self, fact: Fact) -> None:
-        self._store.apply(Observed(fact), self.now)
+        self.store.apply(Observed(fact), self.now)
 
     def _remove(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
-        self._store.apply(Removed(resource, namespace, name, uid), self.now)
+        self.store.apply(Removed(resource, namespace, name, uid), self.now)
 
     def _decide(self, vmi: Vmi) -> None:
         """Decide about a new eviction."""
         former = self._evictions.pop(vmi.uid, None)
-        evidence = self._store.evidence(vmi.namespace, vmi.name)
+        evidence = self.store.evidence(vmi.namespace, vmi.name)
         if evidence is None:
             return
         eviction = self._evictions[vmi.uid] = _Eviction(vmi.evacuation_node, self.now)
@@ -136,14 +131,14 @@ class Counterfactual:
         own = [v for v in evidence.vmims if not v.finished and _evacuates(v, vmi.evacuation_node)]
         if any(vmim.priority is Priority.SYSTEM_CRITICAL for vmim in own):
             eviction.needs_permission = False
-            self._account.others += 1
+            self.account.others += 1
             return
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
-        filtered, pre_eviction, _ = decide_both(evidence, self._policy, self.now)
+        filtered, pre_eviction, _ = decide_both(evidence, self.policy, self.now)
         eviction.reason = filtered.reason or pre_eviction.reason
         eviction.override = evidence.vmi.override
-        self._account.count_decision(eviction.reason, self.now, override=eviction.override)
+        self.account.count_decision(eviction.reason, self.now, override=eviction.override)
         if eviction.reason is not None:
             for vmim in own:
                 eviction.hidden.add(migration_id(vmim))
@@ -152,8 +147,8 @@ class Counterfactual:
     def _take_back(self, vmi: Vmi, eviction: _Eviction) -> None:
         """The eviction proves to be a drain: undo the decision and show what it hid."""
         override = eviction.override
-        self._account.count_decision(eviction.reason, eviction.at, -1, override=override)
-        self._account.others += 1
+        self.account.count_decision(eviction.reason, eviction.at, -1, override=override)
+        self.account.others += 1
         eviction.needs_permission, eviction.reason = False, None
         for name, vmim in self._vmims_of(vmi).items():
             if name in eviction.hidden:
@@ -182,7 +177,7 @@ class Counterfactual:
             self._evictions.pop(vmi.uid, None)
 
     def _vmims_of(self, vmi: Vmi) -> Mapping[str, Vmim]:
-        return self._recorded_vmims.get((vmi.namespace, vmi.name), {})
+        return self.recorded_vmims.get((vmi.namespace, vmi.name), {})
 
     def _put_visible(self, vmi: Vmi, eviction: _Eviction) -> None:
         """Put the VMI into the store without the marker and migrations that did not happen."""
@@ -191,7 +186,7 @@ class Counterfactual:
                 vmi, evacuation_node="", eviction_requested_at=None, evicted_by_descheduler=False
             )
         if vmi.migration is not None and eviction.hides(vmi.migration.uid):
-            evidence = self._store.evidence(vmi.namespace, vmi.name)
+            evidence = self.store.evidence(vmi.namespace, vmi.name)
             vmi = replace(
                 vmi,
                 migration=None if evidence is None else evidence.vmi.migration,

@@ -258,16 +258,8 @@ def _find_resource(head: _Line) -> Resource:
 def _latest_instant(line: bytes) -> Instant | None:
     made = _read_dates(line).object
     metadata = made.metadata
-    found = list(_instants(metadata.creation_timestamp, metadata.managed_fields, made.status))
-    gone_at = parse_instant(metadata.deletion_timestamp)
-    if gone_at is not None:  # this is the end of the grace period, not the request to delete
-        found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
-    return max(found, default=None)
-
-
-def _instants(*values: object) -> Iterator[Instant]:
-    """Every instant anywhere in decoded JSON."""
-    left = list(values)
+    found: list[Instant] = []
+    left = [metadata.creation_timestamp, metadata.managed_fields, made.status]
     while left:
         value = left.pop()
         if isinstance(value, dict):
@@ -277,7 +269,11 @@ def _instants(*values: object) -> Iterator[Instant]:
         elif isinstance(value, str) and "T" in value[:12]:
             instant = parse_instant(value)
             if instant is not None:
-                yield instant
+                found.append(instant)
+    gone_at = parse_instant(metadata.deletion_timestamp)
+    if gone_at is not None:  # this is the end of the grace period, not the request to delete
+        found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
+    return max(found, default=None)
 
 
 def _is_json(text: bytes) -> bool:

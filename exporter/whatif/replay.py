@@ -253,8 +253,13 @@ class _World:
         self._store.apply(change, self._now)
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None, traits: Traits | None) -> None:
-        """A recorded VMI changed."""
-        self._choose_override(vmi, traits)
+        """A recorded VMI changed. Without traits its namespace chooses its override."""
+        labels = {} if traits is None else traits.read_labels()
+        priority_class = "" if traits is None else traits.priority_class
+        chosen = self._chooser.choose(vmi.namespace, labels, priority_class)
+        if chosen and self._overrides.get(vmi.uid) != chosen:
+            self._account.touched[chosen].add(f"{vmi.namespace}/{vmi.name}")
+        self._overrides[vmi.uid] = chosen
         self._counterfactual.put_vmi(self._override(vmi), before)
         self._count_changes(vmi)
 
@@ -302,15 +307,6 @@ class _World:
         for series in self._account.series:
             series.extend(self._now)
         return self._account
-
-    def _choose_override(self, vmi: Vmi, traits: Traits | None) -> None:
-        """Choose the VMI's entry of `policy.overrides`; without traits its namespace decides."""
-        labels = {} if traits is None else traits.read_labels()
-        priority_class = "" if traits is None else traits.priority_class
-        chosen = self._chooser.choose(vmi.namespace, labels, priority_class)
-        if chosen and self._overrides.get(vmi.uid) != chosen:
-            self._account.touched[chosen].add(f"{vmi.namespace}/{vmi.name}")
-        self._overrides[vmi.uid] = chosen
 
     def _override(self, vmi: Vmi) -> Vmi:
         """The VMI with the name of its entry in this policy's `overrides`."""

@@ -6,6 +6,7 @@ stuck or let the alert fire, so each evacuation has a timer for the next such in
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 
 from msgspec import Struct
@@ -35,16 +36,16 @@ class _Evacuation(Struct):
     diagnosis: Diagnosis | None = None
 
 
+@dataclass
 class StuckTimers:
     """Counts in `stuck` the stuck evacuations among the VMIs of `store`."""
 
-    def __init__(self, policy: StuckPolicy, store: Store, stuck: Stuck) -> None:
-        self._policy = policy
-        self._store = store
-        self._stuck = stuck
-        self._running: dict[str, _Evacuation] = {}
-        self._next_timer: Instant = math.inf
-        self._longest: list[tuple[Seconds, int, StuckEvacuation]] = []
+    policy: StuckPolicy
+    store: Store
+    stuck: Stuck
+    _running: dict[str, _Evacuation] = field(default_factory=dict)
+    _next_timer: Instant = math.inf
+    _longest: list[tuple[Seconds, int, StuckEvacuation]] = field(default_factory=list)
 
     def advance(self, now: Instant) -> None:
         """Run every timer before `now`, each at its own instant."""
@@ -52,7 +53,7 @@ class StuckTimers:
             at = self._next_timer
             for _, one in sorted(self._running.items()):
                 if one.timer <= at:
-                    evidence = self._store.evidence(one.vmi.namespace, one.vmi.name)
+                    evidence = self.store.evidence(one.vmi.namespace, one.vmi.name)
                     # A limit is exceeded just after its instant.
                     self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
             self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
@@ -65,13 +66,13 @@ class StuckTimers:
         """The recording is over; evacuations may still run."""
         for uid in list(self._running):
             self.end(uid, now, is_over=False)
-        self._stuck.longest = [one for _, _, one in sorted(self._longest, reverse=True)]
+        self.stuck.longest = [one for _, _, one in sorted(self._longest, reverse=True)]
 
     def _diagnose(
         self, uid: str, evidence: Evidence | None, now: Instant, reported_at: Instant
     ) -> None:
-        load = self._store.load()
-        found = None if evidence is None else diagnose(evidence, self._policy, load, now)
+        load = self.store.load()
+        found = None if evidence is None else diagnose(evidence, self.policy, load, now)
         one = self._running.get(uid)
         # An evacuation's request does not move to a later instant (`engine.evidence.Marker`), so a
         # later one belongs to another evacuation. A queue that moves again is not stuck.
@@ -103,7 +104,7 @@ class StuckTimers:
         if stuck_at is not None:
             yield stuck_at + ALERT_FOR
             return
-        policy, state = self._policy, evidence.vmi.migration
+        policy, state = self.policy, evidence.vmi.migration
         if found.due_at is not None:
             yield found.due_at
         for instant in () if state is None else (state.start, state.end):
@@ -115,7 +116,7 @@ class StuckTimers:
         one = self._running.pop(uid, None)
         if one is None or one.stuck_at is None or one.diagnosis is None:
             return
-        found, stuck = one.diagnosis, self._stuck
+        found, stuck = one.diagnosis, self.stuck
         fires_at = one.stuck_at + ALERT_FOR
         alerted_at = fires_at if now >= fires_at else None
         stuck.found += 1

@@ -4,6 +4,8 @@ A VM's totals go into the account when the VM is deleted. So only VMs that exist
 need memory.
 """
 
+from dataclasses import dataclass, field
+
 from msgspec import Struct
 
 from exporter.engine.cooldown import measure_cooldown
@@ -28,13 +30,13 @@ class _Totals(Struct):
     at_cap: bool = False
 
 
+@dataclass
 class VmTotals:
     """Counts migrations and cooldown time of all VMs in `account`."""
 
-    def __init__(self, policy: Policy, account: Account) -> None:
-        self._policy = policy
-        self._account = account
-        self._totals: dict[str, _Totals] = {}
+    policy: Policy
+    account: Account
+    _totals: dict[str, _Totals] = field(default_factory=dict)
 
     def count_migration(self, vmi: Vmi) -> None:
         """Count a migration that has ended since the last call for this VM."""
@@ -46,8 +48,8 @@ class VmTotals:
         if seen and seen.ended and (seen.uid, seen.start) == (state.uid, state.start):
             return
         totals.migrations += 1
-        self._account.migrations.ended += 1
-        self._account.migrations.failed += state.outcome is Outcome.FAILED
+        self.account.migrations.ended += 1
+        self.account.migrations.failed += state.outcome is Outcome.FAILED
 
     def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
         """Compute the VM's cooldown again if it may have changed.
@@ -65,7 +67,7 @@ class VmTotals:
         totals.measured = measured
         if state is None or state.running:
             return
-        policy = self._policy.of(evidence.vmi)
+        policy = self.policy.of(evidence.vmi)
         cooldown = measure_cooldown(evidence, policy, now)
         if cooldown is None or not cooldown.blocks:
             return
@@ -79,9 +81,9 @@ class VmTotals:
         if totals is None:
             return
         self._add_cooldown(totals, now)
-        self._account.vms_at_cap += totals.at_cap
+        self.account.vms_at_cap += totals.at_cap
         if totals.migrations:
-            self._account.migrations.per_vm[totals.migrations] += 1
+            self.account.migrations.per_vm[totals.migrations] += 1
 
     def close(self, now: Instant) -> None:
         """Add the totals of all VMs at the end of the recording."""
@@ -91,5 +93,5 @@ class VmTotals:
     def _add_cooldown(self, totals: _Totals, now: Instant) -> None:
         until = min(totals.until, now)
         if until > totals.since:
-            self._account.cooldown_seconds += until - totals.since
-            self._account.cooling_over_time.spread(totals.since, until)
+            self.account.cooldown_seconds += until - totals.since
+            self.account.cooling_over_time.spread(totals.since, until)
