@@ -214,6 +214,7 @@ def read_settings(document: object) -> Settings:
     root = Section("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
+    kube.renamed("checkpointInterval", "historyInterval")
     tls = root.section("tls")
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
@@ -237,6 +238,7 @@ def read_settings(document: object) -> Settings:
         log=_read(root.section("log"), LogSettings()),
     )
     tls.close()
+    root.renamed("checkpoint", "history")
     root.close()
     _check_exposure(root, settings)
     _check_admission(root, settings, remarks)

@@ -438,6 +438,14 @@ def test_a_history_without_a_namespace_is_in_the_exporter_s_own(text: str, names
     assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"
 
 
+def test_settings_by_their_old_names() -> None:
+    """An old name is an error with the new name."""
+    assert faults_of({"checkpoint": "none", "kube": {"checkpointInterval": "1s"}}) == [
+        "kube.checkpointInterval: it is called historyInterval now",
+        "checkpoint: it is called history now",
+    ]
+
+
 # --- exceptions from the policy
 
 MATCHES = json.loads((Path(__file__).parents[1] / "vectors" / "overrides.json").read_text())
