@@ -178,17 +178,17 @@ def days() -> Section:
     return [
         time_panel(
             "Migrations per day",
-            "Migrations that ended within the day before each point, by outcome. The recording "
-            "rules of alerts/ make a range of months load fast.",
+            "Each point shows the migrations that ended within the day before it, by outcome. The "
+            "recording rules of alerts/ make a range of months load fast.",
             {"{{outcome}}": each(("outcome",), migrations, "sum")},
             size=(12, 8),
             unit=units.Short,
         ),
         time_panel(
             "Evacuations that ended within 30 minutes",
-            "The share of evacuations that took at most 30 minutes, of all that ended within the "
-            "day before each point. An evacuation ends when it succeeds, is cancelled, or the VM "
-            "is deleted. This panel needs the recording rules of alerts/.",
+            "The share of evacuations that took at most 30 minutes. Each point counts the "
+            "evacuations that ended within the day before it. An evacuation ends when it succeeds, "
+            "is cancelled, or the VM is deleted. This panel needs the recording rules of alerts/.",
             {"in time": f"{each((), in_time, 'sum')} / ({each((), ended, 'sum')} > 0)"},
             size=(12, 8),
             unit=units.PercentUnit,

@@ -86,8 +86,9 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted. While it waits for KubeVirt's limits, it is no longer stuck "
-            "when another VM of its queue has migrated.",
+            "is deleted. If it is stuck because of its age and waits in the state capacity, it is "
+            "also no longer stuck when another VM leaves the same node (any node, if the limit of "
+            "the cluster is reached).",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

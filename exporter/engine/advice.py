@@ -108,8 +108,8 @@ ACTIONS = {
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.POST_COPY: Action(
-        "Let the migration end, and read the launcher's log: it has outlived"
-        " stuck.migrationTimeout, but it is post-copy, and aborting it kills the VM.",
+        "Let the migration end, and read the launcher's log: the migration has run for longer"
+        " than stuck.migrationTimeout, but it is post-copy, and aborting it kills the VM.",
         _LOG,
     ),
     Obstacle.ZOMBIE_STATE: Action(

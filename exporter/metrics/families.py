@@ -162,8 +162,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI; absent until "
-            "stuck.migrationTimeout has passed, or if a migration did not cause the last denial."
+            "Time since which the webhook has denied evictions of the VMI. Present only if this is "
+            "longer than stuck.migrationTimeout ago, and the last denial is because of a migration."
         ),
         labels=ONE_VMI,
         read=lambda view: [
@@ -255,7 +255,7 @@ VMIS = Family(
 )
 DRAINS = Family(
     name="kubevirt_eviction_exporter_node_drain_vmis",
-    help="VMIs per node and outcome of a drain that would begin now.",
+    help="VMIs of the node, by what a drain of it would do to them now (outcome).",
     labels=("node", "outcome"),
 )
 NODE_DRAINS: tuple[DrainFamily, ...] = (
@@ -283,7 +283,10 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help="VMIs that are being evacuated from the node and whose outcome is fails or stays.",
+        help=(
+            "VMIs that are being evacuated from the node and would not leave it (outcome fails or "
+            "stays)."
+        ),
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
@@ -346,8 +349,8 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         help=(
-            "Effective cooldown of the VMI, and the entry of policy.overrides that applies; "
-            "absent if it has no cooldown."
+            "Effective cooldown of the VMI; absent if it has none. The label policy is the entry "
+            "of policy.overrides that applies, or default."
         ),
         labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(
