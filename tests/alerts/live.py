@@ -84,9 +84,9 @@ def plain_config(receiver_url: str) -> dict[str, Any]:
 
 
 def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
-    """The shipped example, with these URLs for its receivers and without its waits.
+    """The shipped example, with these URLs for its receivers, and with short waits.
 
-    It still waits for a second, because the alert that inhibits another may come just after it.
+    It still waits for a second, because an alert may arrive just before the one that inhibits it.
     """
     config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     config["route"] |= {**AT_ONCE, "group_wait": "1s"}

@@ -40,7 +40,7 @@ ALONE: set[Cause] = {
     ("KubeVirtDeschedulerWithoutVerdict", "snapshot_old"),
     ("KubeVirtEvictionWebhookFailing", "call_failed"),
 }
-"""Alerts with one replica of two, and with callers that fail or do not call."""
+"""Alerts that fire while one of two replicas runs, and while callers fail or do not call."""
 BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtDeschedulerWithoutVerdict", "rejected"),
     ("KubeVirtDeschedulerWithoutVerdict", "unknown_vmi"),
@@ -48,7 +48,7 @@ BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtEvictionExporterCertificateExpiring", None),
     ("KubeVirtEvictionExporterStale", "replicas_differ"),
 }
-"""Alerts with a replica that has other settings, and with callers that send invalid requests."""
+"""Alerts that fire while one replica has other settings, and callers send invalid requests."""
 ALERTS = {ABSENT, *ALONE, *BESIDE_AN_ODD_ONE}
 """The alerts that this cluster causes."""
 DAYS_LEFT = 5
@@ -127,14 +127,14 @@ class West:
             await self._resolve(ABSENT)
 
     async def _run_alone(self) -> None:
-        """With one replica of two, and callers that fail or do not call."""
+        """Fire the alerts `ALONE`: one of two replicas runs, and callers fail or do not call."""
         for vm in self._demo.scenario.vms[3:]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name, descheduler=True)
         await self._fire(*ALONE)
         self._others.broken = False
 
     async def _run_beside_an_odd_one(self, url: str) -> None:
-        """With a replica that has other settings, and callers that send invalid requests."""
+        """Fire the others: one replica has other settings, and callers send invalid requests."""
         for vm in self._demo.scenario.vms[:3]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name)
         write_certificates(self._directory, f"odd={DAYS_LEFT}")

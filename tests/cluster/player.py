@@ -5,8 +5,8 @@ cluster. Here the writes go to a real API server, each with its component's own 
 `system:kube-scheduler`, `system:node:NAME`, and KubeVirt's service account `kubevirt-handler` with
 a token bound to the node. So RBAC and KubeVirt's webhooks check them.
 
-While it is entered, a `Player` acts by itself on everything that it sees, by a plan for each VMI. A
-test can do by explicit calls what a plan leaves out (`hangs`, `never bound`).
+Inside `async with`, a `Player` does by itself what the nodes have to do, as planned for each VMI.
+Some outcomes (`hangs`, `never bound`) leave out steps. A test can call the methods for these steps.
 """
 
 import asyncio

@@ -83,7 +83,7 @@ def charted(*arguments: str, values: str | None = None, namespace: str = NAMESPA
 
 
 def comparable(objects: list[Object]) -> dict[str, Object]:
-    """The objects by kind and name, without name hashes and the tool's labels, YAML parsed."""
+    """The objects by kind and name, without hashes and tool labels, and with parsed ConfigMaps."""
     text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps(objects))
     found = {}
     for one in json.loads(text):

@@ -50,7 +50,7 @@ class _Life:
 
 
 class Script:
-    """Plays random steps in one namespace; `expected` is the store of a perfect watch."""
+    """Runs random steps in one namespace; `expected` is the store of a perfect watch."""
 
     def __init__(self, stage: Stage, namespace: str, seed: int, *, vms: int = 3) -> None:
         self._stage = stage
@@ -74,13 +74,13 @@ class Script:
         return self._namespace
 
     async def play(self, steps: int) -> None:
-        """Play some steps, each of one VM."""
+        """Run some steps, each of one VM."""
         for _ in range(steps):
             self._now += self._rng.choice((1, 20, 90, 400))
             await self._step(self._rng.choice(self._names))
 
     async def mark(self, label: str) -> tuple[str, str, str]:
-        """Create a last object of each kind; a watch that has it has seen everything before."""
+        """Create one more object of each kind: who has read them has read everything before."""
         made = await self._create(VMIS, vmi(label, self._namespace))
         await self._create(VMIMS, vmim(label, self._namespace, of=label))
         pod = await self._create(PODS, launcher_pod(made))
@@ -98,7 +98,7 @@ class Script:
             await self._go_on(life)
 
     async def _begin_life(self, name: str) -> None:
-        """A VM takes seconds to start, so nothing of two lives shares a second."""
+        """Start a VM in a new second, because a real VM is not recreated within one second."""
         node = self._rng.choice(NODES)
         await self._stage.next_second()
         made = await self._create(VMIS, vmi(name, self._namespace, node=node))
@@ -132,7 +132,7 @@ class Script:
         life.target = self._rng.choice(NODES)
 
     async def _go_on(self, life: _Life) -> None:
-        """Play the next step of a running migration, in KubeVirt's order."""
+        """Do the next step of a running migration, in KubeVirt's order."""
         assert life.moving is not None
         phase = life.moving["status"]["phase"]
         if phase in ("Pending", "Scheduling") and self._rng.random() < 0.15:

@@ -98,7 +98,7 @@ class TestEvents:
         assert (found.asked, found.migrations.ended) == (0, 1)
 
     def test_evictions_are_answered_as_in_a_recording(self) -> None:
-        """An eviction within the cooldown is refused, as in a recording."""
+        """An eviction within the cooldown is refused, as in the replay of a recording."""
         found = account(
             a_span("kubevirt-evacuation-a", HOUR, HOUR + 60),
             a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
@@ -139,7 +139,7 @@ class TestEvents:
         assert (found.asked, found.refused.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
-        """An evacuation that began before the range is no request, but its migration counts."""
+        """An evacuation that began before the range is not a new one; its migration counts."""
         going = a_span("kubevirt-evacuation-a", -30, 60)
         following = a_span("kubevirt-evacuation-b", 120, 180)
         found = account(going, following)
@@ -473,7 +473,7 @@ async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:
-    """Each event has the resource of its fact, a VMI or a VMIM."""
+    """An event about a VMI has the resource `VMIS`; one about a VMIM has `VMIMS`."""
     for event in events_of(a_span("kubevirt-evacuation-a", 60, 120)):
         if event.fact is not None:
             assert event.resource is (

@@ -40,7 +40,7 @@ HAS_REQUESTS = is_kubevirt_at_least("1.7")
 """Whether KubeVirt has the condition EvictionRequested, the annotation eviction-source and the
 subresource evacuate/cancel.
 
-Before 1.7 the pod has its annotation only during each attempt.
+Before 1.7 the pod has the annotation `eviction-in-progress` only while an attempt runs.
 """
 IN_PROGRESS = "true" if HAS_REQUESTS else "kubevirt"
 
@@ -507,7 +507,7 @@ async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig, qu
             "kind": QUOTAS.kind,
             "metadata": {"name": "one-pod", "namespace": "bounded"},
             "spec": hard,
-            # No controller counts here.
+            # No controller counts the pods here, so the test writes the count.
             "status": hard | {"used": {"pods": "1"}},
         }
         await rig.cluster.admin.create(QUOTAS, quota)
@@ -769,10 +769,10 @@ async def test_the_exporter_tells_every_step_of_it(
 
 
 async def test_the_verdicts_at_hand_off(stage: Stage, prove: Callable[[str], None]) -> None:
-    """Between hand-off and start the VMI has no end, and the unfinished VMIM blocks instead.
+    """Between hand-off and start the VMI has no end time, and the unfinished VMIM blocks instead.
 
-    If the target is then lost, the cooldown counts both migrations, also if the controller writes
-    no end to the VMI.
+    If the target is lost after the hand-off, the cooldown counts both migrations, even if KubeVirt
+    writes no end time to the VMI.
     """
     key = "handed/db1"
     async with stage.rig.vmi(key, "succeeds", Fate("loses ready target", seconds=10)):

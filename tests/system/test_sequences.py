@@ -33,7 +33,7 @@ class Brisk(Reflector):
 
 
 class Unlisting:
-    """A sink that does not remove what a list lacks."""
+    """A sink that ignores lists, so an object that a list lacks is not removed."""
 
     def __init__(self, sink: FactSink) -> None:
         self._sink = sink
@@ -44,7 +44,7 @@ class Unlisting:
 
 
 class Merging(Brisk):
-    """A broken reflector whose lists do not replace what was known."""
+    """A broken reflector: an object that a new list lacks is kept."""
 
     def __init__(self, api: Any, watched: Any, sink: FactSink, *args: Any, **kwargs: Any) -> None:
         super().__init__(api, watched, Unlisting(sink), *args, **kwargs)
@@ -96,7 +96,7 @@ async def test_verdicts_after_faults_equal_an_undisturbed_runs_on_the_real_serve
 
 
 async def play_all(stage: Stage, seeds: range) -> dict[str, int]:
-    """Play every seed, each with one of the faults; none may differ. Returns the faults."""
+    """Run every seed, each with one of the faults; no verdict may differ. Returns the faults."""
     met: dict[str, int] = {}
     for seed in seeds:
         fault = (cut, gone, restart)[seed % 3]
@@ -114,7 +114,7 @@ async def play(
     fault: Callable[[Stage, Gate, Script], Awaitable[Restart | None]],
     wait: float = 30.0,
 ) -> list[str]:
-    """Play one sequence with one fault in the middle; returns the differing verdicts."""
+    """Run one sequence with one fault in the middle; returns the differing verdicts."""
     namespace = await stage.make_namespace()
     script = Script(stage, namespace, seed)
     async with (
@@ -166,6 +166,6 @@ async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
 
 
 async def restart(stage: Stage, _gate: Gate, script: Script) -> None:
-    """Restart the server, and play on at once."""
+    """Restart the server; the script goes on at once."""
     await stage.restart()
     await script.play(SHUT_STEPS)

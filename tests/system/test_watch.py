@@ -299,7 +299,7 @@ class TestOnTheSimulatedServer:
             assert watch.names(namespace) == {"a"}
 
     async def test_opening_a_watch_is_no_contact(self, simulated: SimulatedStage) -> None:
-        """A watch that opens and fails at once is no contact; after some tries a list follows."""
+        """A watch that opens and fails at once does not count as contact; a list follows later."""
         tries: list[tuple[str, float | None]] = []
 
         async def err(request: web.Request) -> web.StreamResponse:
@@ -378,7 +378,7 @@ class TestOnTheSimulatedServer:
     async def test_knows_of_a_vmi_whose_status_cannot_be_read(
         self, simulated: SimulatedStage
     ) -> None:
-        """A VMI with an invalid status is known, and allowed."""
+        """A VMI with an invalid status is known, and its eviction is allowed."""
         namespace = await simulated.make_namespace()
         body = vmi("odd", namespace)
         body["status"]["migrationState"] = "oops"

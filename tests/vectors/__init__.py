@@ -116,7 +116,7 @@ def all_argument_cases() -> tuple[Probe, ...]:
 
 
 def policy_section(args: Mapping[str, int], *, defaulting: bool) -> Json:
-    """The equal `policy:` section, with both guards off.
+    """The `policy:` section that means the same as these arguments, with both guards off.
 
     Where the reference uses a default, so do we, except for the window, which is written out: its
     default is 48 h there and 24 h here.

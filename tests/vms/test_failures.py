@@ -147,9 +147,9 @@ def test_an_unschedulable_target_and_the_cancel_line(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """The scheduler's message is shown; the line of `explain` cancels the evacuation.
+    """The scheduler's message is shown, and the command from `explain` cancels the evacuation.
 
-    The line does not end the migration that waits for a node: the test deletes that one.
+    The command does not end the migration that waits for a node, so the test deletes its VMIM.
     """
     db = machine("db1")
     db.start("n1")

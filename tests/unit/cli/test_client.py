@@ -32,7 +32,7 @@ def answering(
     media: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> web.Application:
-    """A server with one answer for all requests, which it keeps in `ASKED`."""
+    """A server that gives all requests the same answer, and keeps the requests in `ASKED`."""
     app = web.Application()
 
     async def answer(request: web.Request) -> web.Response:
@@ -304,7 +304,7 @@ async def test_a_name_is_no_path() -> None:
 
 
 async def test_a_server_without_http_is_named() -> None:
-    """A server that does not speak HTTP is named as no exporter."""
+    """The error for a server that does not speak HTTP says that it is no exporter."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")

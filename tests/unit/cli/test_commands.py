@@ -402,7 +402,7 @@ def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
 
 
 def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
-    """A scenario gives the same answer recorded and then played, or played at once."""
+    """The replay of a recorded scenario gives the same answer as `replay --scenario`."""
     path = tmp_path / "week.ndjson.gz"
     scenario = ("--scenario", "week-pilot", "--days", "0.02")
     made = run("record", *scenario, "--output", str(path))
@@ -437,7 +437,7 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
 def test_what_cannot_be_played_has_its_code(
     recorded: str, arguments: list[str], code: Exit, why: str
 ) -> None:
-    """What cannot be played is a one-line error with its exit code."""
+    """A replay that is not possible is a one-line error with its exit code."""
     done = run("replay", *(argument.replace("{}", recorded) for argument in arguments))
 
     assert (done.returncode, done.stdout) == (code, "")

@@ -202,7 +202,7 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
 
 
 def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
-    """A VM that is blocked again while others are dropped is not dropped."""
+    """A waiting VM is not dropped if it is blocked again while other VMs are dropped."""
     for vmi in vmis(SLICE + 1):
         queue.note_blocked(vmi, a_hold(), NOW)
     dropping = queue.prune(NOW + 7200)

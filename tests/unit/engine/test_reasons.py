@@ -149,7 +149,7 @@ def test_a_list_of_idle_vmis_leaves_nothing(store: ClockedStore) -> None:
 
 
 def test_an_idle_vmi_says_why_it_stays(store: ClockedStore) -> None:
-    """The reason of LiveMigratable is there without an evacuation."""
+    """The reason of LiveMigratable is listed even if the VMI is not evacuated."""
     word = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
     put(store, a_vmi(), word)
     assert reasons(store) == (word,)

@@ -398,7 +398,7 @@ def test_limits() -> None:
 
 
 def test_limits_told_again_change_nothing() -> None:
-    """The same limits again are no news."""
+    """If the same limits are read again, nothing changes."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
     assert not store.put(KubeVirtSettings(MigrationLimits(3, 1)))
     assert store.put(KubeVirtSettings(MigrationLimits(3, 2)))

@@ -23,7 +23,7 @@ from tests.vectors import Kind, Probe, all_argument_cases, all_probes
 
 
 class Fault(StrEnum):
-    """The faults of the reference that its cases show."""
+    """The faults of the reference plugin that can be seen in its own cases."""
 
     FIRST_LIST_NOT_COUNTED = "an end first seen in a list that is not counted"
     FAILURES_FORGOTTEN = "failures forgotten on restart"

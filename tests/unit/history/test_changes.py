@@ -72,7 +72,7 @@ class TestFollowing:
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (0, [], None)
 
     def test_news(self) -> None:
-        """A migration and a marker are unwritten until they are stored. A new node is no change."""
+        """A migration and a marker are unwritten until they are stored; the node is not stored."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)
@@ -249,7 +249,7 @@ class TestUnwritten:
         assert changes.unwritten_since is None
 
     def test_a_history_that_lacks_something(self) -> None:
-        """A migration that is not stored counts as unwritten since we know it."""
+        """A migration that the stored history lacks is unwritten since it was first seen."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))

@@ -340,7 +340,7 @@ async def test_another_replica_creates_a_deleted_lease_first() -> None:
 
     assert [held for _, held in one.changes] == [True, False]
     assert events_of(logs) == [("lease_lost", "another replica took it first")]
-    # It reads the Lease as often as a candidate.
+    # The former holder now reads the Lease as often as any candidate.
     assert within(gaps(server.asked_for("read")[1:]), POLLED)
 
 

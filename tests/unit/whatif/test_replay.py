@@ -141,11 +141,11 @@ class Tale:
         self.events.append(Recorded(NOW + at, Kind.ENDED))
 
     def played(self, end: float, *contenders: Contender) -> Comparison:
-        """Play the events for these contenders, up to the recording's end."""
+        """Replay the events for these contenders; the recording ends at `end`."""
         return play([*self.events, Recorded(NOW + end, Kind.ENDED)], contenders or (OURS,))
 
     def account(self, end: float, contender: Contender = OURS) -> Account:
-        """Play the events for one contender, up to the recording's end."""
+        """Replay the events for one contender; the recording ends at `end`."""
         return self.played(end, contender).accounts[0]
 
 
@@ -302,7 +302,7 @@ class TestEvictions:
     def test_a_migration_by_hand_during_a_refused_evacuation_happens(
         self, tale: Tale, *, late: bool
     ) -> None:
-        """A migration by hand is not hidden, whether its VMIM arrives before or after its state."""
+        """A migration by hand is counted, whether its VMIM arrives before or after the VMI."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, by_hand=True)
@@ -312,7 +312,7 @@ class TestEvictions:
         assert tale.account(HOUR).migrations.ended == 2
 
     def test_a_decision_taken_back_hides_nothing(self, tale: Tale) -> None:
-        """After a decision is taken back, the marker and its failures count again."""
+        """If a VMIM shows that a refused eviction was a drain, the evacuation is counted."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, fails=True)
@@ -330,7 +330,7 @@ class TestEvictions:
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
     def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self, tale: Tale) -> None:
-        """A migration that ran before the eviction is not hidden by a refusal."""
+        """A migration that ran before the eviction is counted, even if that is refused."""
         tale.attempt(10, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
@@ -344,7 +344,7 @@ class TestEvictions:
         assert account.migrations.ended == 1
 
     def test_a_migration_after_a_refused_evacuation_happens(self, tale: Tale) -> None:
-        """Without VMIMs, a migration after a refused evacuation happens."""
+        """A migration after a refused evacuation is counted, even if there are no VMIMs."""
         tale.evict(10)
         tale.evict(5 * MINUTE)
         tale.attempt(HOUR, by_hand=True)
@@ -362,7 +362,10 @@ class TestEvictions:
         assert tale.account(HOUR).others == 1
 
     def test_a_vmim_before_a_refused_marker_is_hidden_again(self, tale: Tale) -> None:
-        """A VMIM before a refused marker is hidden; before an allowed one it blocks nothing."""
+        """A VMIM that arrives before the marker of its eviction does not block that eviction.
+
+        If the eviction is refused, the migration is not counted.
+        """
         tale.evict(10)
         for minutes in (5, 40):
             tale.evict(minutes * MINUTE)
