@@ -24,7 +24,7 @@ STUCK, FAILING, MANY, DRAIN = (
 LATER = "KubeVirtNodeCannotBeRelieved"
 LAST = "KubeVirtEvictionExporterStale"
 DRAINED = 200
-"""The VMs of a cluster whose limits are full."""
+"""How many VMs of the east are stuck."""
 
 
 def firing(alert: str, /, **labels: str) -> dict[str, Any]:

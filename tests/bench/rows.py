@@ -326,7 +326,7 @@ class Bench:
         ]  # fmt: skip
 
     def overrides(self) -> list[Row]:
-        """Fifty policy entries, of which every VMI matches the last, against none."""
+        """The cost of fifty policy entries, of which every VMI matches only the last."""
         vmis, candidates = self.sizes.many, min(1000, self.sizes.many)
         body = self._candidates(vmis, candidates)
         measured: dict[str, dict[str, Any]] = {}
@@ -611,7 +611,7 @@ class Bench:
         return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
 
     def _turned(self, ours: Exporter, load: Load, vmi: int) -> float:
-        """Begin or end a VMI's migration; seconds from the write to the changed verdict."""
+        """Begin or end a VMI's migration; returns the seconds until the verdict changes."""
         body = json.dumps({"checkpoint": "filter", "dryRun": True, "candidates": [_candidate(vmi)]})
         connection = http.client.HTTPConnection(ours.query, timeout=60)
         turn = load.post(f"/bench/turn?vmi={vmi}")
@@ -667,7 +667,7 @@ def compare(
     more: bool = False,
 ) -> Row:
     """The ratio of two medians: with `at_least` how many times better ours is, with `at_most` how
-    many times as much.
+    many times as much ours needs.
 
     With `more` the greater number is the better one.
     """

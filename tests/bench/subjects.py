@@ -257,7 +257,7 @@ def _per_vmi(body: bytes, form: str) -> dict[str, Any]:
 class LoopTimer:
     """The longest callback of the event loop inside the block, in CPU seconds.
 
-    A callback never waits, so that it takes just as long on an idle processor.
+    A callback never waits, so this is also its duration on an idle processor.
     """
 
     def __enter__(self) -> Self:

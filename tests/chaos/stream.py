@@ -68,7 +68,7 @@ async def _at_once() -> None:
 
 
 class Stream:
-    """Plays random steps in one namespace; `happened` counts them by kind.
+    """Runs random steps in one namespace; `happened` counts them by kind.
 
     `marked` is called with the VM's name after a request without a date: such a request is dated by
     when it is first seen.
@@ -111,7 +111,7 @@ class Stream:
         )
 
     async def play(self, steps: int) -> None:
-        """Play this many steps of every VM, each at random."""
+        """Run this many random steps of every VM."""
         async with asyncio.TaskGroup() as tasks:
             for name in self._rngs:
                 tasks.create_task(self._play(name, steps))

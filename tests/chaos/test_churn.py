@@ -28,7 +28,7 @@ MIB = 2**20
 ROOM = 3 * MIB
 REFUSED = "kubevirt_eviction_exporter_refused_objects_total"
 BATCH = 250
-"""VMIs between two turns of the simulated server."""
+"""After this many VMIs the simulated server can answer requests."""
 
 
 def migrated(name: str, namespace: str, now: float) -> Object:

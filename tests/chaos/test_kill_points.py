@@ -60,7 +60,7 @@ class Watched:
         await self.real.admin.delete(VMIS, self.namespace, name)
 
     async def acknowledged(self) -> None:
-        """Wait until all replicas have seen everything and both keepers have stored it."""
+        """Wait until the unbroken replica has seen everything, and the `keepers` have stored it."""
         mark = await self.mark()
         await poll(lambda: self.has_seen(self.unbroken.now, mark), what="seen by the unbroken")
         for keeper in self.keepers:
@@ -86,7 +86,7 @@ class Watched:
         return bool(verdict["reason"] == "migration_in_progress")
 
     async def promise(self, name: str) -> None:
-        """Remember the request times that both keepers report now: they must not change later."""
+        """Remember the request times that the `keepers` report now: they must not change later."""
         for keeper in self.keepers:
             requested_at = await poll(
                 lambda k=keeper: self._requested_at(k, name),  # type: ignore[misc]
@@ -110,7 +110,7 @@ class Watched:
             evacuation = right[name].get("evacuation")
             if evacuation is None or "evacuation" not in left[name] or stream.is_dated(name):
                 continue
-            # Each replica dates the request by its own first sight, and must keep that date.
+            # A request without a date has the time when the replica first saw it, for good.
             left[name]["evacuation"]["requestedAt"] = self.promised[replica.name, name]
         return differences(left, right)
 

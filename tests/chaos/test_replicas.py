@@ -44,8 +44,8 @@ from tests.support.stored_history import (
 Prove: TypeAlias = Callable[[str], None]
 
 TAKEN_WITHIN = 1.0
-"""The part of a Lease's duration after which a standby takes it: it sees a renewal up to an eighth
-late, and waits for 0.8.
+"""The part of a Lease's duration within which a standby takes it over: the standby sees a renewal
+up to an eighth late, and then waits for 0.8.
 """
 
 

@@ -28,7 +28,7 @@ POLICY: Object = {
         {"level": "None"},
     ],
 }
-"""Log each created migration as a whole, the metadata of each requested eviction, and no more."""
+"""Log created migrations with their whole content, evictions with their metadata, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Creation:
     made: Object
     """The created object; only migrations have it."""
     notes: Object
-    """The audit annotations, of webhooks among others."""
+    """The audit annotations, for example those of webhooks."""
 
 
 def read_audit(log: Path) -> list[Creation]:

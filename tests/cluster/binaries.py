@@ -20,7 +20,7 @@ _PARTS = {
     "kube-apiserver": "kube-apiserver",
     "descheduler": "descheduler",
 }
-"""The part whose version a server or generated file has."""
+"""For each server or generated file: the part from which it takes its version."""
 
 
 class MissingBinaryError(Exception):

@@ -92,7 +92,7 @@ class RealCluster:
     async def user(
         self, name: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
     ) -> User:
-        """Create a service account that may list and watch these, everywhere or in namespaces."""
+        """Create a service account that may list and watch these; by default in all namespaces."""
         full_name = f"system:serviceaccount:{_ACCOUNTS}:{name}"
         account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
         await self.admin.create(SERVICE_ACCOUNTS, account)

@@ -332,7 +332,7 @@ class KubeVirtCluster:
             raise
 
     async def _admits(self) -> bool:
-        """Whether the API server reaches virt-api in each of the three ways."""
+        """Whether the API server reaches virt-api's API services and both kinds of webhooks."""
         services = await self.admin.list(API_SERVICES)
         ours = [one for one in services["items"] if one["spec"].get("service")]
         if not all(_is_available(one) for one in ours):

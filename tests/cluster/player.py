@@ -100,7 +100,7 @@ class Player:
         self.allocatable = dict(allocatable or {})
         """The allocatable resources of each node; by default the nodes have none."""
         self.choose = choose or _choose_first
-        """The scheduler's choice among the nodes that are free for a pod; its home comes first."""
+        """Chooses among the nodes that are free for a pod; the first is the one set by `place`."""
         self.pace = pace
         """Seconds that a small step takes: binding, starting, preparing."""
         self.leaves_after = leaves_after

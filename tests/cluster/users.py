@@ -50,7 +50,7 @@ def kubeconfig(path: Path, server: str, user: User) -> Path:
 
 
 def open_kubeconfig(path: Path, server: str, token: str | None = None) -> Path:
-    """Write a kubeconfig of a server without TLS that asks for a token or nothing."""
+    """Write a kubeconfig for a server without TLS, with a token or without credentials."""
     return _write(path, {"server": server}, "nobody", {"token": token} if token else {}, "default")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 
 PINNED = {"kubevirt": "1.9.0", "kube-apiserver": "1.37.2", "descheduler": "0.36.0"}
-"""What the modules in `tests/tools` and `deploy/descheduler` require; `make test` runs these."""
+"""The versions in the modules in `tests/tools` and `deploy/descheduler`; used by `make test`."""
 RUNNING = {
     part: os.environ.get(part.replace("-", "_").upper()) or pinned
     for part, pinned in PINNED.items()

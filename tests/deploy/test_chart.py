@@ -204,7 +204,7 @@ def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
 async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     cluster: RealCluster,
 ) -> None:
-    """The webhook is called for these groups, and the API server compiles the condition."""
+    """The webhook is called for the configured groups; the API server accepts its condition."""
     group = "system:serviceaccounts:kube-system"
     values = {
         "mode": "standalone",

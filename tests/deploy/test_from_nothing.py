@@ -180,7 +180,7 @@ async def test_the_typed_lines_end_in_verdicts(
     namespace: str,
     prove: Callable[[str], None],
 ) -> None:
-    """The typed lines end in verdicts; the documented removal leaves no labelled object."""
+    """After the typed lines there are verdicts; the removal leaves no labelled object."""
     adopter = Adopter(busy, tmp_path, pair, namespace)
     by_helm = way.endswith("Helm")
     lines = adopter.lines(way)
@@ -209,7 +209,7 @@ async def test_the_typed_lines_end_in_verdicts(
 async def test_the_readme_s_lines_end_in_verdicts(
     busy: RealCluster, pair: Pair, tmp_path: Path, picked: str
 ) -> None:
-    """Each of the README's ways ends in verdicts, with the images that its lines pushed."""
+    """After the lines of each way in the README there are verdicts, with the pushed images."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
     said = [await adopter.type(line) for line in follow_readme(picked)]
     images = await adopter.type(

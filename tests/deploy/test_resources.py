@@ -17,7 +17,7 @@ from tests.support.program import program
 
 VMS = 1000
 MIGRATIONS = 2
-"""Of each VM."""
+"""How many migrations each VM has."""
 AS_LARGE_AS_REAL_ONES = {"annotations": {"padding": "x" * 6000}}
 
 

@@ -24,9 +24,9 @@ _AT_ONCE = 40
 
 
 async def fill(admin: Client, count: int, *, migrating: int) -> None:
-    """Create this many VMs with launcher pods on full nodes, beside empty ones.
+    """Create this many VMs with launcher pods on full nodes, and some empty nodes.
 
-    The first ones migrate now, all others have done so a moment ago.
+    The first `migrating` VMs migrate now, and all others have just migrated.
     """
     await admin.create(NAMESPACES, namespace(SPACE))
     room = {"cpu": "1k", "memory": f"{count // _FULL + 10}Gi", "pods": str(count)}

@@ -32,7 +32,7 @@ from tests.support.program import program
 
 SMALL = 2**30
 BY_ONE = Bounds(20, 72)
-"""A node with 64 GiB of ballast is above it with four VMs of 8 GiB, and not with three."""
+"""A node with 64 GiB of ballast is overloaded by four VMs of 8 GiB, but not by three."""
 TIMEOUT = 5.0
 """The plugin's timeout in seconds; a busy machine may add less than that to a cycle."""
 BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
@@ -304,10 +304,9 @@ async def test_a_sidecar_that_fails(
     ignorable: bool,
     prove: Callable[[str], None],
 ) -> None:
-    """If the sidecar fails and is ignorable, VMs are evicted after a timeout; else no VM is
-    evicted.
+    """If the sidecar fails, VMs are evicted only if the plugin's arguments have `ignorable`.
 
-    Pods that are not of VMs are evicted in both cases.
+    Pods that are not of VMs are evicted in both cases, and a cycle takes less than two timeouts.
     """
     world = stage.world
     space = f"outage-{next(stage.numbers)}"
@@ -341,7 +340,7 @@ async def test_a_sidecar_that_fails(
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """The eviction of a target pod counts as under way after its end; verdicts prevent that.
+    """Without verdicts, an evicted target pod counts as under way even after the migration.
 
     KubeVirt answers the eviction of any pod of a marked VMI with the message by which the
     descheduler recognises an eviction under way. But a target pod does not end after that.

@@ -190,7 +190,7 @@ def build_file(
 
 
 def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
-    """Make an image's stand-in once, from the root that `make` writes."""
+    """Make an image's stand-in once, from the root file system that `make` writes."""
     if image in buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
         return
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:

@@ -45,7 +45,7 @@ class Terminal:
         """
         Run any other command in the same shell.
 
-        For a port-forward in the background it returns once that forwards.
+        For a port-forward in the background it returns when the port is forwarded.
         """
         assert self._shell.stdin
         assert self._shell.stdout

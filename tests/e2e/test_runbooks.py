@@ -23,7 +23,7 @@ STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
 """The example that a reader replaces by the name of the attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
-"""The variables that a reader exports for this cluster, by the example's line for the demo."""
+"""What a reader of this cluster exports instead of the runbooks' example for the demo."""
 
 
 @pytest.fixture(scope="module")

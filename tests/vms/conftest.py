@@ -28,7 +28,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, d
     directory = tmp_path_factory.mktemp("cluster")
     with running_vms(directory) as nodes:
         yield nodes
-    # Where no cgroup is left, no process is, and so no mount or network of the nodes.
+    # If no cgroup is left, no process of the nodes is left, and so no mount and no network.
     ours = {str(node.supervisor.pid) for node in nodes[1].values()}
     assert ours.isdisjoint(one.rpartition("-")[2] for one in left_behind()["cgroups"])
     assert not list(directory.glob("n?/*"))

@@ -48,7 +48,7 @@ class Moves:
     ended: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def record(self, machine: Machine) -> None:
-        """Add new migrations, often enough: KubeVirt deletes old VMIMs."""
+        """Add new migrations; to be called often, because KubeVirt deletes old VMIMs."""
         for vmim in machine.migrations():
             key = machine.name, vmim["metadata"]["name"]
             self.requested[key] = parse_instant(vmim["metadata"]["creationTimestamp"]) or 0.0

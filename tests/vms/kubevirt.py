@@ -272,8 +272,8 @@ class Machine:
                 "evictionStrategy": strategy,
                 "domain": {
                     "memory": {"guest": "256Mi"},
-                    # With a limit KubeVirt copies over one connection, which keeps to the
-                    # bandwidth.
+                    # With a CPU limit KubeVirt copies memory over one connection, which respects
+                    # the limit of the bandwidth.
                     "resources": {"requests": dict(requests), "limits": {"cpu": "2"}},
                     "firmware": {
                         "kernelBoot": {

@@ -96,7 +96,7 @@ def test_a_budget_of_zero(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """A budget of 0 keeps a VM without live migration, but not one that KubeVirt migrates."""
+    """With a budget of 0 a VM that would restart stays; one that KubeVirt migrates leaves."""
     restarts, leaves = machine("restarts"), machine("leaves")
     restarts.start("n2", strategy="None")
     leaves.start("n2")
@@ -130,7 +130,7 @@ def counted(caller: Caller, **counts: int) -> Object:
 def test_an_external_vm_that_somebody_moves(
     caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
 ) -> None:
-    """Migrations of an External VM are its attempts: two fail, the third ends it."""
+    """Migrations of an External VM are attempts of its evacuation: two fail, the third ends it."""
     db = machine("db1")
     db.start("n1", copied=SLOW, strategy="External")
     db.evict()
