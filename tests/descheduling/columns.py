@@ -173,7 +173,8 @@ async def run_column(hooked: WebhookCluster, column: str, cycles: int) -> Run:
                 return False
             if column in CHURNING:
                 return len(ledger.too_early(RULES)) >= CHURN
-            blocks = len(find_denials(ledger)) + len(process.said(BLOCKED))
+            cooling = [one for one in process.said(BLOCKED) if one["reason"] == "cooldown"]
+            blocks = len(find_denials(ledger)) + len(cooling)
             return blocks >= BLOCKS_SEEN and any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
 
         await process.run_until(has_enough, within=WITHIN, what=f"enough of {namespace}")
