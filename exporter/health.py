@@ -44,7 +44,7 @@ class Restart(StrEnum):
 
 
 class Staleness(StrEnum):
-    """Whether the evidence is fresh, stale or dead."""
+    """How recent the last contact with the API server about VMIs is."""
 
     FRESH = "fresh"
     STALE = "stale"

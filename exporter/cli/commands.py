@@ -52,7 +52,7 @@ class Exit(IntEnum):
     NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
     CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
-    CANNOT_ASK = 8, "no usable answer from the exporter, or to `check --explain` from the cluster"
+    CANNOT_ASK = 8, "no usable answer from the exporter (`check --explain`: from the cluster)"
     NO_SUCH_VMI = 9, "there is no such VMI"
     CANNOT_RECORD = 10, "the recording or the plot cannot be written; no recording is overwritten"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"

@@ -62,8 +62,9 @@ _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
 class State(StrEnum):
-    """What holds an evacuation up, in the order of evaluation."""
+    """What delays an evacuation."""
 
+    # In the order of evaluation.
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     MIGRATION_STALLED = "migration_stalled"

@@ -29,7 +29,7 @@ class Reason(StrEnum):
 
 
 class Checkpoint(StrEnum):
-    """The descheduler's two extension points, named as in the query API."""
+    """An extension point of the descheduler: Filter or PreEvictionFilter."""
 
     FILTER = "filter"
     PRE_EVICTION = "preEviction"

@@ -40,7 +40,7 @@ class Requesters:
 
 
 class Source(StrEnum):
-    """Who requested an evacuation: by its VMIM's priority, else by an annotation of the VMI."""
+    """Who requested an evacuation, as its VMIM's priority or an annotation of the VMI says."""
 
     DESCHEDULER = "descheduler"
     """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""

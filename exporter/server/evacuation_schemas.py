@@ -29,7 +29,7 @@ class BackoffAnswer(Struct, rename="camel", kw_only=True):
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
-    """The request that cancels an evacuation (KubeVirt 1.7); a running attempt goes on."""
+    """The request that cancels an evacuation. It needs KubeVirt 1.7; a running attempt goes on."""
 
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]
@@ -91,10 +91,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     source: Annotated[
         Source,
         means(
-            "who requested it, read from the priority of the newest VMIM (system-maintenance:"
-            " `descheduler`, system-critical: `other`), or else from the VMI's annotation"
-            " kubevirt.io/eviction-source (`descheduler`); `unknown`: neither is set, which is"
-            " always so before KubeVirt 1.7"
+            "who requested it. If the newest VMIM has the priority system-maintenance, it was the"
+            " `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the"
+            " annotation kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`:"
+            " neither is set, as always before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
@@ -159,7 +159,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
 
 
 class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
-    """Every evacuation, the longest first."""
+    """Every evacuation, the oldest first."""
 
     as_of: AsOf
     observed_at: ObservedAt
@@ -171,7 +171,7 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """The progress of a node's drain, as the exporter has observed it."""
 
-    since: Annotated[Timestamp, means("when the first evacuation of these VMs was requested")]
+    since: Annotated[Timestamp, means("when the first evacuation of this drain was requested")]
     asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
     left: Annotated[int, means("VMs that have left")]
     remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]

@@ -41,7 +41,7 @@ _PROBLEMS = {
     400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
-    404: "There is no such VMI, or no VMI is on that node.",
+    404: "There is no such VMI; for a node: no VMI is on it.",
     405: "The endpoint does not accept this method; the header Allow lists those that it accepts.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

@@ -27,7 +27,7 @@ _CHECKPOINTS = " or ".join(Checkpoint)
 
 
 class Candidate(Struct, rename="camel", gc=False):
-    """A VMI that may be evicted; `vmiUid` is the pod's label created-by."""
+    """A VMI whose verdict is requested; `vmiUid` is the label created-by of its pod."""
 
     namespace: Annotated[Namespace, means("the VMI's namespace")]
     name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
@@ -40,7 +40,7 @@ class Candidate(Struct, rename="camel", gc=False):
 
 
 class VerdictRequest(Struct, rename="camel"):
-    """The candidates, the checkpoint (absent: both), and whether to count the answers.
+    """The candidates, the checkpoint (absent: both), and whether this is a dry run.
 
     Go clients send null for an empty list or an unset field.
     """
@@ -56,7 +56,9 @@ class VerdictRequest(Struct, rename="camel"):
             " allows a VM that cools down"
         ),
     ] = None
-    dry_run: Annotated[bool | None, means("answer without counting it in the metrics")] = False
+    dry_run: Annotated[
+        bool | None, means("true: the answer is not counted or logged, and no Event is written")
+    ] = False
 
 
 _requests = msgspec.json.Decoder(VerdictRequest)

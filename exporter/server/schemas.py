@@ -142,7 +142,10 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
     effective_seconds: Annotated[float, means("backedOffSeconds, but at most the cap")]
     not_before: Annotated[
         Timestamp,
-        means("endedAt plus effectiveSeconds; earlier if older migrations leave the window first"),
+        means(
+            "endedAt plus effectiveSeconds; earlier if older migrations leave the window before"
+            " that, because fewer migrations count then"
+        ),
     ]
 
 
@@ -159,7 +162,11 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
         bool, means("whether it reached a target pod; only such migrations count")
     ]
     in_window: Annotated[
-        bool, means("whether it counts: handed off, and ended within policy.migrationHistoryWindow")
+        bool,
+        means(
+            "whether it counts: handed off, ended within policy.migrationHistoryWindow, and not"
+            " failed if policy.countFailedMigrations is false"
+        ),
     ]
 
 
@@ -190,7 +197,10 @@ class PolicyAnswer(Struct, rename="camel", kw_only=True):
     guard_pending_migrations: Annotated[bool, means("whether an unfinished VMIM blocks")]
     guard_evacuations: Annotated[
         bool,
-        means("whether a requested evacuation blocks, unless the descheduler counts it already"),
+        means(
+            "whether a requested evacuation blocks, unless the launcher pod has the annotation"
+            " eviction-in-progress"
+        ),
     ]
     override: Annotated[
         str | UnsetType,
@@ -308,8 +318,8 @@ class HistoryStatus(Struct, rename="camel", kw_only=True):
     unwritten_since: Annotated[
         Timestamp | None, means("when the oldest unwritten change was made; null: none")
     ]
-    vmis: Annotated[int, means("how many VMIs it should contain, written or not")]
-    bytes: Annotated[int, means("its size in bytes, written or not")]
+    vmis: Annotated[int, means("how many VMIs belong in it, including those not written yet")]
+    bytes: Annotated[int, means("the size in bytes, including what is not written yet")]
     faults: Annotated[
         dict[HistoryFault, int],
         means(
