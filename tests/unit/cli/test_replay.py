@@ -177,7 +177,7 @@ def test_no_progress_bar_without_a_terminal() -> None:
     whatif.print_cost(found, 1.25, errors)
 
     (line,) = errors.getvalue().splitlines()
-    assert line.startswith(f"played 0.0417 days, {found.events} events in 1.2 s, ")
+    assert line.startswith(f"replayed 0.0417 days, {found.events} events in 1.2 s, ")
     assert line.endswith(" MiB at most")
 
 
