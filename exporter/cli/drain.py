@@ -44,7 +44,7 @@ def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
     sheet = Sheet(screen)
     emptied = sum(one.can_be_emptied for one in answer.nodes)
     others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
-    depends = f", {others} of them if others act" if others else ""
+    depends = f", {others} of them only if others move or stop VMs" if others else ""
     sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
     sheet.warn(_STALE if answer.stale else ())
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
@@ -109,7 +109,7 @@ async def follow_drain(
                 raise
             return f"{node} has no VMs any more.\n"
         if answer.drain is None:
-            return f"No VM is asked to leave {node}; VMs on it: {answer.vmis}.\n"
+            return f"No VM is being evacuated from {node}; VMs on it: {answer.vmis}.\n"
         line = write_progress(answer.drain, answer.as_of)
         if line != shown:
             show(line)

@@ -241,7 +241,7 @@ def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
     """Print how much was replayed, how long that took, and the peak memory."""
     days = (found.ended - found.began) / 86_400
     print(
-        f"played {days:.3g} days, {found.events:,} events in {seconds:.1f} s,"
+        f"replayed {days:.3g} days, {found.events:,} events in {seconds:.1f} s,"
         f" {peak_mebibytes():.0f} MiB at most",
         file=errors,
     )

@@ -164,7 +164,7 @@ class Demo:
                 tasks.create_task(self._deschedule(query_url, webhook_url)),
             )
             await stop.wait()
-            # At once, even in a descheduling cycle: the exporter is ending too.
+            # Cancelled at once, even during a descheduling cycle, because the exporter ends too.
             for task in running:
                 task.cancel()
 

@@ -21,7 +21,7 @@ from exporter.demo.store import BUDGETS, KUBEVIRTS, NAMESPACES, NODES
 
 
 class Role(StrEnum):
-    """What a VM shows."""
+    """What happens to a VM in the demo."""
 
     CHURN = "churn"
     """Hot: the descheduler and an operator evict it again and again."""

@@ -320,7 +320,7 @@ _WAITING = {
     State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
     State.CAPACITY: Obstacle.CAPACITY,
 }
-"""The states that are obstacles only before the first failure: retries pass through them."""
+"""The states that are obstacles only until an attempt fails: later attempts pass through them."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,

@@ -277,8 +277,9 @@ def _find_expiry(
 ) -> tuple[Instant, bool]:
     """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
 
-    At that instant the cooldown ends, a fact is no longer believed, a migration leaves the window,
-    or an end that lies ahead of our clock is reached or comes near enough to be believed.
+    The earliest of these instants: the cooldown ends; a fact becomes too old to be believed; a
+    migration leaves the window; our clock reaches an end that lies ahead of it, or comes within
+    `CLOCK_SKEW` of that end.
     """
     until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:

@@ -168,8 +168,8 @@ class PendingChanges:
     ) -> Iterator[int]:
         """The shards that still lack something that we already knew at `before`.
 
-        Only VMIs that a watch with contact shows us count: the writer may know that other VMIs are
-        gone.
+        A VMI counts only if its watch had contact (`seen_through`) at most `AWAITED_FOR` before the
+        change. Otherwise the VMI may be gone, and the writer may know that.
         """
         for shard, unwritten in enumerate(self._unwritten):
             for uid, one in list(unwritten.items()):

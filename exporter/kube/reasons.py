@@ -133,7 +133,11 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
-    """The reason in a condition. Some have only a probe time; quota's has no reason word."""
+    """The reason in a condition.
+
+    Some conditions have only a probe time. The quota's condition has no reason, so its type is
+    used.
+    """
     at = parse_instant(condition.lastTransitionTime)
     if at is None:
         at = parse_instant(condition.lastProbeTime)

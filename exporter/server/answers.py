@@ -64,7 +64,7 @@ def write_verdict(
     drain: DrainOutcome | None = None,
 ) -> VerdictAnswer:
     """The verdict at `now` in the API's form; `drain` is None if the VMI is unknown."""
-    # No helpers test for None: most fields are None, and each call would take 0.5 us.
+    # Each None is tested here without a helper function: a call would take 0.5 us per field.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
         namespace=namespace,

@@ -63,7 +63,7 @@ def _make_app(
 ) -> web.Application:
     """An application with the routes whose names are in `served`.
 
-    `named`: the page shows single VMs. `linked`: the pages link to the API.
+    `named`: the page names VMs. `linked`: the pages link to the API.
     """
     app = web.Application(
         middlewares=[answering_problems(service.counters, hosts)],

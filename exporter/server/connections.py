@@ -34,7 +34,7 @@ RECEIVED_AT_ONCE = 2**15
 """The size of a TLS connection's buffer. By default asyncio's buffer has 256 KiB."""
 PLAIN_COST = 2**16
 TLS_COST = 2**17
-"""The bytes counted for an open connection: more than its parsed heads and TLS buffers have."""
+"""The bytes counted for an open connection. Its parsed heads and TLS buffers take less."""
 LINGERING: Seconds = 1.0
 """How long a caller has to read a refusal that was sent before the request's body had ended."""
 HANDSHAKE: Seconds = 10.0

@@ -18,7 +18,7 @@ class PendingAnswer(Struct, rename="camel", kw_only=True):
     uid: Annotated[str, means("the VMIM's UID")]
     phase: Annotated[str, means("its phase; empty: none yet")]
     created_at: Annotated[Timestamp | None, means("when the VMIM was created")]
-    handed_off: Annotated[bool, means("whether it has reached a target pod")]
+    handed_off: Annotated[bool, means("whether KubeVirt has handed it off to a target pod")]
 
 
 class BackoffAnswer(Struct, rename="camel", kw_only=True):
@@ -281,8 +281,8 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     failed_attempts: Annotated[
         int,
         means(
-            "failed migrations since its evacuation was requested; if it is not evacuating,"
-            " since its last success; a lower bound"
+            "how many migrations failed, at least: since its evacuation was requested, or since its"
+            " last success if it is not evacuating"
         ),
     ]
     last_duration_seconds: Annotated[

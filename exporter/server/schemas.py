@@ -350,8 +350,8 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     staleness: Annotated[
         Staleness,
         means(
-            "stale: no contact about VMIs for kube.staleAfter; dead: none for another"
-            " kube.deadAfter, so the rules that need VMIs do not block"
+            "stale: no contact about VMIs for kube.staleAfter; dead: no contact for"
+            " kube.staleAfter plus kube.deadAfter, so the rules that need VMIs do not block"
         ),
     ]
     ready: Annotated[bool, means("whether it answers requests for verdicts")]

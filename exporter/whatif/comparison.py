@@ -65,7 +65,7 @@ def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
     console.print(table)
     if any(account.touched for account in comparison.accounts):
         console.print()
-        console.print("Exceptions, and the VMs that each was for")
+        console.print("Exceptions from the policy, and the VMs to which each applied")
         console.print(_draw_touched(comparison))
     table = _draw_stuck(comparison)
     if table.rows:

@@ -62,7 +62,7 @@ _WORKLOAD_UPDATE = "kubevirt-workload-update-"
 
 REMARKS = (
     """\
-Played from Prometheus, which knows less than a recording:
+Replayed from Prometheus, which knows less than a recording:
 - The source of an evacuation is unknown: each counts as the descheduler's, drains too.
 - The time of its request is unknown: it counts from the start of its first migration, or from the
   first sample of an attempt that failed before it began.

@@ -39,7 +39,7 @@
 // 60 s. So if the exporter is down, the plugin waits for one timeout and not for one per pod.
 //
 //   - ignorable: true (the default) allows the eviction, unless a fresh snapshot says that this VMI
-//     is blocked. Before an eviction, a block at either checkpoint counts.
+//     is blocked. PreEvictionFilter applies the snapshot's blocks of both extension points.
 //   - ignorable: false blocks the eviction. It also blocks if the answer says "stale": the exporter
 //     has lost the API server, so it cannot know about new migrations.
 //

@@ -17,7 +17,7 @@ type outcome int
 const (
 	// allowed by a verdict or by the snapshot.
 	allowed outcome = iota
-	// blocked by a verdict, which the exporter counted.
+	// blocked by a verdict. The exporter has counted this block.
 	blocked
 	// unknown to the exporter, which allows the eviction.
 	unknown

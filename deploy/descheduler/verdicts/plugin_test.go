@@ -168,7 +168,7 @@ func TestFilterWithoutSnapshot(t *testing.T) {
 	})
 }
 
-// A VMI that a stale snapshot does not block is allowed if ignorable, and blocked if not.
+// A stale snapshot still blocks its VMIs. It allows other VMIs only if the plugin is ignorable.
 func TestFilterOnStaleSnapshot(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		latest := blockedAt(atFilter, "db1")

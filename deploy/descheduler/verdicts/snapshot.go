@@ -37,8 +37,8 @@ func (s *snapshot) contains(at checkpoint, key vmiKey) bool {
 	return found
 }
 
-// find returns why the VMI with this UID is blocked. Before an eviction, a block at either checkpoint
-// counts. An empty UID matches any.
+// find returns why the VMI with this UID is blocked. At preEviction, the blocks of both
+// checkpoints apply. An empty UID matches any.
 func (s *snapshot) find(at checkpoint, key vmiKey, uid string) (block, bool) {
 	for one := range at + 1 {
 		if found, ok := s.blocks[one][key]; ok && (uid == "" || uid == found.vmiUID) {

@@ -20,7 +20,7 @@ from exporter.server.problems import Refusal
 async def answer_page(
     service: Service, request: web.Request, *, named: bool, linked: bool
 ) -> web.Response:
-    """GET /. `named`: the page shows single VMs. `linked`: the page links to the API."""
+    """GET /. `named`: the page names VMs. `linked`: the page links to the API."""
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)

@@ -388,7 +388,7 @@ def test_replay_answers(recorded: str) -> None:
 
     assert done.returncode == Exit.OK
     assert re.search(r"Evictions requested +2\n +allowed +1 \(50%\)", done.stdout)
-    assert re.fullmatch(r"played .* events in .* s, .* MiB at most\n", done.stderr)
+    assert re.fullmatch(r"replayed .* events in .* s, .* MiB at most\n", done.stderr)
 
 
 def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:

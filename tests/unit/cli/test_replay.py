@@ -77,7 +77,7 @@ class TestSources:
 
     @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
     def test_a_file_is_played(self, tmp_path: Path, *, zipped: bool) -> None:
-        """A file is played; its content decides whether it is compressed."""
+        """A file is replayed; its content decides whether it is read as gzip."""
         file = tmp_path / "recording"
         file.write_bytes(gzip.compress(a_recording()) if zipped else a_recording())
         with open_recording(file) as source:
@@ -87,13 +87,13 @@ class TestSources:
         assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (1, 1)
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`-` plays the standard input."""
+        """`-` replays the standard input."""
         monkeypatch.setattr("sys.stdin", TextIOWrapper(a_file(a_recording())))
         with open_recording(Path("-")) as source:
             assert play(source, [BUILTIN["ours"]], StringIO()).accounts[0].asked == 2
 
     def test_a_named_pipe_is_played(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A named pipe is played, as in `replay <(zcat week.ndjson.gz)`."""
+        """A named pipe is replayed, as in `replay <(zcat week.ndjson.gz)`."""
         monkeypatch.setattr(whatif, "PROGRESS_EVERY", 1)
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
@@ -177,7 +177,7 @@ def test_no_progress_bar_without_a_terminal() -> None:
     whatif.print_cost(found, 1.25, errors)
 
     (line,) = errors.getvalue().splitlines()
-    assert line.startswith(f"played 0.0417 days, {found.events} events in 1.2 s, ")
+    assert line.startswith(f"replayed 0.0417 days, {found.events} events in 1.2 s, ")
     assert line.endswith(" MiB at most")
 
 

@@ -198,7 +198,7 @@ def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
     prove(f"{cost}; sha256 {hashlib.sha256(runs[0].stdout).hexdigest()[:16]}, twice")
 
     assert runs[0].stdout == runs[1].stdout
-    assert cost.startswith("played ")
+    assert cost.startswith("replayed ")
     assert b"Evictions requested" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]

@@ -259,8 +259,8 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
 def test_emptied_state(
     state: MigrationState | None, vmims: tuple[Any, ...], *, seen: bool, blocked: bool
 ) -> None:
-    """If `migrationState` is empty and its own VMIM has ended or is gone, the newest ending in the
-    history counts.
+    """If `migrationState` is empty, the newest ending in the history counts, unless the VMIM of the
+    state may be unfinished.
     """
     evidence = some_evidence(
         vmi=a_vmi(migration=state),

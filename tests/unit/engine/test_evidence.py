@@ -614,7 +614,7 @@ class TestLoad:
         assert store.load() is None
 
     def test_seen_later(self) -> None:
-        """When permission is given, the number is known at once."""
+        """Once VMIMs may be watched, the number of migrations is known at once."""
         store = a_store(KubeVirtSettings())
         store.see(vmims=False)
         assert store.load() is None

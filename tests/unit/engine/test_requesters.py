@@ -63,7 +63,7 @@ def test_the_first_request_wins(store: ClockedStore) -> None:
 
 @pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
 def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
-    """A request does not count if the VMI is marked after more than a webhook's longest timeout."""
+    """A request counts only if KubeVirt marks the VMI within a webhook's longest timeout."""
     admit(store, "alice", NOW)
     mark(store, NOW + waited)
     assert (requester_of(store) is not None) is found

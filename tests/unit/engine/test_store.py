@@ -746,7 +746,7 @@ class Cluster:
             self.end_badly(vmim, self.now)
 
     def end_badly(self, vmim: Vmim, start: float) -> None:
-        """A migration that began then fails."""
+        """Let a migration fail that began at `start`."""
         state = a_state(uid=vmim.uid, start=start, end=self.now, outcome=Outcome.FAILED)
         self.finish(vmim, state, "Failed")
 
@@ -1024,7 +1024,9 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
 
 
 def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
-    """Reading an unchanged VMI without a marker moves `not_before`."""
+    """A marker's `not_before` is the last time at which the VMI was read without a marker, even if
+    the VMI had not changed.
+    """
     store = a_store(a_vmi(), now=NOW)
     store.now = NOW + 60
     store.put(a_vmi())

@@ -147,7 +147,7 @@ def load(probe: Probe) -> ClockedStore:
 
 
 def answer_about_arguments(probe: Probe) -> dict[str, Any]:
-    """Whether our settings accept the arguments, and their values."""
+    """Our answer about the policy of a case: whether it is valid, or its durations."""
     try:
         policy = read_settings({"policy": probe.policy}).policy
     except InvalidSettings:

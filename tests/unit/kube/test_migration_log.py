@@ -53,7 +53,7 @@ def read_recording(name: str) -> list[tuple[Resource, Json]]:
 
 
 def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
-    """The watcher after a recording of real nodes, and the `migration_ended` lines."""
+    """Replay a recording of real nodes; returns the watcher, and the `migration_ended` lines."""
 
     async def run() -> Watcher:
         watcher = Watcher()
