@@ -77,7 +77,8 @@ def churn() -> Section:
         ),
         heatmap_panel(
             "Cooldowns that blocked an eviction",
-            "Evictions blocked by a cooldown, by its length. Each step of the backoff is a row. If "
+            "Evictions that a cooldown blocked, by the length of the cooldown. With the default "
+            "policy, each further migration usually moves the cooldown of a VM up by one row. If "
             "the colour moves up, the same VMs are moved again and again.",
             each(("le",), increase(f"{COOLDOWNS}_bucket"), "sum"),
             size=(10, 8),
@@ -125,8 +126,8 @@ def callers() -> Section:
         time_panel(
             "Outcomes of the admission webhook",
             "Evictions per minute that the webhook reviewed, by outcome. The line 'call failed' "
-            "is from the API server's own metrics: it could not call the webhook, and allowed "
-            "the eviction.",
+            "counts evictions that the API server allowed because it could not call the webhook. "
+            "This line needs the metrics of the API server.",
             {
                 "{{outcome}}": f"60 * {each(('outcome',), reviews, 'sum')}",
                 "call failed": f"60 * {each((), failed, 'sum')}",

@@ -46,7 +46,7 @@ def _cooldown() -> Section:
         ),
         stat_panel(
             "Migrations in the window",
-            "Migrations that ended inside the window and count towards the cooldown.",
+            "Migrations that ended inside migrationHistoryWindow and count towards the cooldown.",
             {"": in_window},
             size=(4, 8),
             unit=units.Short,
@@ -86,9 +86,9 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted. If it is stuck because of its age and waits in the state capacity, it is "
-            "also no longer stuck when another VM leaves the same node (any node, if the limit of "
-            "the cluster is reached).",
+            "is deleted. An evacuation that is stuck because of its age and waits in the state "
+            "capacity also stops being stuck when another VM leaves the same node, or any node if "
+            "the limit of the cluster is reached.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

@@ -76,8 +76,9 @@ def _alerts() -> Section:
             "Time since the last contact",
             "Time since the last event, bookmark or list of each resource, in the replica that "
             "has waited longest. A quiet API server sends a bookmark about every minute. Without "
-            "contact about VMIs, answers are marked as stale after kube.staleAfter. The rules "
-            "that need a resource stop blocking after a further kube.deadAfter.",
+            "contact about VMIs, answers are marked as stale after kube.staleAfter. Without "
+            "contact about a resource for kube.staleAfter plus kube.deadAfter, the rules that need "
+            "it stop blocking.",
             f"time() - {each(('resource',), f'{contact} > 0', 'min')}",
             size=(8, 7),
             legend="{{resource}}",
@@ -157,7 +158,7 @@ def _stuck(url: str) -> Section:
             "Evacuating VMs",
             "Every VM that is being evacuated, the oldest request first. Diverged means that "
             "KubeVirt still evacuates the VM, but the descheduler considers the eviction done. "
-            "Run explain for the next step.",
+            "The command `python -m exporter explain NAMESPACE/NAME` names the next step.",
             [
                 Column(
                     None,
@@ -228,7 +229,7 @@ def _blocked(url: str) -> Section:
         ),
         bars_panel(
             "VMs that may leave each node",
-            "VMs that a descheduler may evict now. It cannot relieve a node that has none.",
+            "VMs that a descheduler may evict now. A node without such VMs cannot be relieved.",
             each(("node",), movable),
             size=(6, 10),
             legend="{{node}}",

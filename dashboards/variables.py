@@ -58,14 +58,14 @@ def choose_nodes() -> QueryVariable:
 def choose_namespace() -> QueryVariable:
     """The namespace of one VM."""
     seen = " or ".join(rename(_SEEN.format(select(metric)), "namespace") for metric in _VMS)
-    description = "Namespaces of VMs that were blocked or evacuating within the time range."
+    description = "Namespaces of VMs that were in cooldown or evacuating within the time range."
     return _choose_label("namespace", "Namespace", description, seen)
 
 
 def choose_name() -> QueryVariable:
     """The name of one VM."""
     seen = " or ".join(select_by("namespace", m, range_function=_SEEN) for m in _VMS)
-    description = "VMs of the namespace that were blocked or evacuating within the time range."
+    description = "VMs of the namespace that were in cooldown or evacuating within the time range."
     return _choose_label("name", "VM", description, seen)
 
 

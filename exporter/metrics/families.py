@@ -71,7 +71,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help=(
             "Time of the last event, bookmark or list of the resource; the oldest of these "
-            "times if several namespaces are watched; 0 if none."
+            "times if several namespaces are watched; 0 before the first contact, and without "
+            "permission."
         ),
         labels=("resource",),
         read=read_watches(
@@ -162,8 +163,9 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_held_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI. Present only if this is "
-            "longer than stuck.migrationTimeout ago, and the last denial is because of a migration."
+            "Time since which the webhook has denied evictions of the VMI. Present only if this "
+            "time is more than stuck.migrationTimeout ago, and the last denial was because of a "
+            "migration."
         ),
         labels=ONE_VMI,
         read=lambda view: [
@@ -195,7 +197,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
         help=(
-            "Last time at which this replica, as the writer, had written everything; 0 if never."
+            "Last time at which this replica was the writer and every change was written; 0 if "
+            "never."
         ),
         read=read_history(lambda history: history.written_at or 0.0),
     ),
@@ -255,7 +258,7 @@ VMIS = Family(
 )
 DRAINS = Family(
     name="kubevirt_eviction_exporter_node_drain_vmis",
-    help="VMIs of the node, by what a drain of it would do to them now (outcome).",
+    help="VMIs of the node, by what would happen to them if the node were drained now (outcome).",
     labels=("node", "outcome"),
 )
 NODE_DRAINS: tuple[DrainFamily, ...] = (
@@ -359,7 +362,10 @@ COOLING: tuple[CoolingFamily, ...] = (
     ),
     CoolingFamily(
         name="kubevirt_vmi_migrations_in_window",
-        help="Migrations of the VMI that ended inside the window; absent if it has no cooldown.",
+        help=(
+            "Migrations of the VMI that ended inside migrationHistoryWindow; absent if it has no "
+            "cooldown."
+        ),
         labels=("namespace", "name"),
         sample=lambda vmi, c: Sample((vmi.namespace, vmi.name), c.migrations_in_window),
     ),
