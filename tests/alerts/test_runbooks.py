@@ -167,17 +167,6 @@ def test_every_path_is_one_of_the_api() -> None:
     assert asked == forwarded
 
 
-def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
-    """The warnings about post-copy and virtctl come before the command that cancels."""
-    text = TEXTS["KubeVirtEvacuationStuck"]
-    cancel = text.index("evacuate/cancel")
-    assert "PostCopy" in text[:cancel]
-    assert "`virtctl evacuate-cancel` is\nbroken in 1.7.0 to 1.9.0" in text[:cancel]
-    for name, other in TEXTS.items():
-        if name != "KubeVirtEvacuationStuck" and "ancel the evacuation" in other:
-            assert "post-copy" in other, name
-
-
 # The tests below run the commands.
 
 VARIABLES = {
