@@ -28,7 +28,6 @@ from exporter.engine.model import (
     KubeVirtSettings,
     Reason,
     Resource,
-    Trigger,
     Vmi,
     Why,
     WhySource,
@@ -881,26 +880,6 @@ class TestEvacuations:
         logged = capsys.readouterr().out
         assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
-    async def test_longest_first(self, api: ServedApi) -> None:
-        """Evacuations are sorted by the time of their request."""
-        for age, name in enumerate(("c", "a", "b")):
-            vmi = evacuating(name=name, uid=name, eviction_requested_at=NOW - 100 * age)
-            api.store.put(vmi)
-        answer = await api.get("/v1/evacuations")
-        assert [one["name"] for one in answer.json["evacuations"]] == ["b", "a", "c"]
-
-    async def test_backoff(self, api: ServedApi) -> None:
-        """The answer has KubeVirt's backoff, its end and the attempt that waits."""
-        api.store.put(evacuating())
-        attempt = {"evacuates": "n1", "trigger": Trigger.EVACUATION}
-        failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 5.0}
-        api.store.put(a_vmim(name="f", uid="f", created=NOW - 60, **attempt, **failed))
-        api.store.put(a_vmim(name="e", uid="e", created=NOW - 4, **attempt))
-        (found,) = (await api.get("/v1/evacuations")).json["evacuations"]
-        assert (found["state"], found["failedAttempts"]) == ("backoff", 1)
-        assert found["backoff"] == {"seconds": 20.0, "nextTryAt": rfc3339(NOW + 15)}
-        assert (found["attempt"]["name"], found["attempt"]["phase"]) == ("e", "Pending")
-
 
 def evacuating(**overrides: Any) -> Vmi:
     """A migratable VMI whose evacuation the descheduler requested 4000 s ago."""
@@ -1005,18 +984,6 @@ class TestNodes:
             "message": "",
             "at": None,
         }
-
-
-class TestStatus:
-    """GET /v1/status."""
-
-    async def test_is_answered_before_the_sync(self, api: ServedApi) -> None:
-        """Before the first sync the status says what the exporter waits for."""
-        api.health.watched[0].synced = False
-        answer = await api.get("/v1/status")
-
-        assert (answer.status, answer.json["ready"], answer.json["vmis"]) == (200, False, None)
-        assert answer.json["waitingFor"] == ["virtualmachineinstances"]
 
 
 def path_of(route: Route) -> str:
