@@ -1,4 +1,4 @@
-"""The API and other endpoints over real HTTP, on TCP and on a unix socket."""
+"""The API and other endpoints over real HTTP."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -58,6 +57,7 @@ from tests.support.builders import (
     rfc3339,
 )
 from tests.support.hostile import HOSTILE, hostile_json
+from tests.support.serving import serving
 from tests.support.stores import ClockedStore
 from tests.unit.kube.test_reasons import objects
 
@@ -220,27 +220,11 @@ def assert_declared(method: str, path: str, answer: Answer) -> None:
 
 
 @asynccontextmanager
-async def served(
-    app: web.Application, socket: Path | None = None
-) -> AsyncIterator[aiohttp.ClientSession]:
-    """Serve an application on a port or unix socket; yields a client."""
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site: web.BaseSite
-        connector: aiohttp.BaseConnector
-        if socket is None:
-            site, connector = web.TCPSite(runner, "127.0.0.1", 0), aiohttp.TCPConnector(limit=0)
-        else:
-            site, connector = web.UnixSite(runner, socket), aiohttp.UnixConnector(str(socket))
-        await site.start()
-        base = "http://exporter"
-        if socket is None:
-            base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession(base, connector=connector) as session:
-            yield session
-    finally:
-        await runner.cleanup()
+async def served(app: web.Application) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve an application on a port; yields a client."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector) as session:
+        yield session
 
 
 @asynccontextmanager
