@@ -54,6 +54,7 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
     an_ended_vmim,
+    an_evacuating_vmi,
     rfc3339,
 )
 from tests.support.hostile import HOSTILE, hostile_json
@@ -798,7 +799,7 @@ class TestEvacuations:
     async def test_one(self, api: ServedApi) -> None:
         """An evacuation has its diagnosis, its next step and the request that cancels it."""
         api.store.now = NOW
-        api.store.put(evacuating())
+        api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
         api.store.put(a_pod(eviction_in_progress=True))
         answer = await api.get("/v1/evacuations")
         (found,) = answer.json["evacuations"]
@@ -865,18 +866,6 @@ class TestEvacuations:
         assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
 
-def evacuating(**overrides: Any) -> Vmi:
-    """A migratable VMI whose evacuation the descheduler requested 4000 s ago."""
-    fields: dict[str, Any] = {
-        "evacuation_node": "n1",
-        "eviction_strategy": "LiveMigrate",
-        "eviction_requested_at": NOW - 4000,
-        "evicted_by_descheduler": True,
-        "migratable": True,
-    }
-    return a_vmi(**(fields | overrides))
-
-
 class TestNodes:
     """GET /v1/nodes and GET /v1/nodes/{node}."""
 
@@ -932,7 +921,7 @@ class TestNodes:
 
     async def test_a_vm_that_fails_keeps_its_node(self, api: ServedApi) -> None:
         """A VM with a stuck evacuation is counted as one that does not leave its node."""
-        api.store.put(evacuating())
+        api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
         api.store.put(a_pod(eviction_in_progress=True))
         api.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
         verdict = await api.verdict(CANDIDATE)
