@@ -59,11 +59,6 @@ def section(text: str, heading: str) -> str:
     return " ".join(inside[1].split())
 
 
-def prose(text: str) -> str:
-    """The runbook without its code blocks."""
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
 CANCEL = next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in one)
 EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in commands(text)))
 
