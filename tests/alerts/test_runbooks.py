@@ -59,11 +59,6 @@ def section(text: str, heading: str) -> str:
     return " ".join(inside[1].split())
 
 
-def prose(text: str) -> str:
-    """The runbook without its code blocks."""
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
 CANCEL = next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in one)
 EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in commands(text)))
 
@@ -165,17 +160,6 @@ def test_every_path_is_one_of_the_api() -> None:
         elif " KUBEVIRT_EVICTION_EXPORTER_URL=" in command:
             asked.add(command.rpartition(":")[2])
     assert asked == forwarded
-
-
-def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
-    """The warnings about post-copy and virtctl come before the command that cancels."""
-    text = TEXTS["KubeVirtEvacuationStuck"]
-    cancel = text.index("evacuate/cancel")
-    assert "PostCopy" in text[:cancel]
-    assert "`virtctl evacuate-cancel` is\nbroken in 1.7.0 to 1.9.0" in text[:cancel]
-    for name, other in TEXTS.items():
-        if name != "KubeVirtEvacuationStuck" and "ancel the evacuation" in other:
-            assert "post-copy" in other, name
 
 
 # The tests below run the commands.

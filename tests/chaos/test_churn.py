@@ -17,7 +17,7 @@ from tests.cluster import VMIS, poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state
 from tests.support.program import Program, program
 from tests.support.stored_history import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
 
@@ -33,12 +33,7 @@ BATCH = 250
 
 def migrated(name: str, namespace: str, now: float) -> Object:
     """A VMI that has migrated, so that it has a stored history."""
-    state = {
-        "migrationUid": f"m-{name}",
-        "startTimestamp": rfc3339(now - 90),
-        "endTimestamp": rfc3339(now - 60),
-        "completed": True,
-    }
+    state = ended_state(f"m-{name}", now - 90, now - 60)
     return vmi(name, namespace, status={"migrationState": state})
 
 

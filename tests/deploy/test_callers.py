@@ -14,8 +14,8 @@ from tests.cluster import VMIS, RealCluster, poll, vmi
 from tests.cluster.cluster import write_certificates
 from tests.deploy.secured import Caller, Pair, runnable, somebody
 from tests.deploy.server import account, applied
-from tests.deploy.test_security import table
 from tests.generate.manifests import NAME, only, render
+from tests.support.documents import SECURITY, tables
 from tests.support.program import program
 
 
@@ -99,7 +99,7 @@ async def test_everybody_gets_what_their_role_says(
     columns = {"nobody": 0, "made up": 0, "stranger": 1, "caller": 2, "scraper": 3}
     promised = {
         (listener, *request.strip("`").split(" ")): [int(status) for status in statuses_of_all]
-        for listener, request, *statuses_of_all in table("listener")
+        for listener, request, *statuses_of_all in tables(SECURITY, "What each listener exposes")[1]
     }
     assert list(promised) == list(REQUESTS)
     for who, column in columns.items():

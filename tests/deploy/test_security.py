@@ -21,9 +21,9 @@ from tests.generate.manifests import (
     pod_templates,
     render,
 )
+from tests.support.documents import SECURITY, table
 
 
-SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 SPOKEN = {
     ("kubevirt-eviction-exporter-history", "configmaps", 0): "configmaps of its namespace",
     ("kubevirt-eviction-exporter-history", "configmaps", 64): "64 configmaps by name",
@@ -33,21 +33,6 @@ SPOKEN = {
     ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",
 }
 """The table's words for rules that hold for a namespace or for names."""
-
-
-def tables() -> list[list[list[str]]]:
-    """The cells of each table, without its head."""
-    blocks = re.findall(r"(?:^\|.*\n)+", SECURITY, re.MULTILINE)
-    return [
-        [[cell.strip() for cell in row.split("|")[1:-1]] for row in block.splitlines()[2:]]
-        for block in blocks
-    ]
-
-
-def table(first: str) -> list[list[str]]:
-    """The table with this first column."""
-    heads = re.findall(r"^\| ([^|]*?) \|.*\n\|[-|]+\|$", SECURITY, re.MULTILINE)
-    return tables()[heads.index(first)]
 
 
 def full_name(cell: str) -> str:
@@ -71,10 +56,12 @@ def rules() -> set[tuple[str, str, str]]:
 
 def test_the_rules_are_those_of_the_manifests() -> None:
     """Each rule of each role has its row, and each row its rule."""
-    rows = {(full_name(row[0]), row[1], row[2]) for row in table("role")}
+    rows = {
+        (full_name(row[0]), row[1], row[2]) for row in table(SECURITY, "What the accounts may do")
+    }
 
     assert rows == rules()
-    assert len(rows) == len(table("role"))
+    assert len(rows) == len(table(SECURITY, "What the accounts may do"))
 
 
 def test_the_listeners_are_those_of_the_manifests() -> None:
@@ -94,7 +81,7 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
         for address in settings.listen.admission:
             listening.add((Path(folder).name, f"admission, {address.port}", True))
     rows = set()
-    for installations, listener, _, tls, *_ in table("installation"):
+    for installations, listener, _, tls, *_ in table(SECURITY, "What each listener exposes"):
         if "descheduler" in listener:
             continue
         names = [Path(one).name for one in OVERLAYS]
@@ -139,12 +126,16 @@ def volumes(template: Object) -> list[Object]:
 
 def test_this_version_is_supported() -> None:
     """The current minor version is listed as supported."""
-    supported = [row[0].strip("`") for row in table("version") if row[1] == "yes"]
+    supported = [
+        row[0].strip("`") for row in table(SECURITY, "Reporting a vulnerability") if row[1] == "yes"
+    ]
 
     assert __version__.rpartition(".")[0] in supported
 
 
-@pytest.mark.parametrize("row", table("claim"), ids=lambda row: row[1].rpartition("::")[2])
+@pytest.mark.parametrize(
+    "row", table(SECURITY, "Tests of these claims"), ids=lambda row: row[1].rpartition("::")[2]
+)
 def test_each_claim_has_its_test(row: list[str]) -> None:
     """Each test that SECURITY.md names exists."""
     file, _, name = row[1].strip("`").partition("::")

@@ -12,7 +12,6 @@ from exporter.demo import Demo
 from exporter.server.apps import make_query_app
 from exporter.server.openapi import ROUTES, write_openapi
 from exporter.server.problems import RETRY_AFTER
-from exporter.settings import Listen
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read
 from tests.support.serving import serving
@@ -33,15 +32,6 @@ async def test_its_examples_are_answers() -> None:
         **dict.fromkeys(EXAMPLES, 200),
         "refused": 422,
     }
-
-
-def test_it_begins_with_how_to_try_it() -> None:
-    """It begins with the demo's URL, and with a VM of the demo."""
-    head = read(API).split("\n## ")[0]
-    query, *_ = Listen().query
-
-    assert f"export KUBEVIRT_EVICTION_EXPORTER_URL=http://{query}\n" in head
-    assert f"`{'/'.join(Demo(lambda: datetime.now(UTC)).example)}`" in head
 
 
 def test_its_examples_name_vms_of_the_demo() -> None:

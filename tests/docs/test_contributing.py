@@ -17,11 +17,3 @@ def test_every_dependency_is_explained() -> None:
         wanted |= {re.split(r"[<>=\[]", one)[0] for one in group if isinstance(one, str)}
 
     assert explained == wanted
-
-
-def test_the_requirements_name_no_registry() -> None:
-    """The requirements are names, versions and hashes, without a URL."""
-    for path in (ROOT / "requirements").glob("*.txt"):
-        text = path.read_text(encoding="utf-8")
-        assert "://" not in text
-        assert "--hash=sha256:" in text

@@ -11,7 +11,6 @@ import yaml
 from exporter.demo import Demo
 from exporter.server.openapi import write_openapi
 from tests.generate.manifests import CHART
-from tests.generate.rules import all_alerts, load_groups
 from tests.support.documents import (
     INSTALL,
     README,
@@ -74,11 +73,6 @@ def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
 
     assert row[2] == f"{oldest} and newer"
     assert f"needs Kubernetes {oldest} or newer" in read(INSTALL)
-
-
-def test_its_count_of_alerts_is_right() -> None:
-    """The README's count of alerts is right."""
-    assert f"**{len(all_alerts(load_groups()))} alerts**" in read(README)
 
 
 def test_the_demo_has_the_vm_that_it_asks_about() -> None:

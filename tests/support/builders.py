@@ -68,6 +68,17 @@ def a_vmi(**overrides: Any) -> Vmi:
     return Vmi(**fields)
 
 
+def an_evacuating_vmi(*, age: float, **overrides: Any) -> Vmi:
+    """A migratable VMI whose evacuation from n1 was requested `age` seconds ago."""
+    fields: Json = {
+        "evacuation_node": "n1",
+        "eviction_strategy": "LiveMigrate",
+        "eviction_requested_at": NOW - age,
+        "migratable": True,
+    }
+    return a_vmi(**(fields | overrides))
+
+
 def a_vmim(**overrides: Any) -> Vmim:
     """A VMIM of that VMI that has been waiting for two minutes."""
     fields: Json = {

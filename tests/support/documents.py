@@ -17,6 +17,7 @@ INSTALL = ROOT / "docs" / "install.md"
 OPERATE = ROOT / "docs" / "operate.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 REFERENCE = ROOT / "docs" / "reference.md"
+SECURITY = ROOT / "SECURITY.md"
 VERSIONS = ROOT / "docs" / "versions.md"
 WHAT_IF = ROOT / "docs" / "what-if.md"
 

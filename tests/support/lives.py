@@ -36,6 +36,12 @@ def rfc3339(instant: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
 
 
+def ended_state(uid: str, start: float, end: float) -> Object:
+    """The `migrationState` of a migration that succeeded."""
+    times = {"startTimestamp": rfc3339(start), "endTimestamp": rfc3339(end)}
+    return {"migrationUid": uid, **times, "completed": True}
+
+
 @dataclass
 class _Life:
     """One VM: its VMI, launcher pod and VMIMs, oldest first, and the running migration."""

@@ -2,18 +2,29 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from ssl import SSLContext
 
 from aiohttp import web
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
-    """The URL of the application, without a slash at the end."""
+async def serving(
+    app: web.Application, *, trust: SSLContext | None = None, socket: Path | None = None
+) -> AsyncIterator[str]:
+    """The URL of the application, without a slash at the end.
+
+    With `trust` it has TLS; with `socket` it is on a unix socket.
+    """
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        if socket is not None:
+            await web.UnixSite(runner, socket).start()
+            yield f"unix:{socket}"
+            return
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
         host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
+        yield f"http://{host}:{port}" if trust is None else f"https://localhost:{port}"
     finally:
         await runner.cleanup()

@@ -23,7 +23,7 @@ from tests.cluster import (
 )
 from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, LEASES
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state, rfc3339
 from tests.support.program import Program
 
 
@@ -136,12 +136,7 @@ async def migrate(
     for seconds in sorted(ago, reverse=True):
         migration = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
         end = now - seconds
-        state = {
-            "migrationUid": migration["metadata"]["uid"],
-            "startTimestamp": rfc3339(end - 10),
-            "endTimestamp": rfc3339(end),
-            "completed": True,
-        }
+        state = ended_state(migration["metadata"]["uid"], end - 10, end)
         final = _succeeded(end, {"migrationState": state})
         made = migration["metadata"]["name"]
         await admin.merge(VMIS, namespace, name, {"status": {"migrationState": state}})

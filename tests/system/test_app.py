@@ -195,16 +195,6 @@ async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path
     assert TOKEN not in exporter.output
 
 
-async def test_console_lines_are_words(tmp_path: Path) -> None:
-    """The console format has words instead of JSON, and no colours outside a terminal."""
-    missing = ("--log-format", "console", "--kubeconfig", str(tmp_path / "none"))
-    _, stopped = await finished(tmp_path, *missing)
-
-    assert "stopped" in stopped.output
-    assert not stopped.output.startswith("{")
-    assert "\x1b" not in stopped.output
-
-
 async def test_the_demo_answers_within_seconds(tmp_path: Path) -> None:
     """The demo answers within seconds: blocked VMIs, verdicts, metrics, the page."""
     async with program(tmp_path, "demo") as demo, aiohttp.ClientSession() as session:

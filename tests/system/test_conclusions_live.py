@@ -1,6 +1,5 @@
-"""The program's conclusions if a watch, a clock or an object is wrong."""
+"""The program's conclusions if a watch or an object is wrong."""
 
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,25 +15,16 @@ from tests.support.program import Program, program
 from tests.system.test_evidence_live import requested, until_evacuation
 
 
-SKEWED = """
-import os, time
-ahead, real = float(os.environ["CLOCK_AHEAD"]), time.time
-time.time = lambda: real() + ahead
-"""
 STUCK = "kubevirt_vmi_evacuation_stuck"
 
 
 @asynccontextmanager
 async def running(
-    stage: SimulatedStage, directory: Path, *, ahead: float = 0.0, **config: object
+    stage: SimulatedStage, directory: Path, **config: object
 ) -> AsyncIterator[Program]:
-    """Run the program with this configuration, and a clock `ahead` of the API server's."""
-    login = directory / "kubeconfig"
-    (directory / "sitecustomize.py").write_text(SKEWED)
-    path = os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))
-    environment = {"PYTHONPATH": path, "CLOCK_AHEAD": str(ahead)}
-    arguments = ("--kubeconfig", str(open_kubeconfig(login, stage.url)))
-    async with program(directory, *arguments, config=config, environment=environment) as exporter:
+    """Run the program with this configuration."""
+    arguments = ("--kubeconfig", str(open_kubeconfig(directory / "kubeconfig", stage.url)))
+    async with program(directory, *arguments, config=config) as exporter:
         await exporter.ready()
         yield exporter
         assert await exporter.end() == 0
@@ -102,24 +92,6 @@ async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -
         assert back["lastSeen"] is None
 
 
-async def test_an_end_by_a_wrong_clock(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If the target's clock is two hours ahead, the cooldown begins at the VMIM's end."""
-    namespace = await simulated.make_namespace()
-    admin = simulated.admin
-    now = time.time()
-    migration = await admin.create(VMIMS, vmim("m", namespace, of="db"))
-    times = {"startTimestamp": rfc3339(now - 120), "endTimestamp": rfc3339(now + 7140)}
-    state = {"migrationUid": migration["metadata"]["uid"], "completed": True, **times}
-    await admin.merge_status(VMIMS, namespace, "m", ended_attempt("Succeeded", now - 60, **times))
-    await admin.create(VMIS, vmi("db", namespace, status={"migrationState": state}))
-    async with running(simulated, tmp_path) as exporter:
-        verdict = await exporter.verdict(namespace, "db", "preEviction", dryRun=True)
-        assert verdict["reason"] == "cooldown"
-        assert 800 < verdict["retryAfterSeconds"] <= 840
-        _, explained = await exporter.get(f"/v1/vmis/{namespace}/db")
-        assert explained["migrations"][0]["end"] == rfc3339(now - 60)
-
-
 async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_path: Path) -> None:
     """A migration without an end is over once its VMIM has been final for `kube.deadAfter`."""
     namespace = await simulated.make_namespace()
@@ -167,60 +139,3 @@ async def test_a_vmi_that_cannot_be_read_any_more(
 
         await admin.merge(VMIS, namespace, "db", {"status": {"nodeName": "n1"}})
         await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")
-
-
-async def test_a_migration_between_clusters(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """An attempt that waits for its peer has its own state, and KubeVirt's message."""
-    namespace = await simulated.make_namespace()
-    admin = simulated.admin
-    words = "waiting for incoming synchronization, unable to proceed"
-    blocked = {
-        "type": "decentralizedMigrationBlocked",
-        "status": "True",
-        "reason": "DecentralizedNotLiveMigratable",
-        "message": words,
-    }
-    made = await admin.create(VMIS, vmi("db", namespace, status=requested("n1", time.time())))
-    await admin.create(PODS, launcher_pod(made))
-    await admin.create(VMIMS, vmim("m", namespace, of="db"))
-    status = {"phase": "Synchronizing", "conditions": [blocked]}
-    await admin.merge_status(VMIMS, namespace, "m", status)
-    async with running(simulated, tmp_path) as exporter:
-        found = await until_evacuation(exporter, f"{namespace}/db")
-        assert found["state"] == "waiting_for_sync"
-        assert [one["message"] for one in found["why"]] == [words]
-
-
-async def test_a_clock_that_was_behind(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """The time of a request is that of its condition, even if our clock was wrong before."""
-    namespace = await simulated.make_namespace()
-    admin = simulated.admin
-    now = int(time.time())
-    history = f"file:{tmp_path / 'history'}"
-    async with running(simulated, tmp_path, ahead=-2400, history=history) as slow:
-        await admin.create(VMIS, vmi("db", namespace, status=requested("n1", None)))
-        await until_evacuation(slow, f"{namespace}/db")
-        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})
-        await until_evacuation(slow, f"{namespace}/db", requestedAt=rfc3339(now))
-    async with running(simulated, tmp_path, history=history) as exporter:
-        await until_evacuation(exporter, f"{namespace}/db", requestedAt=rfc3339(now))
-
-
-async def test_a_clock_that_is_ahead(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If our clock is two minutes ahead, the first failed attempt is still counted."""
-    namespace = await simulated.make_namespace()
-    admin = simulated.admin
-    await admin.create(VMIS, vmi("db", namespace))
-    async with running(simulated, tmp_path, ahead=120) as exporter:
-        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", None)})
-        await until_evacuation(exporter, f"{namespace}/db")
-        now = time.time()
-        await admin.merge(VMIS, namespace, "db", {"status": requested("n1", now)})
-        await admin.create(VMIMS, vmim("m", namespace, of="db", evacuates="n1"))
-        await admin.merge_status(VMIMS, namespace, "m", ended_attempt("Failed", now + 2))
-        await exporter.until(
-            f"/v1/vmis/{namespace}/db", lambda _, body: len(body["migrations"]) == 1
-        )
-        found = await ask_evacuation(exporter, f"{namespace}/db")
-        assert found is not None
-        assert found["failedAttempts"] == 1

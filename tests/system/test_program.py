@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.support.api_servers import RealStage
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state, rfc3339
 from tests.support.program import Program, program
 
 
@@ -91,12 +91,7 @@ async def test_outlives_a_restart_and_a_compaction_of_the_server(
     namespace = await real.make_namespace()
     admin = real.admin
     now = int(time.time())
-    state = {
-        "migrationUid": "m-1",
-        "startTimestamp": rfc3339(now - 100),
-        "endTimestamp": rfc3339(now - 40),
-        "completed": True,
-    }
+    state = ended_state("m-1", now - 100, now - 40)
     await admin.create(VMIS, vmi("a", namespace, status={"migrationState": state}))
     await admin.create(VMIS, vmi("b", namespace))
     async with program(tmp_path, "--kubeconfig", kubeconfig(real)) as exporter:

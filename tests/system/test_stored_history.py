@@ -28,7 +28,7 @@ from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS
 from tests.support.api_servers import RealStage
 from tests.support.builders import KEEP, NOW, UID, a_state, a_vmi
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state
 from tests.support.program import Program, program
 from tests.support.stored_history import (
     FAULTS,
@@ -115,7 +115,7 @@ async def test_a_standby_does_nothing_again_for_shards_without_news(
     slots = asyncio.Semaphore(20)
 
     async def migrate_to(number: int, end: float) -> None:
-        state = a_migration_state(f"m{number}", end)
+        state = {"migrationState": ended_state(f"m{number}", end - 10, end)}
         async with slots:
             await real.admin.merge(VMIS, namespace, f"db{number}", {"status": state})
 
@@ -150,17 +150,6 @@ async def test_a_standby_does_nothing_again_for_shards_without_news(
                 cost[what] = await until_idle(ours) - before
             prove(f"a standby with {vmis} VMIs, CPU seconds: {cost}")
             assert cost["a rewrite"] < cost["changes"] / 12
-
-
-def a_migration_state(uid: str, end: float) -> dict[str, Any]:
-    """The `status` of a VMI whose migration ended at this time."""
-    state = {
-        "migrationUid": uid,
-        "startTimestamp": rfc3339(end - 10),
-        "endTimestamp": rfc3339(end),
-        "completed": True,
-    }
-    return {"migrationState": state}
 
 
 async def until_idle(exporter: Program) -> float:

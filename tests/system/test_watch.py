@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from exporter.engine.model import KubeVirtSettings, MigrationLimits, Resource
 from exporter.health import Restart, Watched
@@ -21,13 +20,10 @@ from exporter.kube.sink import Listing
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster.resources import NODES
 from tests.support.api_servers import SimulatedStage, Stage
+from tests.support.lives import rfc3339
 from tests.support.relay import Gate
+from tests.support.serving import serving
 from tests.support.watching import Paging, following
-
-
-def rfc3339(instant: float) -> str:
-    """An instant as KubeVirt writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
 
 
 def _has_moved(watched: Watched, contact: float | None) -> bool:
@@ -56,8 +52,8 @@ async def test_retry_after_is_believed_up_to_a_minute(value: str, seconds: float
     app = web.Application()
     app.router.add_get("/{path:.*}", refuse)
     async with (
-        TestServer(app) as server,
-        ApiServer(Login(url=str(server.make_url("")).rstrip("/")), read_timeout=5.0) as api,
+        serving(app) as url,
+        ApiServer(Login(url=url), read_timeout=5.0) as api,
     ):
         with pytest.raises(Overloaded) as refused:
             await api.list_page(Resource.VMIS, None, limit=1, token="")
@@ -292,8 +288,8 @@ class TestOnTheSimulatedServer:
         app = web.Application()
         app.router.add_get("/{path:.*}", ignore)
         async with (
-            TestServer(app) as server,
-            following(Login(url=str(server.make_url("")).rstrip("/"))) as watch,
+            serving(app) as url,
+            following(Login(url=url)) as watch,
         ):
             await watch.ready()
             assert watch.names(namespace) == {"a"}
@@ -316,8 +312,8 @@ class TestOnTheSimulatedServer:
         app = web.Application()
         app.router.add_get("/{path:.*}", err)
         async with (
-            TestServer(app) as server,
-            following(Login(url=str(server.make_url("")).rstrip("/")), reflector=_Brisk) as watch,
+            serving(app) as url,
+            following(Login(url=url), reflector=_Brisk) as watch,
         ):
             await watch.ready()
             await simulated.admin.create(VMIS, vmi("a", namespace))

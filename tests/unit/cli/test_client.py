@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
 from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.support.serving import serving
-from tests.unit.server.test_api import ServedApi, served
+from tests.unit.server.test_api import ServedApi
 
 
 TOKEN = Path("token")
@@ -119,20 +118,10 @@ def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
 async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
     """`unix:/path` and `unix:///path` are the same."""
     socket = tmp_path / "query.sock"
-    async with served(make_query_app(ServedApi().service), socket):
+    async with serving(make_query_app(ServedApi().service), socket=socket):
         answered = await read(Endpoint(f"unix:{slashes}{socket}"))
 
     assert decode(answered, StatusAnswer).ready
-
-
-@asynccontextmanager
-async def encrypted(trust: ssl.SSLContext) -> AsyncIterator[str]:
-    """The URL of a query listener with TLS."""
-    runner = web.AppRunner(make_query_app(ServedApi().service), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
-    yield f"https://localhost:{runner.addresses[0][1]}"
-    await runner.cleanup()
 
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
@@ -140,7 +129,7 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
     write_certificates(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    async with encrypted(trust) as url:
+    async with serving(make_query_app(ServedApi().service), trust=trust) as url:
         answered = await read(Endpoint(url, ca_file=tmp_path / "ca.crt"))
         untrusted = await trouble(Endpoint(url))
         in_plain = await trouble(Endpoint(url.replace("https", "http")))
@@ -159,7 +148,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "caller-ca.crt")
     trust.verify_mode = ssl.CERT_REQUIRED
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
-    async with encrypted(trust) as url:
+    async with serving(make_query_app(ServedApi().service), trust=trust) as url:
         nobody = Endpoint(url, ca_file=tmp_path / "localhost-ca.crt")
         cert, key = tmp_path / "caller.crt", tmp_path / "caller.key"
         answered = await read(replace(nobody, cert_file=cert, key_file=key))

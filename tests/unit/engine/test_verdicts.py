@@ -153,18 +153,6 @@ def test_the_clock_alone_ends_a_cooldown() -> None:
         assert verdicts == {(Reason.COOLDOWN if cools else ALLOWED, "n1"): 1}
 
 
-def test_silence_is_heard_and_its_end() -> None:
-    """Without contact to the API server only cooldowns count as blocked."""
-    store = a_store(
-        a_vmi(migration=a_running_state()), a_vmi(name="db2", uid="2", migration=a_state())
-    )
-    view = a_verdict_view(store, POLICY)
-    for dead in (ALL_ALIVE, SILENT, ALL_ALIVE):
-        verdicts, _ = summarized(view, dead=dead)
-        running = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
-        assert verdicts == {(running, "n1"): 1, (Reason.COOLDOWN, "n1"): 1}
-
-
 def test_silence_in_one_namespace_is_counted_there_alone() -> None:
     """A dead watch in one namespace does not change the counts of other namespaces."""
     running = a_running_state()
@@ -180,18 +168,6 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
             (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
             (there, "n2"): 1,
         }
-
-
-def test_an_end_ahead_of_the_clock() -> None:
-    """An end far ahead of the clock does not count; once it is near, it counts as now."""
-    end = NOW + CLOCK_SKEW + 100.0
-    view = a_verdict_view(a_store(a_vmi(migration=a_state(end=end))), POLICY)
-    waits = [
-        [one.not_before - now for _, one in summarized(view, now)[1].values() if one is not None]
-        for now in (NOW, NOW + 150.0, NOW + 160.0, end + 1.0, end + 5000.0)
-    ]
-    duration = end - (NOW - 660.0)
-    assert waits == [[], [duration], [duration], [duration - 1.0], []]
 
 
 def test_catching_up_is_bounded() -> None:

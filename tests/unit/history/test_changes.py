@@ -8,7 +8,7 @@ import pytest
 
 from exporter.engine.changes import Notice, NoticeKind
 from exporter.engine.evidence import FAILURES_KEPT
-from exporter.engine.model import Fact, MigrationState, Outcome, Resource, Trigger, Vmi, Vmim
+from exporter.engine.model import Fact, MigrationState, Resource, Vmi, Vmim
 from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
 from exporter.history.writer import SLICE, run_in_slices
@@ -25,7 +25,7 @@ from tests.support.builders import (
 )
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
-from tests.unit.engine.test_evidence import marker_of, seen
+from tests.unit.engine.test_evidence import an_attempt, marker_of, seen
 from tests.unit.history.life import Life, answers_of
 
 
@@ -312,20 +312,7 @@ def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
 
 def failures(numbers: Iterable[int]) -> list[Vmim]:
     """Failed evacuations from n1, a second apart."""
-    return [
-        a_vmim(
-            name=f"e{n}",
-            uid=f"e{n}",
-            created=NOW + n,
-            evacuates="n1",
-            trigger=Trigger.EVACUATION,
-            phase="Failed",
-            finished=True,
-            finished_at=NOW + n + 0.5,
-            outcome=Outcome.FAILED,
-        )
-        for n in numbers
-    ]
+    return [an_attempt(n, created=NOW + n, failed_at=NOW + n + 0.5) for n in numbers]
 
 
 def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from exporter.engine.model import Resource
 from exporter.kube import client
@@ -21,6 +20,7 @@ from exporter.kube.client import (
 )
 from tests.cluster import PATIENCE
 from tests.cluster.users import User, kubeconfig, open_kubeconfig
+from tests.support.serving import serving
 
 
 def test_a_pod_s_namespace_is_that_of_its_service_account(
@@ -103,8 +103,8 @@ async def test_each_watch_has_a_connection() -> None:
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with (
-        TestServer(app) as server,
-        ApiServer(Login(url=str(server.make_url("")).rstrip("/")), read_timeout=5.0) as api,
+        serving(app) as url,
+        ApiServer(Login(url=url), read_timeout=5.0) as api,
         AsyncExitStack() as stack,
     ):
         async with asyncio.timeout(PATIENCE):

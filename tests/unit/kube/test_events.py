@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.changes import EvictionAdmitted
 from exporter.engine.events import REPEATED_AFTER, EventQueue
@@ -32,8 +33,9 @@ from exporter.kube.client import (
     Unsupported,
 )
 from exporter.kube.events import LONGEST_NOTE, EventWriter
-from tests.support.builders import NAMESPACE, NOW, UID, a_pod, a_store, a_vmi
+from tests.support.builders import NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, an_evacuating_vmi
 from tests.support.stores import ClockedStore
+from tests.unit.engine import test_events as events
 
 
 STUCK, ENDED, HELD = EventReason
@@ -86,34 +88,20 @@ class ServedApi:
         return self.server.events[before:]
 
 
-def leaving(**overrides: Any) -> Vmi:
-    """A VMI whose evacuation from n1 was requested 40 minutes ago."""
-    fields = {
-        "evacuation_node": "n1",
-        "eviction_strategy": "LiveMigrate",
-        "migratable": True,
-        "eviction_requested_at": NOW - 2400.0,
-    }
-    return a_vmi(**fields | overrides)
+LEAVING = an_evacuating_vmi(age=2400)
 
 
 def stuck_store() -> ClockedStore:
     """A store that has known this VMI since the request. Later objects are read at `NOW`."""
-    store = a_store(leaving(), a_pod(), now=NOW - 2400.0)
+    store = a_store(LEAVING, a_pod(), now=NOW - 2400.0)
     store.now = NOW
     return store
 
 
 def a_hold(**overrides: Any) -> Verdict:
     """A verdict: blocked by a cooldown that ends in half an hour."""
-    fields: dict[str, Any] = {
-        "known": True,
-        "reason": Reason.COOLDOWN,
-        "not_before": UNTIL,
-        "released_at": UNTIL,
-        "migrations_in_window": 2,
-    } | overrides
-    return Verdict(**fields)
+    fields: dict[str, Any] = {"not_before": UNTIL, "released_at": UNTIL, "migrations_in_window": 2}
+    return events.a_hold(**(fields | overrides))
 
 
 async def test_a_held_eviction() -> None:
@@ -185,7 +173,7 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
     """The Event of a stuck evacuation names the user who requested it."""
     store = a_store(a_vmi(), a_pod(), now=NOW - 2400.0)
     store.apply(EvictionAdmitted(NAMESPACE, a_pod().name, "alice"), store.now)
-    store.put(leaving())
+    store.put(LEAVING)
     store.now = NOW
 
     (stuck,) = await ServedApi(store).after(0)
@@ -200,7 +188,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
-    store.put(leaving(), (words, other))
+    store.put(LEAVING, (words, other))
     api = ServedApi(store)
 
     (stuck,) = await api.after(0)
@@ -229,7 +217,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     ("vmi", "outcome"),
     [
         (a_vmi(), "the VM is still on n1"),
-        (leaving(phase="Succeeded"), "the VM has stopped"),
+        (replace(LEAVING, phase="Succeeded"), "the VM has stopped"),
     ],
     ids=["cancelled", "stopped"],
 )
@@ -250,7 +238,7 @@ async def test_no_end_is_invented() -> None:
     for api in (gone, external):
         await api.after(0)
     gone.store.remove(Resource.VMIS, "shop", "db1")
-    external.store.put(leaving(eviction_strategy="External"))
+    external.store.put(replace(LEAVING, eviction_strategy="External"))
 
     for api in (gone, external):
         assert await api.after(60) == []
@@ -332,7 +320,7 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
     """A long note is cut at the API server's limit in bytes, and no character is broken."""
     store = stuck_store()
     words = (Why(WhySource.POD_SCHEDULED, "Unschedulable", "ü" * 1000, NOW),)
-    store.put(leaving(), words)
+    store.put(LEAVING, words)
     api = ServedApi(store)
 
     (stuck,) = await api.after(0)
@@ -357,7 +345,7 @@ async def test_requested_again_on_the_same_node() -> None:
     """If an evacuation is requested again, an Event reports the end of the first request."""
     api = ServedApi(stuck_store())
     await api.after(0)
-    api.store.put(leaving(eviction_requested_at=NOW))
+    api.store.put(replace(LEAVING, eviction_requested_at=NOW))
 
     (ended,) = await api.after(60)
 

@@ -466,6 +466,14 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
     assert read(Resource.KUBEVIRTS, a_kubevirt_json(**spec)) == settings
 
 
+@pytest.mark.parametrize(("outdated", "updating"), [(2, True), (0, False), (None, False)])
+def test_an_update_of_kubevirt(outdated: int | None, *, updating: bool) -> None:
+    """KubeVirt is being updated while it counts VMIs that run the earlier version."""
+    status = {"outdatedVirtualMachineInstanceWorkloads": outdated}
+    found = a_kubevirt_json() | {"status": status}
+    assert read(Resource.KUBEVIRTS, found) == KubeVirtSettings(updating=updating)
+
+
 NODES = {
     "schedulable": ({}, Node(name="n1")),
     "no-taint-yet": ({"unschedulable": True}, Node(name="n1", schedulable=False)),

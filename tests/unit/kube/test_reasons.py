@@ -153,8 +153,21 @@ def test_a_failed_attempt_says_where_the_time_went() -> None:
             ),
             Why(WhySource.MIGRATION_CONDITION, "BackupInProgress", "backup b1 is in progress", NOW),
         ),
+        (
+            a_condition(
+                "decentralizedMigrationBlocked",
+                "True",
+                reason="DecentralizedNotLiveMigratable",
+                message="waiting for incoming synchronization, unable to proceed",
+            ),
+            Why(
+                WhySource.MIGRATION_CONDITION,
+                "DecentralizedNotLiveMigratable",
+                "waiting for incoming synchronization, unable to proceed",
+            ),
+        ),
     ],
-    ids=["quota", "backup"],
+    ids=["quota", "backup", "between-clusters"],
 )
 def test_what_keeps_an_attempt_pending(condition: Json, why: Why) -> None:
     """A pending VMIM gives its condition and its added node selector as reasons."""

@@ -1,4 +1,4 @@
-"""The API and other endpoints over real HTTP, on TCP and on a unix socket."""
+"""The API and other endpoints over real HTTP."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,7 +27,6 @@ from exporter.engine.model import (
     KubeVirtSettings,
     Reason,
     Resource,
-    Trigger,
     Vmi,
     Why,
     WhySource,
@@ -56,9 +54,11 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
     an_ended_vmim,
+    an_evacuating_vmi,
     rfc3339,
 )
 from tests.support.hostile import HOSTILE, hostile_json
+from tests.support.serving import serving
 from tests.support.stores import ClockedStore
 from tests.unit.kube.test_reasons import objects
 
@@ -221,27 +221,11 @@ def assert_declared(method: str, path: str, answer: Answer) -> None:
 
 
 @asynccontextmanager
-async def served(
-    app: web.Application, socket: Path | None = None
-) -> AsyncIterator[aiohttp.ClientSession]:
-    """Serve an application on a port or unix socket; yields a client."""
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-    await runner.setup()
-    try:
-        site: web.BaseSite
-        connector: aiohttp.BaseConnector
-        if socket is None:
-            site, connector = web.TCPSite(runner, "127.0.0.1", 0), aiohttp.TCPConnector(limit=0)
-        else:
-            site, connector = web.UnixSite(runner, socket), aiohttp.UnixConnector(str(socket))
-        await site.start()
-        base = "http://exporter"
-        if socket is None:
-            base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession(base, connector=connector) as session:
-            yield session
-    finally:
-        await runner.cleanup()
+async def served(app: web.Application) -> AsyncIterator[aiohttp.ClientSession]:
+    """Serve an application on a port; yields a client."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector) as session:
+        yield session
 
 
 @asynccontextmanager
@@ -815,7 +799,7 @@ class TestEvacuations:
     async def test_one(self, api: ServedApi) -> None:
         """An evacuation has its diagnosis, its next step and the request that cancels it."""
         api.store.now = NOW
-        api.store.put(evacuating())
+        api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
         api.store.put(a_pod(eviction_in_progress=True))
         answer = await api.get("/v1/evacuations")
         (found,) = answer.json["evacuations"]
@@ -881,38 +865,6 @@ class TestEvacuations:
         logged = capsys.readouterr().out
         assert not [word for word in ("xxxx", "alert", "png.exe", "rich") if word in logged]
 
-    async def test_longest_first(self, api: ServedApi) -> None:
-        """Evacuations are sorted by the time of their request."""
-        for age, name in enumerate(("c", "a", "b")):
-            vmi = evacuating(name=name, uid=name, eviction_requested_at=NOW - 100 * age)
-            api.store.put(vmi)
-        answer = await api.get("/v1/evacuations")
-        assert [one["name"] for one in answer.json["evacuations"]] == ["b", "a", "c"]
-
-    async def test_backoff(self, api: ServedApi) -> None:
-        """The answer has KubeVirt's backoff, its end and the attempt that waits."""
-        api.store.put(evacuating())
-        attempt = {"evacuates": "n1", "trigger": Trigger.EVACUATION}
-        failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 5.0}
-        api.store.put(a_vmim(name="f", uid="f", created=NOW - 60, **attempt, **failed))
-        api.store.put(a_vmim(name="e", uid="e", created=NOW - 4, **attempt))
-        (found,) = (await api.get("/v1/evacuations")).json["evacuations"]
-        assert (found["state"], found["failedAttempts"]) == ("backoff", 1)
-        assert found["backoff"] == {"seconds": 20.0, "nextTryAt": rfc3339(NOW + 15)}
-        assert (found["attempt"]["name"], found["attempt"]["phase"]) == ("e", "Pending")
-
-
-def evacuating(**overrides: Any) -> Vmi:
-    """A migratable VMI whose evacuation the descheduler requested 4000 s ago."""
-    fields: dict[str, Any] = {
-        "evacuation_node": "n1",
-        "eviction_strategy": "LiveMigrate",
-        "eviction_requested_at": NOW - 4000,
-        "evicted_by_descheduler": True,
-        "migratable": True,
-    }
-    return a_vmi(**(fields | overrides))
-
 
 class TestNodes:
     """GET /v1/nodes and GET /v1/nodes/{node}."""
@@ -969,7 +921,7 @@ class TestNodes:
 
     async def test_a_vm_that_fails_keeps_its_node(self, api: ServedApi) -> None:
         """A VM with a stuck evacuation is counted as one that does not leave its node."""
-        api.store.put(evacuating())
+        api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
         api.store.put(a_pod(eviction_in_progress=True))
         api.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
         verdict = await api.verdict(CANDIDATE)
@@ -1005,18 +957,6 @@ class TestNodes:
             "message": "",
             "at": None,
         }
-
-
-class TestStatus:
-    """GET /v1/status."""
-
-    async def test_is_answered_before_the_sync(self, api: ServedApi) -> None:
-        """Before the first sync the status says what the exporter waits for."""
-        api.health.watched[0].synced = False
-        answer = await api.get("/v1/status")
-
-        assert (answer.status, answer.json["ready"], answer.json["vmis"]) == (200, False, None)
-        assert answer.json["waitingFor"] == ["virtualmachineinstances"]
 
 
 def path_of(route: Route) -> str:

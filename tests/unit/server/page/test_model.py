@@ -37,7 +37,7 @@ from exporter.server.page.model import (
     summarize_blocked,
 )
 from tests.support.blocked import read
-from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim
+from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
 from tests.support.stores import put
 from tests.support.verdicts import decide
 from tests.unit.server.test_api import ServedApi, a_health, cooling
@@ -55,16 +55,10 @@ def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Servi
     return api.service
 
 
-def evacuating(name: str, *, age: float = 60.0, **overrides: Any) -> Vmi:
+def evacuating(name: str, *, age: float = 60.0, node: str = "n1", **overrides: Any) -> Vmi:
     """A VMI whose evacuation was requested `age` seconds ago, without a migration."""
-    fields: dict[str, Any] = {
-        "name": name,
-        "uid": f"uid-of-{name}",
-        "evacuation_node": overrides.get("node", "n1"),
-        "eviction_requested_at": NOW - age,
-        "migratable": True,
-    }
-    return a_vmi(**(fields | overrides))
+    fields = {"name": name, "uid": f"uid-of-{name}", "eviction_strategy": "", **overrides}
+    return an_evacuating_vmi(age=age, node=node, evacuation_node=node, **fields)
 
 
 def busy_service(**overrides: Any) -> Service:
