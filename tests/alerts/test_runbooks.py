@@ -162,6 +162,17 @@ def test_every_path_is_one_of_the_api() -> None:
     assert asked == forwarded
 
 
+def test_what_must_not_be_cancelled_is_said_before_how_to_cancel() -> None:
+    """The warnings about post-copy and virtctl come before the command that cancels."""
+    before, cancel, _ = TEXTS["KubeVirtEvacuationStuck"].partition("evacuate/cancel")
+    assert cancel
+    assert "PostCopy" in before
+    assert "`virtctl evacuate-cancel` is broken" in " ".join(before.split())
+    for name, other in TEXTS.items():
+        if name != "KubeVirtEvacuationStuck" and "ancel the evacuation" in other:
+            assert "post-copy" in other, name
+
+
 # The tests below run the commands.
 
 VARIABLES = {
