@@ -68,7 +68,7 @@ def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
 
 
 def test_what_is_seen() -> None:
-    """A resource is visible if it is synced and not forbidden in some namespace."""
+    """A resource is visible if there is a namespace in which it is synced and not forbidden."""
     state = health(
         watched(Resource.VMIS),
         watched(Resource.PODS, namespace="a"),
@@ -234,7 +234,7 @@ def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
 
 
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
-    """An optional resource counts if it is synced, permitted and alive in every namespace."""
+    """An optional resource is visible if every watch of it is synced, permitted and not dead."""
     state = health(watched(Resource.VMIS), watched(Resource.NODES))
     assert state.find_optional(NOW) == {Resource.NODES}
     assert state.find_optional(NOW + 778.0) == {Resource.NODES}

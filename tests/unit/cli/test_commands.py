@@ -309,7 +309,10 @@ async def test_what_cannot_be_answered_has_its_code(
 
 
 async def test_an_exporter_of_another_version_is_told() -> None:
-    """An answer of another version is an error without a traceback; `--json` prints it."""
+    """An answer of another version is an error without a traceback.
+
+    `--json` still prints the answer.
+    """
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"ready": False, "asOf": "noon"})
@@ -383,7 +386,7 @@ def recorded(tmp_path: Path) -> str:
 
 
 def test_replay_answers(recorded: str) -> None:
-    """The table is on standard output, the cost on standard error."""
+    """The table is on standard output; the time and memory used are on standard error."""
     done = run("replay", recorded, "--policy", "ours")
 
     assert done.returncode == Exit.OK
@@ -519,7 +522,8 @@ def test_a_signal_ends_a_replay(
         stderr=subprocess.PIPE,
         text=True,
     )
-    with pipe.open("wb"):  # opens once the replay does, which then waits for its first line
+    # This waits until the replay opens the pipe. Then the replay waits for its first line.
+    with pipe.open("wb"):
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
 

@@ -298,7 +298,7 @@ ARITHMETIC = {
 def test_the_arithmetic_is_as_one_writes_it(
     policy: Mapping[str, Any], took: float, ends: int, written: str
 ) -> None:
-    """The arithmetic shows floor, duration, doubling and cap, as the policy has them."""
+    """The arithmetic shows the duration, and the floor, doubling and cap that the policy sets."""
     answer = explained(moved(ends, took), policy=a_policy(**policy))
 
     assert answer.cooldown is not None

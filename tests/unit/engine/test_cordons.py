@@ -75,7 +75,7 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
 
 
 def test_without_the_nodes_nothing_is_said_of_them() -> None:
-    """Without permission for nodes, `schedulable` is unknown and no evacuation is left over."""
+    """Without permission for nodes, `schedulable` is unknown and no evacuation is a leftover."""
     store = a_listed_store(*drained(1), at=NOW)
     unseen = conditions(store, sees_nodes=False)
     assert forecast_node(store, "n1", unseen)[0].schedulable is None
@@ -84,7 +84,7 @@ def test_without_the_nodes_nothing_is_said_of_them() -> None:
 
 @pytest.mark.parametrize("how", ["put", "remove", "list"])
 def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
-    """An evacuation that the descheduler did not request is left over after the uncordon."""
+    """An evacuation that the descheduler did not request is a leftover after the uncordon."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -103,7 +103,7 @@ def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
 
 
 def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
-    """Without a cordon an evacuation is left over only if it is older than our list of nodes."""
+    """Without a cordon an evacuation is a leftover only if it is older than our list of nodes."""
     assert not diagnosis_of(a_listed_store(*drained(1))).leftover
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()
@@ -112,7 +112,7 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
 
 
 def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
-    """Without a priority (KubeVirt 1.7) an evacuation is left over if its uncordon was seen."""
+    """Without a priority (KubeVirt 1.7) an evacuation is a leftover if its uncordon was seen."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1, by=None))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -123,7 +123,7 @@ def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
 
 
 def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
-    """An evacuation that the descheduler requested is not left over."""
+    """An evacuation that the descheduler requested is never a leftover."""
     store = a_listed_store(*drained(1, by=Priority.SYSTEM_MAINTENANCE), at=NOW)
     assert not diagnosis_of(store).leftover
 

@@ -443,8 +443,8 @@ class TestMarker:
         [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
     )
     def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
-        """A success between request and first sight shows that the request is of an earlier
-        evacuation.
+        """A success after the request, but before the marker was first seen, shows that the request
+        was of an earlier evacuation.
         """
         marker = a_marker()
         assert marker.note_success(end) == (requested_at != 90.0)

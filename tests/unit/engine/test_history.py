@@ -208,7 +208,7 @@ def test_settle(end: float | None, settled: float | None) -> None:
 
 @given(facts=st.lists(st.tuples(st.integers(0, 60), migrations()), max_size=40))
 def test_the_newest_endings_are_kept(facts: list[tuple[int, Migration]]) -> None:
-    """The newest `keep` endings are stored, with and without failures."""
+    """The newest `keep` endings are stored, whether failures are counted or left out."""
     keep = 4
     bounded, whole = History(), History()
     for number, migration in facts:

@@ -96,7 +96,10 @@ class Server(ApiServer):
 
 
 class Candidate(Lease):
-    """A candidate on the loop's clock. `changes` has its log, and `jump` moves its clock."""
+    """A candidate on the loop's clock. `jump` moves its clock.
+
+    `changes` has each time when it took or lost the Lease, and whether it held it then.
+    """
 
     def __init__(self, server: Server, identity: str = "one", duration: float = DURATION) -> None:
         self.jump = 0.0
