@@ -26,7 +26,7 @@ _OF_A_REPLICA = {
 }
 """Alerts about a replica: their `namespace` is that of the scraped pods."""
 _OF_OTHERS = ("apiserver_",)
-"""Prefixes of metrics from another scrape, whose labels do not clash with their own."""
+"""Prefixes of metrics that another scrape collects: none of their labels is renamed."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 

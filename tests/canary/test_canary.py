@@ -53,7 +53,10 @@ def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
     ids=["annotation", "interface"],
 )
 def test_a_name_that_is_gone_is_named(path: str, file: str, text: str, tmp_path: Path) -> None:
-    """A missing name or declaration is reported, and all of them if their file is missing."""
+    """A missing name or declaration is reported.
+
+    If a whole file is missing, everything that we read in it is reported.
+    """
     newest = download(path, NEWEST[path])
     shutil.copytree(newest.folder / Path(file).parts[0], tmp_path / Path(file).parts[0])
     changed = tmp_path / file

@@ -279,7 +279,10 @@ async def in_process(
 
 
 async def test_clocks_that_differ(real: RealStage) -> None:
-    """With clocks three seconds apart, past times are equal and current ones differ by three."""
+    """The clocks of two replicas are three seconds apart: `notBefore` and the cooldown are equal.
+
+    Only what each replica takes from its own clock differs, by about three seconds.
+    """
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))

@@ -168,7 +168,10 @@ def test_actionlint_finds_no_fault() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
-    """A workflow has no permissions by default, each job its own, and each action its digest."""
+    """A workflow has no permissions by default, and each job sets its own.
+
+    Each action is pinned to a commit, with its version in a comment.
+    """
     text = path.read_text(encoding="utf-8")
     workflow: dict[str, Any] = yaml.safe_load(text)
     uses = re.findall(r"uses: (\S+)(.*)", text)

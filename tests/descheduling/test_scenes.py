@@ -34,7 +34,7 @@ SMALL = 2**30
 BY_ONE = Bounds(20, 72)
 """A node with 64 GiB of ballast is overloaded by four VMs of 8 GiB, but not by three."""
 TIMEOUT = 5.0
-"""The plugin's timeout in seconds; a busy machine may add less than that to a cycle."""
+"""The plugin's timeout in seconds. Even on a busy machine, a cycle takes less than two timeouts."""
 BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 
 

@@ -132,7 +132,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 def test_the_plugin_prevents_every_eviction_of_a_moving_or_cooling_vm(story: Story) -> None:
     """No pod of a VM is evicted while its migration runs, and no VM inside its cooldown.
 
-    An eviction with the answer 201 was of a pod that its VM had left.
+    If the answer to an eviction was 201, the VM had already left that pod.
     """
     run, ledger = story["plugin"], story["plugin"].ledger
 
@@ -333,7 +333,7 @@ async def _node_of(hooked: WebhookCluster, space: str) -> str:
 
 
 async def test_the_target_pod_of_an_evacuation_holds_no_slot(hooked: WebhookCluster) -> None:
-    """The webhook denies the eviction of a target pod, so it does not count as under way."""
+    """The eviction of a target pod is denied, so the descheduler does not count it as under way."""
     world, rig, key = hooked.world, hooked.world.rig, "leaving/one"
     world.packs, world.closed = False, {NODES[-1]}
     await hooked.control.namespace("ballast")

@@ -33,7 +33,7 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
     ],
 )
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
-    """The documented commands install it, Ready and answering, and remove it."""
+    """The documented commands install it, so that it is Ready and answers; others uninstall it."""
     with cluster.terminal(scratch) as terminal:
         *_, said = type_section(terminal, way).values()
         print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))

@@ -23,7 +23,7 @@ ABOUT_KUBEVIRT = "rig: KubeVirt "
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A version of each part; the others are pinned."""
+    """A version of each part; a part that is not named has its pinned version."""
 
     versions: Mapping[str, str]
     suites: tuple[str, ...] = tuple(SUITES)
@@ -54,7 +54,7 @@ PAIRS = (
     Pair.of("rig", "watch", kubevirt="1.8.4", kube_apiserver="1.34.4"),
     Pair.of("descheduler's scenes", kube_apiserver="1.36.3", descheduler="0.33.0"),
 )
-"""The versions of each part that are tested, with fitting versions of the others."""
+"""Each tested version of a part, with versions of the other parts that work with it."""
 
 
 @dataclass(slots=True)

@@ -357,7 +357,10 @@ async def _call(
 async def _prometheus(
     directory: Path, session: aiohttp.ClientSession, target: str, others: str
 ) -> AsyncIterator[str]:
-    """A Prometheus that scrapes the target every second, and in the east also other programs."""
+    """A Prometheus that scrapes the target and other programs every second.
+
+    Of the clusters `EAST` and `WEST`, only `EAST` has the other programs.
+    """
     address = f"127.0.0.1:{free_port()}"
     rules = directory / "rules.yaml"
     rules.write_text(yaml.safe_dump(scale(load_groups(), RULES_FASTER), sort_keys=False))
