@@ -150,8 +150,9 @@ def load() -> Builder[Panel]:
     return time_panel(
         "Load of $node and moves of its VMs",
         "Lines (left axis): CPU use, and the share of time in which tasks wait for CPU or memory "
-        "(PSI). They need node_exporter, and its host name must be the node's name. Bars (right "
-        "axis): VMs that are migrating, and blocked evictions per minute.",
+        "(PSI). The lines need the metrics of node_exporter, whose label nodename must be the name "
+        "of the Kubernetes node. Bars (right axis): VMs that are migrating, and blocked evictions "
+        "per minute.",
         {
             "waiting for CPU": for_cpu,
             "waiting for memory": for_memory,

@@ -75,10 +75,10 @@ def _alerts() -> Section:
         bars_panel(
             "Time since the last contact",
             "Time since the last event, bookmark or list of each resource, in the replica that "
-            "has waited longest. A quiet API server sends a bookmark about every minute. Without "
-            "contact about VMIs, answers are marked as stale after kube.staleAfter. Without "
-            "contact about a resource for kube.staleAfter plus kube.deadAfter, the rules that need "
-            "it stop blocking.",
+            "has waited longest. A quiet API server sends a bookmark about every minute. If this "
+            "time exceeds kube.staleAfter for VMIs, answers are marked as stale. If it exceeds "
+            "kube.staleAfter plus kube.deadAfter for a resource, the rules that need the resource "
+            "stop blocking.",
             f"time() - {each(('resource',), f'{contact} > 0', 'min')}",
             size=(8, 7),
             legend="{{resource}}",
@@ -123,8 +123,8 @@ def _stuck(url: str) -> Section:
         time_panel(
             "Migrations and KubeVirt's limits",
             "VMs of the chosen nodes with a running or waiting migration, and KubeVirt's limits "
-            "on parallel migrations. Migrations above a limit wait (state capacity). The "
-            "limits are missing if the exporter may not read the KubeVirt object.",
+            "on parallel migrations. If a limit is reached, further migrations wait (state "
+            "capacity). The limits are missing if the exporter may not read the KubeVirt object.",
             {
                 "running or waiting": each((), migrating, "sum"),
                 "limit: {{scope}}": each(
@@ -136,8 +136,9 @@ def _stuck(url: str) -> Section:
         ),
         table_panel(
             "Nodes with evacuations",
-            "The progress of each drain. Stuck means that no VM has left for stuck.after and an "
-            "evacuation is stuck. The command `python -m exporter node NAME` lists the VMs.",
+            "The progress of each drain. A drain is stuck if no VM has left the node for "
+            "stuck.after and at least one evacuation from it is stuck. The command "
+            "`python -m exporter node NAME` lists the VMs.",
             [
                 Column("Left", _of_drains("left_vmis")),
                 Column("Remain", _of_drains("remaining_vmis")),
