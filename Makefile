@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 QUICK := $(VENV)/.quick
 DEVELOPMENT := $(VENV)/.development
 # The debug hooks of malloc are for code in C, and cost a seventh of the time.
-PYTEST := PYTHONMALLOC=pymalloc $(BIN)/python -X dev -W default -m pytest
+PYTEST := PYTHONMALLOC=pymalloc PYTHONDONTWRITEBYTECODE= $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
 MUTANTS ?=

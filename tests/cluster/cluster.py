@@ -152,8 +152,9 @@ class RealCluster:
         async with asyncio.TaskGroup() as group:
             for crd in crds:
                 group.create_task(self.admin.create(CRDS, crd))
-        await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
+        # In this order, because the list of all CRDs costs the API server much more than a watch.
         await self.settle()
+        await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
 
     async def _crds_established(self) -> bool:
         listed = await self.admin.list(CRDS)

@@ -106,8 +106,8 @@ class Etcd(Server):
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            "--heartbeat-interval=10",
-            "--election-timeout=100",
+            "--heartbeat-interval=50",
+            "--election-timeout=250",
             "--unsafe-no-fsync",
         ]
         super().__init__(Process(arguments, directory / "etcd.log"))
