@@ -6,7 +6,7 @@ and while it goes on another Event every `REPEATED_AFTER`, with the count of the
 
 There are two limits: one Event per minute about each VMI, and for all VMIs together `BURST` Events
 at once, and after them `PER_SECOND` Events per second. So at most 3,700 Events are written in one
-hour. For so long the API server keeps Events by default (`--event-ttl`). If more are due, they
+hour. The API server keeps Events for that long by default (`--event-ttl`). If more are due, they
 wait, stuck evacuations first. If an episode is over before its Event is written, the Event is
 dropped and counted.
 """
