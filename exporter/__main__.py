@@ -30,7 +30,7 @@ def main() -> int:
         return run()
     except KeyboardInterrupt as interrupt:
         by_sigterm = isinstance(interrupt, TerminatedBySignal)
-        print(f"given up at {'SIGTERM' if by_sigterm else 'Ctrl-C'}", file=sys.stderr)
+        print(f"stopped by {'SIGTERM' if by_sigterm else 'Ctrl-C'}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by_sigterm else signal.SIGINT)
 
 

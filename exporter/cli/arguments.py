@@ -63,14 +63,14 @@ def make_parser() -> argparse.ArgumentParser:
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"
     )
-    _add_file(check, "--config", "YAML", required=True)
+    _add_file(check, "--config", "the settings, as YAML", required=True)
     check.add_argument(
         "--explain",
         dest="explained",
         type=_vmi,
         metavar="NAMESPACE/NAME",
-        help="which entry of policy.overrides a VM gets; the cluster is asked if its labels or its"
-        " priority class decide",
+        help="show which entry of policy.overrides applies to this VM; if its labels or its"
+        " priority class decide, they are read from the cluster",
     )
     _add_kubeconfig(check)
     _add_record(commands)
@@ -249,7 +249,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
     given again after it.
     """
     group = parser.add_argument_group("configuration")
-    _add_file(group, "--config", "YAML; without: defaults", default=argparse.SUPPRESS)
+    _add_file(
+        group,
+        "--config",
+        "the settings, as YAML (default: each setting's default)",
+        default=argparse.SUPPRESS,
+    )
     group.add_argument(
         "--log-format",
         choices=("json", "console"),
@@ -269,7 +274,7 @@ def _add_kubeconfig(group: "_Group") -> None:
     _add_file(
         group,
         "--kubeconfig",
-        "credentials; without: the pod's service account, else the default kubeconfig",
+        "credentials (default: the pod's service account, else the default kubeconfig)",
         default=argparse.SUPPRESS,
     )
 

@@ -96,7 +96,10 @@ class Exporter:
         except NoSuchVmi as missing:
             if not name.startswith("virt-launcher-"):
                 raise
-            hint = "that is a pod's name; its VMI's is its annotation kubevirt.io/domain"
+            hint = (
+                "that is the name of a pod; the name of its VMI is in the pod's annotation"
+                " kubevirt.io/domain"
+            )
             raise NoSuchVmi(f"{missing}: {hint}") from None
 
     async def read_node(self, node: str) -> bytes:

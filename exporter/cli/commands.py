@@ -289,7 +289,7 @@ Three things to try, from another terminal in this directory:
   # may this one be evicted?
   curl -s {query}/v1/verdicts -d '{body}'
 
-The commands that `explain` and the runbooks name work there with
+The commands in the answers of `explain` and in the runbooks work on this cluster after
   export KUBECONFIG={kubeconfig}
 
 Ctrl-C ends it.

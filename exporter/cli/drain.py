@@ -127,7 +127,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     ]
     if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
         left = write_span(round(drain.estimate_seconds), units=2)
-        parts.append(f"one each {write_span(round(drain.seconds_per_vmi))}, about {left} to go")
+        parts.append(f"one every {write_span(round(drain.seconds_per_vmi))}, about {left} to go")
     else:
         idle = (as_of - (drain.last_left_at or drain.since)).total_seconds()
         parts.append(f"nothing has left for {write_span(round(idle), units=2)}")
@@ -155,7 +155,8 @@ def write_bound(answer: DrainAnswer) -> str:
         if abs(parallel - round(parallel)) < 0.01:
             text += f", and KubeVirt runs at most {round(parallel)} at once out of a node"
     unknown = len(starting) - len(known)
-    return f"{text}; {unknown} without a known migration count as 0." if unknown else f"{text}."
+    left_out = f" VMs left out, because no migration of theirs is known: {unknown}."
+    return f"{text}.{left_out if unknown else ''}"
 
 
 def _name(found: list[NodeCandidate]) -> str:

@@ -24,9 +24,10 @@ the request are its attempts. As long as there is no attempt, it is stuck only i
 sets an age.
 
 A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
-others succeed. Its age counts from the newest success out of its node or, if the limit of the
-cluster is reached, from the newest success of all. Once the limits have allowed it an attempt, its
-age counts from the newest success before that.
+others succeed. Its age counts from the end of the last successful migration out of its node. If the
+limit of the cluster is reached, it counts from the end of the last successful migration in the
+cluster. Once the limits have allowed the VM an attempt, its age counts from that time, or from the
+end of the last successful migration in the cluster if that was earlier.
 """
 
 from collections.abc import Mapping
@@ -320,7 +321,8 @@ def _judge_hand_off(
 ) -> State | None:
     """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
 
-    Without contact with the watch of VMIMs since the hand-off, the migration counts as beginning.
+    If the watch of VMIMs has had no contact since the hand-off, this cannot be known yet. Until
+    then the state is `MIGRATING`.
     """
     if evidence.is_contradicted(now):
         return State.ZOMBIE_STATE

@@ -4,10 +4,11 @@ There are three kinds: a stuck evacuation, the end of one that was reported as s
 of a VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first,
 and while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
 
-However much happens, at most one Event a minute is written about a VMI, and `BURST` at once plus
-`PER_SECOND` about all of them: 3,700 in the hour for which the API server keeps Events by default
-(`--event-ttl`). If more are due, they wait, stuck evacuations first; an Event whose episode is over
-before its turn is dropped and counted.
+There are two limits: one Event per minute about each VMI, and for all VMIs together `BURST` Events
+at once, and after them `PER_SECOND` Events per second. So at most 3,700 Events are written in one
+hour. The API server keeps Events for that long by default (`--event-ttl`). If more are due, they
+wait, stuck evacuations first. If an episode is over before its Event is written, the Event is
+dropped and counted.
 """
 
 import math

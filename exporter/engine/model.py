@@ -427,8 +427,9 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """The answer for one candidate at one instant.
 
     `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
-    `released_at` is that instant by the facts alone. It does not change as time passes, and differs
-    from `not_before` only while an ending lies ahead of our clock.
+    If the end of the last migration lies slightly ahead of our clock, `not_before` is computed as
+    if the migration had ended now, so it gets later as time passes. `released_at` is computed from
+    the end in the object, so it stays the same. Otherwise both are equal.
     """
 
     known: bool

@@ -1,8 +1,9 @@
 """The reasons in cluster objects why evacuations do not progress.
 
 Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
-replaces its reasons; those of a deleted VMIM or pod are kept until the evacuation is over, because
-KubeVirt deletes an unschedulable target pod, and the next attempt waits without a target pod.
+replaces its reasons. The reasons of a deleted VMIM or pod are kept until the evacuation is over:
+KubeVirt deletes a target pod that cannot be scheduled, and while the next attempt waits it has no
+target pod that could give the reason.
 
 Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions: the
 condition's reason word of an idle VMI that is not live-migratable, and an attempt that was read

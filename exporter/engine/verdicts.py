@@ -5,9 +5,10 @@ or the clock may change the result; `_find_expiry` alone decides when that is. A
 no rule can block, has an entry only if somebody asks about it, so it costs no memory. The counts
 per node, the blocked VMIs in order and the cooling ones are derived from the entries.
 
-A VMI with an end slightly ahead of our clock is evaluated on every read. All VMIs are evaluated
-again when their visibility changes or the clock goes back, and those of a namespace when a resource
-becomes dead or alive there. `advance` works in slices, because 100,000 VMIs take over a second.
+While the end of a VMI's migration lies slightly ahead of our clock, the VMI is evaluated on every
+read. All VMIs are evaluated again when their visibility changes or the clock goes back. The VMIs of
+a namespace are evaluated again when a resource becomes dead or alive there. `advance` works in
+slices, because 100,000 VMIs take over a second.
 """
 
 import math

@@ -65,7 +65,7 @@ FINAL_AFTER_SYNC = 7
 
 
 class KubeVirtMissing(Exception):
-    """The API server has no VirtualMachineInstances."""
+    """The API server has no resource virtualmachineinstances."""
 
 
 @dataclass
@@ -101,7 +101,8 @@ class Reflector:
     async def run(self) -> None:
         """List and watch until cancelled.
 
-        Raises `KubeVirtMissing` if there are no VMIs before the first list.
+        Raises `KubeVirtMissing` if the API server has no resource virtualmachineinstances before
+        the first list, and `wait_for_kubevirt` is off.
         """
         while True:
             self._connected_at = self.clock()

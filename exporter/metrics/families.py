@@ -61,8 +61,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
         help=(
-            "1 if the exporter lacks permission for the resource in any watched namespace, and "
-            "runs without it."
+            "1 if the exporter lacks permission for the resource in at least one watched "
+            "namespace, and works without it there."
         ),
         labels=("resource",),
         read=read_watches(lambda watches: any(one.refused for one in watches)),

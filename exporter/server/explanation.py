@@ -129,7 +129,7 @@ def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:
 
 def _why_pending(evidence: Evidence, _cooldown: Cooldown | None) -> str:
     if not evidence.vmims_seen:
-        return "VMIMs may not be watched"
+        return "the exporter cannot watch VMIMs"
     vmim = evidence.unfinished()
     if vmim is None:
         return "no unfinished VMIM belongs to this VMI"

@@ -341,8 +341,8 @@ def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None
     ):
         if section.has(key) and not value:
             remarks.append(
-                f"policy.{key}: 0 means {meaning}; the plugin KubevirtMigrationAware uses its"
-                " default instead"
+                f"policy.{key}: 0 means {meaning}, but in the plugin KubevirtMigrationAware 0 means"
+                " its default"
             )
     window, cap = policy.migration_history_window, policy.max_migration_cooldown
     if section.has("migrationHistoryWindow") and window and cap and window <= 6 * cap:

@@ -32,8 +32,9 @@ from exporter.whatif.account import Account
 
 
 class _Eviction(Struct):
-    """The last eviction of a VMI, kept while its evacuation runs or it hides migrations.
+    """The last eviction of a VMI.
 
+    It is kept while its evacuation runs, and while any migration of the VMI is hidden.
     `node` is "" once the evacuation is over. `needs_permission` is False for a drain. `reason` is
     why the policy refused it, or None, and `override` the VM's entry of `policy.overrides`.
     `hidden` has the IDs of its hidden migrations (see `migration_id`), `hidden_before` those of

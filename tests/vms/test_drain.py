@@ -61,7 +61,7 @@ def test_a_drain(
         one.until(lambda: len(caller.history(SPACE, one.name)) == 1, "on record")  # noqa: B023
     prove(
         f"a drain: {COUNT} of {COUNT} VMs left in {seconds:.0f} s, as forecast; after"
-        f" {estimated_at:.0f} s {paced['drain']['left']} had left, one each"
+        f" {estimated_at:.0f} s {paced['drain']['left']} had left, one every"
         f" {paced['drain']['secondsPerVmi']:.0f} s, {paced['drain']['estimateSeconds']:.0f} s to go"
     )
 

@@ -70,9 +70,9 @@ func newClient(at endpoint, args *Args) *client {
 	}
 }
 
-// ask requests a verdict. The exporter counts the verdict if it blocks. Before an eviction the
-// request names no checkpoint, so all rules apply: a migration may have begun since the snapshot
-// that Filter used.
+// ask requests a verdict. The exporter counts the verdict if it blocks. A request at preEviction
+// names no checkpoint, so the rules of both checkpoints apply. Filter used a snapshot, and a
+// migration may have begun since then.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()

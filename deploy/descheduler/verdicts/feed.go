@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// The longest time that a poll waits for a change. A poll waits less if a third of the snapshot's
-	// maximum age is less.
+	// The longest time that a poll waits for a change. If a third of the snapshot's maximum age is
+	// shorter, a poll waits only for that time.
 	longestWait = 30 * time.Second
 
 	// The shortest time between two polls: it limits the load when changes are frequent, or when the

@@ -21,7 +21,7 @@ const (
 	blocked
 	// unknown to the exporter, which allows the eviction.
 	unknown
-	// stale: the answer is allowed, but the exporter says that its data are stale.
+	// stale: nothing blocks the VMI, but the exporter says that its data are stale.
 	stale
 	// unavailable: no verdict, and no fresh snapshot that blocks.
 	unavailable

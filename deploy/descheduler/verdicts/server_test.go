@@ -212,8 +212,8 @@ func TestMigrationSinceFilter(t *testing.T) {
 	expect(t, "another one without an exporter", plugin.PreEvictionFilter(launcher("db2")), true)
 }
 
-// A cycle over 2,000 pods sends at most one request per Filter of a blocked pod, one per
-// PreEvictionFilter, and the long poll.
+// A cycle over 2,000 pods needs few requests: one for each blocked pod that Filter checks, one for
+// each pod that PreEvictionFilter checks, and the long poll.
 func TestRequestsOfACycle(t *testing.T) {
 	api := newExporter()
 	var running, cooling []string

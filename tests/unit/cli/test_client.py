@@ -280,7 +280,7 @@ async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
             await exporter.read_vmi("shop", name)
 
     assert f"no VMI '{name}' in namespace 'shop'" in str(missing.value)
-    assert ("a pod's name" in str(missing.value)) is hint
+    assert ("the name of a pod" in str(missing.value)) is hint
 
 
 async def test_a_name_is_no_path() -> None:

@@ -506,8 +506,8 @@ def test_an_incomplete_scenario_leaves_no_file(
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
-        pytest.param(signal.SIGINT, Exit.INTERRUPTED, "given up at Ctrl-C", id="ctrl-c"),
-        pytest.param(signal.SIGTERM, Exit.TERMINATED, "given up at SIGTERM", id="sigterm"),
+        pytest.param(signal.SIGINT, Exit.INTERRUPTED, "stopped by Ctrl-C", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, Exit.TERMINATED, "stopped by SIGTERM", id="sigterm"),
     ],
 )
 def test_a_signal_ends_a_replay(

@@ -127,7 +127,8 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
         pytest.param(
             [*(a_moved(n, 90.0) for n in (1, 2, 3)), a_movable(4)],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
-            " most 2 at once out of a node; 1 without a known migration count as 0.",
+            " most 2 at once out of a node."
+            " VMs left out, because no migration of theirs is known: 1.",
             id="the-limits",
         ),
         pytest.param(
@@ -189,7 +190,7 @@ def test_silence_is_a_warning() -> None:
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
     """The line has the number of VMs that left, and their pace or how long none has left."""
     moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
-    assert "Drain: [############........] 3 of 5 VMs have left, one each 2m, about 3m to go." in (
+    assert "Drain: [############........] 3 of 5 VMs have left, one every 2m, about 3m to go." in (
         shown(moving)
     )
     still = a_drain(NOW - 60, remaining=1)

@@ -255,7 +255,7 @@ class TestExplanation:
             ("pending_migration", True, {"vmims": (a_vmim(),)}, "VMIM mig-1 is Pending"),
             ("pending_migration", True, {"vmims": (a_vmim(phase=""),)}, "VMIM mig-1 is new"),
             ("pending_migration", False, {"vmims": (an_ended_vmim(),)}, "no unfinished VMIM"),
-            ("pending_migration", False, {"vmims_seen": False}, "may not be watched"),
+            ("pending_migration", False, {"vmims_seen": False}, "cannot watch VMIMs"),
             (
                 "requested_evacuation",
                 True,
