@@ -149,6 +149,13 @@ async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
             demo.kill()
 
 
+def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
+    """The wheel has the status page's template, style and script."""
+    found = {path.name for path in (installed / "exporter/server/page").iterdir()}
+
+    assert found >= {"page.html.j2", "page.css", "page.js"}
+
+
 def test_the_package_s_page_leads_to_the_project() -> None:
     """The package's URLs are those of the project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
