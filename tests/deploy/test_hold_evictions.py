@@ -11,12 +11,12 @@ import pytest
 from exporter.cli.commands import Exit
 from exporter.engine.model import ReviewOutcome
 from exporter.settings import AdmissionSettings, read_settings
-from tests.cluster import PODS, VMIS, RealCluster, find_binary, launcher_pod, poll
+from tests.cluster import PODS, VMIS, RealCluster, launcher_pod, poll
 from tests.cluster.access import allow
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS, SERVICE_ACCOUNTS, SERVICES
+from tests.deploy.test_install import Reader, mounted, shell
 from tests.deploy.test_install import commands as install_commands
-from tests.deploy.test_install import mounted, play_controllers, shell
 from tests.generate.manifests import NAME, NAMESPACE, config_of, render
 from tests.support.admission import Answer, Evictor, add_vm
 from tests.support.documents import HOLD_EVICTIONS, bare, chapters, code_blocks
@@ -48,31 +48,6 @@ def test_the_users_named_are_the_shipped_ones() -> None:
     shipped = read_settings(config_of(render(OVERLAY))).admission.users
     assert named
     assert set(named) <= set(shipped)
-
-
-class Reader:
-    """A user who types the commands of the page."""
-
-    def __init__(self, cluster: RealCluster, directory: Path) -> None:
-        self.cluster = cluster
-        self.environment = {
-            "KUBECONFIG": str(cluster.kubeconfig(cluster.administrator)),
-            "TMPDIR": str(directory),
-            "PATH": f"{find_binary('kubectl').parent}:/usr/bin:/bin:/usr/local/bin",
-        }
-
-    async def type(self, command: str) -> str:
-        """Run one command, and mark every Deployment as available, as no pods run here."""
-        if command.startswith("export "):
-            name = command.removeprefix("export ").partition("=")[0]
-            self.environment[name] = await self._run(f'{command}; printf %s "${name}"')
-            return ""
-        if "rollout status" in command:
-            await play_controllers(self.cluster)
-        return await self._run(command)
-
-    async def _run(self, command: str) -> str:
-        return await shell(command, **self.environment)
 
 
 @pytest.fixture(scope="module")
