@@ -205,12 +205,11 @@ async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
     config = runnable("overlays/sidecar", pair)
     query = tmp_path / "query.sock"
     config["listen"] = {**config["listen"], "query": f"unix:{query}"}
+    monitoring = render("overlays/monitoring")
+    scraper = [only(monitoring, kind, SCRAPER) for kind in ("ServiceAccount", "ClusterRoleBinding")]
     async with (
         account(cluster, "overlays/sidecar") as user,
-        applied(cluster.admin, [only(render("overlays/monitoring"), "ServiceAccount", SCRAPER)]),
-        applied(
-            cluster.admin, [only(render("overlays/monitoring"), "ClusterRoleBinding", SCRAPER)]
-        ),
+        applied(cluster.admin, scraper),
         program(tmp_path, "--kubeconfig", str(cluster.kubeconfig(user)), config=config) as exporter,
     ):
         nobody = Caller(exporter, trust(pair))
