@@ -284,9 +284,7 @@ async def test_every_command_runs(
     await operator.run("kubectl create namespace kubevirt --dry-run=client -o yaml"
                        " | kubectl apply -f -")  # fmt: skip
     made = await real.admin.create(VMIS, vmi("db1", namespace, status={"evacuationNodeName": "n1"}))
-    launcher = launcher_pod(made)
-    launcher["metadata"]["labels"]["vmi.kubevirt.io/id"] = "db1"
-    await real.admin.create(PODS, launcher)
+    await real.admin.create(PODS, launcher_pod(made))
     await real.admin.create(VMIMS, vmim("attempt", namespace, of="db1", evacuates="n1"))
     for one in scene(home, "kubevirt"):
         await operator.run("kubectl apply -f -", json.dumps(one))

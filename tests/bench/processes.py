@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import yaml
 
+from tests.cluster.users import open_kubeconfig
+
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bench-load", "bench-informer")
@@ -162,7 +164,7 @@ class Exporter(Running):
         if history:
             settings["history"] = f"file:{directory / f'history-{number}'}"
         config.write_text(yaml.safe_dump(settings))
-        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(load.url)))
+        open_kubeconfig(kubeconfig, load.url)
         super().__init__(
             sys.executable, "-m", program, "--config", str(config),
             "--kubeconfig", str(kubeconfig), "--log-format", "json",
@@ -262,14 +264,3 @@ def bare_server(directory: Path, length: int) -> Iterator[tuple[Running, str, st
     arguments = ("bare", str(socket), str(length))
     with Running(sys.executable, "-m", "tests.bench.subjects", *arguments) as bare:
         yield bare, bare.line()["address"], f"unix:{socket}"
-
-
-def _kubeconfig(url: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "bench", "cluster": {"server": url}}],
-        "users": [{"name": "bench", "user": {"token": "bench"}}],
-        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-        "current-context": "bench",
-    }

@@ -1,13 +1,12 @@
 """The benchmark's table, for the terminal and for docs/performance.md."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.bench.processes import ROOT
 from tests.bench.rows import Row, show_mib, show_micro, show_milli, show_seconds
-from tests.support.documents import PERFORMANCE
+from tests.support.documents import PERFORMANCE, fill
 
 
 RESULTS = ROOT / "tests/bench/results.md"
@@ -95,17 +94,6 @@ def write_document(table: str, scale: str) -> None:
     """Write both tables into the document, between their markers, and into the results file."""
     RESULTS.write_text(f"## Speed\n\n{table}\n## Scale\n\n{scale}", encoding="utf-8")
     text = PERFORMANCE.read_text(encoding="utf-8")
-    for name, content in (("speed", table), ("scale", scale)):
-        text = fill(text, name, content)
-    PERFORMANCE.write_text(text, encoding="utf-8")
-
-
-def fill(text: str, name: str, content: str) -> str:
-    """The text with the content between the two markers of that name."""
-    pattern = rf"(<!-- bench:{name} -->\n).*?(<!-- /bench:{name} -->)"
-    filled, count = re.subn(
-        pattern, lambda found: f"{found[1]}{content}{found[2]}", text, flags=re.DOTALL
+    PERFORMANCE.write_text(
+        fill(text, {"bench:speed": table, "bench:scale": scale}), encoding="utf-8"
     )
-    if count != 1:
-        raise ValueError(f"expected one pair of markers bench:{name}, found {count}")
-    return filled

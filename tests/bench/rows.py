@@ -9,13 +9,13 @@ beginning itself is measured (a sync, a start).
 import http.client
 import json
 import resource
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -366,7 +366,8 @@ class Bench:
                 waits = []
                 for _ in range(sizes.repeats):
                     stop = threading.Event()
-                    scraping = threading.Thread(target=_scrape_until, args=(ours, stop))
+                    often = (ours, stop, "/metrics", 0.05)
+                    scraping = threading.Thread(target=_get_until, args=often)
                     scraping.start()
                     asked = self._ask_verdicts(ours, sizes.vmis, sizes.asking, pause="200us")
                     waits.append(asked["longest"])
@@ -645,11 +646,6 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def median(values: Sequence[float]) -> float:
-    """The median of these values."""
-    return statistics.median(values)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The percentile of the values at this share (0 to 1)."""
     return sorted(values)[round(share * (len(values) - 1))]
@@ -731,12 +727,6 @@ def _candidate(vmi: int) -> dict[str, str]:
         "node": f"worker-{vmi % 100}",
         "pod": f"virt-launcher-{name}-q9q9q",
     }
-
-
-def _scrape_until(ours: Exporter, stop: threading.Event) -> None:
-    while not stop.is_set():
-        ours.get("/metrics", metrics=True)
-        stop.wait(0.05)
 
 
 def _get_until(ours: Exporter, stop: threading.Event, path: str, every: float) -> None:

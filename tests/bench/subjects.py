@@ -8,11 +8,9 @@ import asyncio
 import gc
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
@@ -65,12 +63,6 @@ class Timed:
         self.cpu = time.process_time() - self._cpu
 
 
-def resident() -> int:
-    """The resident memory of this process, in bytes."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
-
-
 async def follow(url: str, *resources: Resource) -> ClockedStore:
     """A store that has listed these resources in turn, by the exporter's own watch."""
     store = ClockedStore(keep=Policy().endings_kept)
@@ -94,10 +86,9 @@ async def follow(url: str, *resources: Resource) -> ClockedStore:
 
 def sync(url: str) -> None:
     """The exporter's first list of the VMIs: connection, lines, decoding, store."""
-    before = resident()
     with Timed() as timed:
         store = asyncio.run(follow(url, Resource.VMIS))
-    say(wall=timed.wall, cpu=timed.cpu, objects=len(store.keys()), grown=resident() - before)
+    say(wall=timed.wall, cpu=timed.cpu, objects=len(store.keys()))
 
 
 class _FloorState(Struct, gc=False):

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from tests.bench.processes import build_tools
-from tests.bench.report import RESULTS, describe, fill, render
+from tests.bench.report import RESULTS, describe, render
 from tests.bench.rows import PARTS, SMALL, Bench, Row, compare, show_seconds
-from tests.support.documents import PERFORMANCE
+from tests.support.documents import PERFORMANCE, fill
 
 
 MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load"), "x")
@@ -33,7 +33,8 @@ def test_the_document_has_the_last_results() -> None:
     text, results = PERFORMANCE.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
     speed, scale = re.split(r"^## \w+\n\n", results, flags=re.MULTILINE)[1:]
 
-    assert fill(fill(text, "speed", speed.rstrip("\n") + "\n"), "scale", scale) == text
+    tables = {"bench:speed": speed.rstrip("\n") + "\n", "bench:scale": scale}
+    assert fill(text, tables) == text
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import pytest
 
 from tests.cluster import Client, RealCluster, poll
 from tests.cluster.binaries import find_added_crds
-from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import CRDS
-from tests.deploy.secured import Pair
 from tests.deploy.server import apply
 from tests.generate.manifests import only, render
+from tests.support.admission import Pair, make_pair
 
 
 ADDED = (
@@ -58,9 +57,7 @@ async def serves_added(client: Client) -> bool:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The content of the certificate's Secret, for the loopback address."""
-    directory = tmp_path_factory.mktemp("pair")
-    write_certificates(directory, "tls")
-    return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
+    return make_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """JSON schemas of everything that an API server serves, from its own OpenAPI document."""
 
 import json
+import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,17 @@ def _find_in(folder: Path) -> str:
 def write_schemas(openapi: Object, folder: Path) -> None:
     """Write one file per kind."""
     definitions = {name: _strict(schema) for name, schema in openapi["definitions"].items()}
+    references = {
+        name: re.findall(rf'"\$ref": "{_REFERENCE}([^"]+)"', json.dumps(schema))
+        for name, schema in definitions.items()
+    }
     for name, schema in openapi["definitions"].items():
         for kind in schema.get(KINDS, []):
             group = kind["group"].split(".")[0]
             suffix = f"-{group}-{kind['version']}" if group else f"-{kind['version']}"
             document = {
                 "$ref": _REFERENCE + name,
-                "definitions": {one: definitions[one] for one in _reachable(name, definitions)},
+                "definitions": {one: definitions[one] for one in _reachable(name, references)},
             }
             path = folder / f"{kind['kind'].lower()}{suffix.lower()}.json"
             path.write_text(json.dumps(document))
@@ -63,7 +68,7 @@ def _strict(schema: Any) -> Any:
     return made
 
 
-def _reachable(name: str, definitions: Object) -> set[str]:
+def _reachable(name: str, references: Mapping[str, list[str]]) -> set[str]:
     """All definitions that a definition refers to, directly or not, and itself."""
     found: set[str] = set()
     waiting = [name]
@@ -71,15 +76,5 @@ def _reachable(name: str, definitions: Object) -> set[str]:
         one = waiting.pop()
         if one not in found:
             found.add(one)
-            waiting += _references(definitions[one])
+            waiting += references[one]
     return found
-
-
-def _references(schema: Any) -> list[str]:
-    if isinstance(schema, dict):
-        reference = schema.get("$ref")
-        here = [reference.removeprefix(_REFERENCE)] if isinstance(reference, str) else []
-        return here + [one for value in schema.values() for one in _references(value)]
-    if isinstance(schema, list):
-        return [one for value in schema for one in _references(value)]
-    return []

@@ -13,22 +13,15 @@ import aiohttp
 from tests.cluster import RealCluster, poll
 from tests.cluster.access import binding
 from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
+from tests.deploy.server import account
 from tests.generate.manifests import NAMESPACE, Object, config_of, render
-from tests.support.program import ANYWHERE, Program
+from tests.support.admission import Pair
+from tests.support.program import ANYWHERE, Program, program
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The files of a certificate, its key and its CA."""
-
-    certificate: Path
-    key: Path
-    authority: Path
-
-    @property
-    def trust(self) -> ssl.SSLContext:
-        """A TLS context that trusts only this CA."""
-        return ssl.create_default_context(cafile=self.authority)
+def trust(pair: Pair) -> ssl.SSLContext:
+    """A TLS context that trusts only the pair's CA."""
+    return ssl.create_default_context(cafile=pair.authority)
 
 
 def runnable(folder: str, pair: Pair) -> Object:
@@ -95,6 +88,29 @@ class Caller:
             if series.split("{")[0] == metric
             and all(f'{key}="{wanted}"' in series for key, wanted in labels.items())
         )
+
+
+@asynccontextmanager
+async def installed(
+    cluster: RealCluster,
+    directory: Path,
+    pair: Pair,
+    folder: str = "overlays/standalone",
+    *,
+    without: tuple[str, tuple[str, ...]] | None = None,
+) -> AsyncIterator[Caller]:
+    """An overlay's exporter with its account, roles and configuration; yields nobody's client."""
+    async with (
+        account(cluster, folder, without=without) as user,
+        program(
+            directory,
+            *("--kubeconfig", str(cluster.kubeconfig(user))),
+            config=runnable(folder, pair),
+        ) as exporter,
+    ):
+        nobody = Caller(exporter, trust(pair))
+        await nobody.ready()
+        yield nobody
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
 from tests.deploy.schemas import find_faults
-from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.secured import Caller, installed, runnable, somebody, trust
 from tests.deploy.server import APPLY, Grants, account, apply, granted
 from tests.generate.manifests import (
     ADDITIONS,
@@ -27,7 +27,8 @@ from tests.generate.manifests import (
     render,
     render_chart,
 )
-from tests.support.lives import rfc3339
+from tests.support.admission import Pair
+from tests.support.lives import ended_state
 from tests.support.program import program
 from tests.support.stored_history import UNWRITTEN, VMIS_KEPT
 
@@ -123,16 +124,10 @@ async def test_the_exporter_runs_under_its_roles(
 ) -> None:
     """With its account and configuration the exporter reads everything without a 403."""
     async with (
-        account(cluster, folder) as user,
         somebody(cluster, "scraper", SCRAPER) as token,
-        program(
-            tmp_path,
-            *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable(folder, pair),
-        ) as exporter,
+        installed(cluster, tmp_path, pair, folder) as nobody,
     ):
-        prometheus = Caller(exporter, pair.trust, token)
-        await prometheus.ready()
+        prometheus, exporter = nobody.with_token(token), nobody.exporter
         assert await prometheus.sample("kubevirt_eviction_exporter_synced") >= len(READS)
         assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
         assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
@@ -211,7 +206,7 @@ async def test_the_history_is_written_with_every_verb_and_with_none_less(
         somebody(paging, "scraper", SCRAPER) as token,
         program(tmp_path, "--kubeconfig", str(paging.kubeconfig(user)), config=config) as exporter,
     ):
-        prometheus = Caller(exporter, pair.trust, token)
+        prometheus = Caller(exporter, trust(pair), token)
         await exporter.listening()
         refusal = f'cannot {verb} resource \\"{resource}\\"'
 
@@ -231,9 +226,7 @@ async def test_the_history_is_written_with_every_verb_and_with_none_less(
 @asynccontextmanager
 async def migrated_vm(client: Client) -> AsyncIterator[None]:
     """A VM that has just been migrated, so that there is a history to store."""
-    now = int(time.time())
-    state = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
-    state["endTimestamp"] = rfc3339(now - 30)
+    state = ended_state("m", time.time() - 60, time.time() - 30)
     await client.create(VMIS, vmi("moved", status={"migrationState": state}))
     try:
         yield

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from tests.cluster import VMIS, RealCluster, poll, vmi
-from tests.cluster.cluster import write_certificates
-from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.secured import Caller, installed, runnable, somebody, trust
 from tests.deploy.server import account, applied
 from tests.generate.manifests import NAME, only, render
+from tests.support.admission import Pair, make_pair
 from tests.support.documents import SECURITY, tables
 from tests.support.program import program
 
@@ -45,16 +45,7 @@ REQUESTS = (
 async def standalone(cluster: RealCluster, pair: Pair, tmp_path: Path) -> AsyncIterator[Caller]:
     """The overlay's exporter with its account and roles, and one VM."""
     await cluster.admin.create(VMIS, vmi("asked-about"))
-    async with (
-        account(cluster, "overlays/standalone") as user,
-        program(
-            tmp_path,
-            *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", pair),
-        ) as exporter,
-    ):
-        nobody = Caller(exporter, pair.trust)
-        await nobody.ready()
+    async with installed(cluster, tmp_path, pair) as nobody:
         yield nobody
     await cluster.admin.delete(VMIS, "default", "asked-about")
 
@@ -131,19 +122,13 @@ async def test_both_reviews_are_needed(
 ) -> None:
     """Without either review permission all requests are refused, and the log says why."""
     async with (
-        account(cluster, "overlays/standalone", without=("create", (resource,))) as user,
         somebody(cluster, "a-caller", CALLER) as token,
-        program(
-            tmp_path,
-            *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", pair),
-        ) as exporter,
+        installed(cluster, tmp_path, pair, without=("create", (resource,))) as nobody,
     ):
-        caller = Caller(exporter, pair.trust, token)
-        await caller.ready()
-        status, problem = await caller.ask("POST", f"{exporter.query}/v1/verdicts", QUESTION)
+        url = f"{nobody.exporter.query}/v1/verdicts"
+        status, problem = await nobody.with_token(token).ask("POST", url, QUESTION)
 
-        (event,) = exporter.events("callers_not_reviewed")
+        (event,) = nobody.exporter.events("callers_not_reviewed")
 
     assert (status, problem["title"]) == (503, "API server unavailable")
     assert resource in event["why"]
@@ -189,40 +174,28 @@ async def test_no_tls_below_1_2(standalone: Caller) -> None:
 
 
 async def test_a_renewed_secret_is_served_without_a_restart(
-    cluster: RealCluster, pair: Pair, tmp_path: Path
+    cluster: RealCluster, tmp_path: Path
 ) -> None:
     """When the kubelet updates the Secret's volume, the next connection has the new pair."""
     volume, newer = tmp_path / "..data", tmp_path / "newer"
-    for directory, source in ((tmp_path / "older", pair), (newer, None)):
-        directory.mkdir()
-        if source is not None:
-            for name, file in (("tls.crt", source.certificate), ("tls.key", source.key)):
-                (directory / name).write_bytes(file.read_bytes())
+    make_pair(tmp_path / "older")
     volume.symlink_to(tmp_path / "older")
-    mounted = Pair(volume / "tls.crt", volume / "tls.key", pair.authority)
-    async with (
-        account(cluster, "overlays/standalone") as user,
-        program(
-            tmp_path,
-            *("--kubeconfig", str(cluster.kubeconfig(user))),
-            config=runnable("overlays/standalone", mounted),
-        ) as exporter,
-    ):
-        await Caller(exporter, pair.trust).ready()
-        write_certificates(newer, "tls")
+    mounted = Pair(*(volume / name for name in ("tls.crt", "tls.key", "ca.crt")))
+    async with installed(cluster, tmp_path, mounted) as older:
+        new_pair = make_pair(newer)
         turned = tmp_path / "..data_tmp"
         turned.symlink_to(newer)
         turned.rename(volume)
-        renewed = Caller(exporter, ssl.create_default_context(cafile=newer / "ca.crt"))
+        renewed = Caller(older.exporter, trust(new_pair))
 
         async def is_served() -> bool:
             try:
-                return (await renewed.ask("GET", f"{exporter.query}/livez"))[0] == 200
+                return (await renewed.ask("GET", f"{renewed.exporter.query}/livez"))[0] == 200
             except aiohttp.ClientConnectorCertificateError:
                 return False
 
         await poll(is_served, what="the renewed certificate")
-        assert len(exporter.events("certificate_renewed")) >= 1
+        assert len(renewed.exporter.events("certificate_renewed")) >= 1
 
 
 async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
@@ -232,15 +205,14 @@ async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
     config = runnable("overlays/sidecar", pair)
     query = tmp_path / "query.sock"
     config["listen"] = {**config["listen"], "query": f"unix:{query}"}
+    monitoring = render("overlays/monitoring")
+    scraper = [only(monitoring, kind, SCRAPER) for kind in ("ServiceAccount", "ClusterRoleBinding")]
     async with (
         account(cluster, "overlays/sidecar") as user,
-        applied(cluster.admin, [only(render("overlays/monitoring"), "ServiceAccount", SCRAPER)]),
-        applied(
-            cluster.admin, [only(render("overlays/monitoring"), "ClusterRoleBinding", SCRAPER)]
-        ),
+        applied(cluster.admin, scraper),
         program(tmp_path, "--kubeconfig", str(cluster.kubeconfig(user)), config=config) as exporter,
     ):
-        nobody = Caller(exporter, pair.trust)
+        nobody = Caller(exporter, trust(pair))
         await nobody.ready()
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(query))) as session,

@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,10 @@ from tests.support.program import ROOT
 
 
 KUBERNETES = "1.37.2"
-CI = sorted((CHART / "ci").glob("*-values.yaml"))
+CI = {
+    path.name.removesuffix("-values.yaml"): yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in sorted((CHART / "ci").glob("*-values.yaml"))
+}
 TOOL_LABELS = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
 MONITORING = {
     "podMonitor": {"enabled": True},
@@ -54,37 +57,28 @@ MODES: dict[str, tuple[Object, str, list[str]]] = {
 """The chart's values, and the folder and components with which kustomize renders the same."""
 
 
-def helm(*arguments: str, values: Object | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm with values from standard input."""
-    return subprocess.run(
-        [str(find_binary("helm")), *arguments, *(["--values", "-"] if values is not None else [])],
-        input=None if values is None else yaml.safe_dump(values),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+def helm(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run helm with this standard input."""
+    command = [str(find_binary("helm")), *arguments]
+    return subprocess.run(command, input=given, check=False, capture_output=True, text=True)
 
 
-def template(
-    *arguments: str, values: Object | None = None, namespace: str = NAMESPACE
-) -> subprocess.CompletedProcess[str]:
-    """`helm template` of our chart."""
-    place = ("--namespace", namespace, "--kube-version", KUBERNETES)
-    return helm("template", NAME, str(CHART), *place, *arguments, values=values)
+def template(values: Object, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
+    """`helm template` of our chart with these values."""
+    options = ("--namespace", namespace, "--kube-version", KUBERNETES, "--values", "-")
+    return helm("template", NAME, str(CHART), *options, given=yaml.safe_dump(values))
 
 
-@cache
-def charted(*arguments: str, values: str | None = None, namespace: str = NAMESPACE) -> list[Object]:
-    """The objects that the chart renders; `values` is JSON."""
-    given = None if values is None else json.loads(values)
-    made = template(*arguments, values=given, namespace=namespace)
+def charted(values: Object, namespace: str = NAMESPACE) -> tuple[Object, ...]:
+    """The objects that the chart renders."""
+    made = template(values, namespace)
     assert made.returncode == 0, made.stderr
-    return list(filter(None, yaml.safe_load_all(made.stdout)))
+    return tuple(filter(None, yaml.safe_load_all(made.stdout)))
 
 
-def comparable(objects: list[Object]) -> dict[str, Object]:
+def comparable(objects: Iterable[Object]) -> dict[str, Object]:
     """The objects by kind and name, without hashes and tool labels, and with parsed ConfigMaps."""
-    text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps(objects))
+    text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps([*objects]))
     found = {}
     for one in json.loads(text):
         labels = one["metadata"].get("labels", {})
@@ -108,8 +102,8 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
         components=components,
         transformers=["namespace"],
     )
-    ours = comparable(charted(values=json.dumps({**values, **MONITORING}), namespace=namespace))
-    theirs = comparable([one for one in kustomized if one["kind"] != "Namespace"])
+    ours = comparable(charted({**values, **MONITORING}, namespace))
+    theirs = comparable(one for one in kustomized if one["kind"] != "Namespace")
 
     assert ours.keys() == theirs.keys()
     for name, one in ours.items():
@@ -120,14 +114,13 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
 def test_events_add_a_setting_and_the_component(namespace: str) -> None:
     """`events.enabled` sets `events: true`, and adds what the component adds."""
     without, ours = (
-        comparable(charted(values=json.dumps({"events": {"enabled": on}}), namespace=namespace))
-        for on in (False, True)
+        comparable(charted({"events": {"enabled": on}}, namespace)) for on in (False, True)
     )
     place = {"namespace": namespace}
     kustomized = overlay(
         place, resources=["base"], components=["components/events"], transformers=["namespace"]
     )
-    theirs = comparable(list(kustomized))
+    theirs = comparable(kustomized)
     config = ours.pop(f"ConfigMap {NAME}-config")["data"]
 
     before = without.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
@@ -139,18 +132,19 @@ def test_events_add_a_setting_and_the_component(namespace: str) -> None:
 
 def test_every_object_says_that_helm_made_it() -> None:
     """Every object has the two labels that the comparison ignores."""
-    for one in charted(values=json.dumps(MONITORING)):
+    for one in charted(MONITORING):
         assert one["metadata"]["labels"].keys() >= TOOL_LABELS
 
 
-@pytest.mark.parametrize("values", CI, ids=lambda path: path.name.removesuffix("-values.yaml"))
+@pytest.mark.parametrize("values", CI.values(), ids=CI)
 async def test_a_real_api_server_takes_every_object(
-    cluster: RealCluster, values: Path, tmp_path: Path
+    cluster: RealCluster, values: Object, tmp_path: Path
 ) -> None:
     """`helm lint --strict`, kubeconform and a strict dry run on the API server find no fault."""
-    linted = helm("lint", "--strict", str(CHART), "--values", str(values))
+    given = yaml.safe_dump(values)
+    linted = helm("lint", "--strict", str(CHART), "--values", "-", given=given)
     assert linted.returncode == 0, linted.stdout
-    objects = charted("--values", str(values))
+    objects = charted(values)
 
     openapi = await cluster.admin.request("GET", "/openapi/v2")
     found = find_faults(objects, openapi, tmp_path)
@@ -160,11 +154,10 @@ async def test_a_real_api_server_takes_every_object(
 
 def test_each_mode_has_values_for_ci() -> None:
     """Each mode, plain metrics and the webhook have values for CI."""
-    modes = {yaml.safe_load(path.read_text(encoding="utf-8"))["mode"] for path in CI}
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
-    assert modes == set(schema["properties"]["mode"]["enum"])
-    assert {path.name.removesuffix("-values.yaml") for path in CI} >= {"plain", "admission"}
+    assert {one["mode"] for one in CI.values()} == set(schema["properties"]["mode"]["enum"])
+    assert CI.keys() >= {"plain", "admission"}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +188,7 @@ def test_each_mode_has_values_for_ci() -> None:
 )
 def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
     """`helm template` refuses wrong values, and its error names them."""
-    refused = template(values=values)
+    refused = template(values)
 
     assert refused.returncode != 0
     assert said in refused.stderr
@@ -211,8 +204,8 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
         "admission": {"enabled": True},
         "config": {"admission": {"groups": [group]}},
     }
-    objects = charted(values=json.dumps(values))
-    (webhook,) = only(tuple(objects), "MutatingWebhookConfiguration")["webhooks"]
+    objects = charted(values)
+    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     conditions = {one["name"]: one["expression"] for one in webhook["matchConditions"]}
     in_group = f"request.userInfo.groups.exists(group, group in ['{group}'])"
     assert conditions["listed-users"].endswith(f"] || {in_group}")
@@ -231,7 +224,7 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
 )
 def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
     """With `admission.observe` the webhook is called for all users, and the setting is on."""
-    objects = tuple(charted(values=json.dumps({"mode": "standalone", **values})))
+    objects = charted({"mode": "standalone", **values})
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
     assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
     assert read_settings(config_of(objects)).admission.observe
@@ -241,9 +234,7 @@ def test_own_settings_are_merged_over_those_of_the_mode() -> None:
     """`config` is merged over the mode's settings; other settings stay."""
     values = {"mode": "standalone", "config": {"policy": {"migrationCooldown": "1h"}}}
     changed, plain = (
-        comparable(charted(values=json.dumps(one)))[f"ConfigMap {NAME}-config"]["data"][
-            "config.yaml"
-        ]
+        comparable(charted(one))[f"ConfigMap {NAME}-config"]["data"]["config.yaml"]
         for one in (values, {"mode": "standalone"})
     )
 
@@ -260,8 +251,7 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
         "additionalRuleLabels": {"team": "virt", "severity": "page"},
         "runbookUrlPrefix": "https://wiki.example/runbooks/",
     }
-    values = json.dumps({"prometheusRule": {"enabled": True, **chosen}})
-    made = only(tuple(charted(values=values)), "PrometheusRule")
+    made = only(charted({"prometheusRule": {"enabled": True, **chosen}}), "PrometheusRule")
     expected = load_groups()
     for group in expected["groups"]:
         group["rules"] = [
@@ -277,7 +267,7 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
 
 def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
     """With `dashboards.fleet` the dashboards are those of `dashboards/fleet`."""
-    objects = charted(values=json.dumps({"dashboards": {"enabled": True, "fleet": True}}))
+    objects = charted({"dashboards": {"enabled": True, "fleet": True}})
     made = [one["data"] for one in objects if one["metadata"]["labels"].get("grafana_dashboard")]
 
     assert {name: json.loads(text) for data in made for name, text in data.items()} == {
@@ -289,7 +279,7 @@ def test_dashboards_of_perses_are_those_of_kustomize() -> None:
     """`dashboards.perses` adds the objects of `dashboards/perses`."""
     made = [
         (one["metadata"]["name"], one["spec"])
-        for one in charted(values=json.dumps({"dashboards": {"perses": True}}))
+        for one in charted({"dashboards": {"perses": True}})
         if one["kind"] == "PersesDashboard"
     ]
 
@@ -303,9 +293,7 @@ def test_a_changed_setting_makes_new_pods() -> None:
     names = {
         one["metadata"]["name"]
         for cooldown in ("15m", "1h")
-        for one in charted(
-            values=json.dumps({"config": {"policy": {"migrationCooldown": cooldown}}})
-        )
+        for one in charted({"config": {"policy": {"migrationCooldown": cooldown}}})
         if one["kind"] == "ConfigMap"
     }
 

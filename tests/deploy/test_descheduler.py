@@ -12,11 +12,11 @@ from tests.cluster.objects import Object
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.resources import NODES, Resource
-from tests.deploy.secured import Caller, Pair, runnable, somebody
+from tests.deploy.secured import installed, somebody
 from tests.deploy.server import account, applied
 from tests.deploy.test_install import OWN_CALLER, fenced
 from tests.generate.manifests import NAME, NAMESPACE, containers, only, render
-from tests.support.program import program
+from tests.support.admission import Pair
 
 
 EVICTED = "Evicted pod"
@@ -176,20 +176,14 @@ async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
     """With the example's arguments the descheduler sends its token, and evicts allowed VMs."""
     plugin, _ = as_a_caller()
     async with (
-        account(crowded, "overlays/standalone") as user,
         somebody(crowded, "descheduler", f"{NAME}-descheduler", f"{NAME}-caller") as token,
         somebody(crowded, "scraper", f"{NAME}-scraper") as scraper,
-        program(
-            tmp_path,
-            *("--kubeconfig", str(crowded.kubeconfig(user))),
-            config=runnable("overlays/standalone", pair),
-        ) as exporter,
+        installed(crowded, tmp_path, pair) as nobody,
     ):
-        prometheus = Caller(exporter, pair.trust, scraper)
-        await prometheus.ready()
+        prometheus = nobody.with_token(scraper)
         (tmp_path / "token").write_text(token)
         plugin["args"] |= {
-            "urlPrefix": exporter.query,
+            "urlPrefix": nobody.exporter.query,
             "tlsConfig": {"caCertFile": str(pair.authority)},
             "bearerTokenFile": str(tmp_path / "token"),
             "ignorable": False,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.cluster import VMIS, RealCluster, vmi
-from tests.deploy.secured import Caller, Pair, playable
+from tests.deploy.secured import Caller, playable, trust
 from tests.deploy.server import apply, delete
 from tests.deploy.test_install import (
     FIVE_LINES,
@@ -27,7 +27,6 @@ from tests.deploy.test_install import (
     Reader,
     commands,
     fenced,
-    play_controllers,
     shell,
 )
 from tests.generate.manifests import (
@@ -40,8 +39,9 @@ from tests.generate.manifests import (
     localize,
     write_overlay,
 )
+from tests.support.admission import Pair
 from tests.support.documents import README, bare, chapters, code_blocks, parts, table
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state
 from tests.support.program import program
 
 
@@ -62,9 +62,7 @@ LABEL = f"app.kubernetes.io/name={NAME}"
 async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
     """A cluster with a VM that has just been migrated, and a running descheduler."""
     await fresh.namespace("shop")
-    now = int(time.time())
-    ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
-    ended["endTimestamp"] = rfc3339(now - 30)
+    ended = ended_state("m", time.time() - 60, time.time() - 30)
     await fresh.admin.create(VMIS, vmi("db1", "shop", status={"migrationState": ended}))
     labels = {"app": "descheduler"}
     pod = {"containers": [{"name": "descheduler", "image": "descheduler"}]}
@@ -100,7 +98,7 @@ class Adopter:
         self._directory = directory
         self._pair = pair
         self._namespace = namespace
-        self._environment = Reader(cluster, directory).environment
+        self._reader = Reader(cluster, directory)
 
     def lines(self, way: str) -> list[str]:
         """The typed lines; kustomize in another namespace needs an overlay."""
@@ -130,12 +128,7 @@ class Adopter:
         """Type a line; returns what it prints."""
         if " exec " in line:
             return await self._exec(line.partition(" -- ")[2])
-        if line.startswith("export "):
-            name = line.removeprefix("export ").partition("=")[0]
-            self._environment[name] = await self.type(f'{line[7:]}; printf %s "${name}"')
-            return ""
-        await play_controllers(self._cluster)
-        return await shell(line, **self._environment)
+        return await self._reader.type(line)
 
     async def _exec(self, command: str) -> str:
         """Run a command as in the exporter's container; returns what it prints."""
@@ -157,7 +150,7 @@ class Adopter:
             *("--kubeconfig", str(self._cluster.kubeconfig(user))),
             config=config,
         ) as exporter:
-            await Caller(exporter, self._pair.trust).ready()
+            await Caller(exporter, trust(self._pair)).ready()
             return await shell(
                 command.replace("python ", f"{sys.executable} "),
                 KUBEVIRT_EVICTION_EXPORTER_URL=config["listen"]["local"],

@@ -11,14 +11,14 @@ import pytest
 from exporter.cli.commands import Exit
 from exporter.engine.model import ReviewOutcome
 from exporter.settings import AdmissionSettings, read_settings
-from tests.cluster import PODS, VMIS, RealCluster, find_binary, launcher_pod, poll
+from tests.cluster import PODS, VMIS, RealCluster, launcher_pod, poll
 from tests.cluster.access import allow
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS, SERVICE_ACCOUNTS, SERVICES
+from tests.deploy.test_install import Reader, mounted, shell
 from tests.deploy.test_install import commands as install_commands
-from tests.deploy.test_install import mounted, play_controllers, shell
 from tests.generate.manifests import NAME, NAMESPACE, config_of, render
-from tests.support.admission import Answer, Evictor, add_vm
+from tests.support.admission import Answer, Evictor, Pair, add_vm, admitting
 from tests.support.documents import HOLD_EVICTIONS, bare, chapters, code_blocks
 from tests.support.program import Program, program
 
@@ -50,31 +50,6 @@ def test_the_users_named_are_the_shipped_ones() -> None:
     assert set(named) <= set(shipped)
 
 
-class Reader:
-    """A user who types the commands of the page."""
-
-    def __init__(self, cluster: RealCluster, directory: Path) -> None:
-        self.cluster = cluster
-        self.environment = {
-            "KUBECONFIG": str(cluster.kubeconfig(cluster.administrator)),
-            "TMPDIR": str(directory),
-            "PATH": f"{find_binary('kubectl').parent}:/usr/bin:/bin:/usr/local/bin",
-        }
-
-    async def type(self, command: str) -> str:
-        """Run one command, and mark every Deployment as available, as no pods run here."""
-        if command.startswith("export "):
-            name = command.removeprefix("export ").partition("=")[0]
-            self.environment[name] = await self._run(f'{command}; printf %s "${name}"')
-            return ""
-        if "rollout status" in command:
-            await play_controllers(self.cluster)
-        return await self._run(command)
-
-    async def _run(self, command: str) -> str:
-        return await shell(command, **self.environment)
-
-
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
     """A control plane with a VM that has just migrated, whose pod has the page's name."""
@@ -85,19 +60,13 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rea
 
 
 @asynccontextmanager
-async def exporter(cluster: RealCluster, directory: Path, *, mode: str) -> AsyncIterator[Program]:
+async def exporter(
+    cluster: RealCluster, directory: Path, pair: Pair, *, mode: str
+) -> AsyncIterator[Program]:
     """The exporter with the overlay's admission settings, on the Service's port and certificate."""
     shipped = config_of(render(OVERLAY))
-    pair = directory / "mounted"
-    config = {
-        "listen": {
-            "query": "127.0.0.1:0",
-            "metrics": "127.0.0.1:0",
-            "admission": f"127.0.0.1:{shipped['listen']['admission'].rpartition(':')[2]}",
-        },
-        "tls": {"admission": {"certFile": str(pair / "tls.crt"), "keyFile": str(pair / "tls.key")}},
-        "admission": shipped["admission"] | {"mode": mode},
-    }
+    config = admitting(pair, mode, port=int(shipped["listen"]["admission"].rpartition(":")[2]))
+    config["admission"] = shipped["admission"] | {"mode": mode}
     login = ("--kubeconfig", str(cluster.kubeconfig(cluster.exporter)))
     async with program(directory, *login, config=config) as running:
         await running.ready()
@@ -115,7 +84,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
     for command in install_commands("A certificate first"):
         await reader.type(command)
     secret = await admin.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}-tls")
-    mounted(secret, tmp_path / "mounted")
+    pair = mounted(secret, tmp_path / "mounted")
     install, status, trust, look, again, waited = commands("Five steps")
     assert (install, status) == (again, waited)
     for command in (install, status, trust):
@@ -128,7 +97,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
     await admin.create(SERVICE_ACCOUNTS, account)
     async with _descheduler(cluster) as descheduler:
         pod = await _name_pod(cluster)
-        async with exporter(cluster, tmp_path, mode="warn") as running:
+        async with exporter(cluster, tmp_path, pair, mode="warn") as running:
 
             async def is_warned() -> Answer | None:
                 answer = await descheduler.evict(pod, dry_run=True)
@@ -146,7 +115,7 @@ async def test_the_page_from_its_beginning_to_its_end(cluster: RealCluster, tmp_
         assert patched["webhooks"][0]["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
         await _point_here(cluster)
         pod = await _name_pod(cluster)
-        async with exporter(cluster, tmp_path, mode="enforce") as running:
+        async with exporter(cluster, tmp_path, pair, mode="enforce") as running:
             denied = await descheduler.evict(pod)
             assert denied.code == 429
             (explain,) = commands("What an evictor shows")

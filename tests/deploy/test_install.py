@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster import NAMESPACES, VMIS, ApiError, RealCluster, find_binary, namespace, vmi
 from tests.cluster.objects import Object
-from tests.deploy.secured import Caller, Pair, runnable
+from tests.deploy.secured import Caller, runnable, trust
 from tests.deploy.server import Paths
 from tests.generate.manifests import (
     ADDITIONS,
@@ -26,8 +26,9 @@ from tests.generate.manifests import (
     chart,
     render,
 )
+from tests.support.admission import Pair
 from tests.support.documents import DEPLOY, INSTALL, bare, chapters, code_blocks, read
-from tests.support.lives import rfc3339
+from tests.support.lives import ended_state
 from tests.support.program import Program, program
 
 
@@ -66,9 +67,7 @@ async def exporter(
 ) -> AsyncIterator[Program]:
     """The exporter behind the port-forward, and one VM that has just been migrated."""
     await fresh.namespace("shop")
-    now = int(time.time())
-    ended = {"migrationUid": "m", "startTimestamp": rfc3339(now - 60)}
-    ended["endTimestamp"] = rfc3339(now - 30)
+    ended = ended_state("m", time.time() - 60, time.time() - 30)
     for name, place in (("db1", "shop"), ("churn-1", await fresh.namespace("bank"))):
         await fresh.admin.create(VMIS, vmi(name, place, status={"migrationState": ended}))
     await fresh.admin.create(VMIS, vmi("web", "shop"))
@@ -135,10 +134,10 @@ class Reader:
 
     def __init__(self, cluster: RealCluster, directory: Path) -> None:
         self._cluster = cluster
-        self._directory = directory
         kubectl, helm = find_binary("kubectl"), find_binary("helm")
         self.environment = {
             "KUBECONFIG": str(cluster.kubeconfig(cluster.administrator)),
+            "TMPDIR": str(directory),
             "PATH": os.pathsep.join([str(kubectl.parent), str(helm.parent), os.environ["PATH"]]),
             **{f"HELM_{kind}_HOME": str(directory) for kind in ("CACHE", "CONFIG", "DATA")},
         }
@@ -147,14 +146,14 @@ class Reader:
     async def follow(self, section: str, forward: Callable[[], Awaitable[str]]) -> None:
         """Run every command of a section; `forward` simulates kubectl port-forward."""
         for command in commands(section):
-            await play_controllers(self._cluster)
             if " port-forward " in command:
                 assert command.endswith(" 19810:9810 &")
                 self.forwarded = await forward()
-            elif command.startswith("export "):
-                await self._export(command)
+            elif command.startswith("export KUBEVIRT_EVICTION_EXPORTER_URL="):
+                assert re.sub("[0-9]+$", "19810", self.forwarded) == command.partition("=")[2]
+                self.environment["KUBEVIRT_EVICTION_EXPORTER_URL"] = self.forwarded
             else:
-                output = await self._type(command)
+                output = await self.type(command)
                 if command.startswith("curl"):
                     expected = (
                         "db1",
@@ -164,17 +163,16 @@ class Reader:
                     )
                     assert any(one in output for one in expected)
 
-    async def _export(self, command: str) -> None:
-        name = command.removeprefix("export ").partition("=")[0]
-        if name == "KUBEVIRT_EVICTION_EXPORTER_URL":
-            assert re.sub("[0-9]+$", "19810", self.forwarded) == command.partition("=")[2]
-            self.environment[name] = self.forwarded
-        else:
-            self.environment[name] = await self._type(f'{command}; printf %s "${name}"')
-
-    async def _type(self, command: str) -> str:
+    async def type(self, command: str) -> str:
+        """Run a command, while the controllers are simulated; later ones have what it exports."""
+        await play_controllers(self._cluster)
         typed = re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)
-        return await shell(typed, **self.environment, TMPDIR=str(self._directory))
+        if typed.startswith("export "):
+            name = typed.removeprefix("export ").partition("=")[0]
+            typed = f'{typed}; printf %s "${name}"'
+            self.environment[name] = await shell(typed, **self.environment)
+            return ""
+        return await shell(typed, **self.environment)
 
 
 def mounted(secret: Object, directory: Path) -> Pair:
@@ -221,7 +219,7 @@ async def test_a_caller_of_one_s_own_is_answered(
                     config=runnable("overlays/standalone", pair),
                 )
             )
-            await Caller(installed, pair.trust, host=f"{NAME}.{NAMESPACE}.svc").ready()
+            await Caller(installed, trust(pair), host=f"{NAME}.{NAMESPACE}.svc").ready()
             return installed.query.replace("127.0.0.1", "localhost")
 
         await reader.follow("A certificate first", forward)

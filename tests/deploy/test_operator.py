@@ -11,7 +11,6 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 import yaml
@@ -20,19 +19,16 @@ from tests.cluster import ApiError, RealCluster, find_binary, poll
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.resources import CRDS
-from tests.deploy.secured import Pair
 from tests.deploy.server import apply
 from tests.deploy.test_chart import charted
 from tests.generate.manifests import NAME, NAMESPACE, ROOT, TLS_SECRET, Object, only, overlay
+from tests.support.admission import Pair
 
 
-Renderer: TypeAlias = Callable[[Object], tuple[Object, ...]]
 RELEASE = {"release": "kube-prometheus-stack"}
 """The label by which kube-prometheus-stack selects monitors and rules."""
 MODULE = "github.com/prometheus-operator/prometheus-operator"
 JOB = f"podMonitor/{NAMESPACE}/{NAME}/0"
-WRITTEN = "prometheus-stack"
-"""The prefix of the operator's Secret and ConfigMaps for the Prometheus `stack`."""
 CONTROL = f"podMonitor/{NAMESPACE}/control/0"
 
 
@@ -146,8 +142,7 @@ async def configuration(cluster: RealCluster) -> tuple[set[str], str]:
 def by_helm(labels: Object) -> tuple[Object, ...]:
     """Our chart's monitors and rules."""
     chosen = {"enabled": True, "additionalLabels": labels}
-    values = {"podMonitor": chosen, "prometheusRule": chosen}
-    return tuple(charted(values=json.dumps(values)))
+    return charted({"podMonitor": chosen, "prometheusRule": chosen})
 
 
 def by_kustomize(labels: Object) -> tuple[Object, ...]:
@@ -166,16 +161,11 @@ async def test_the_operator_selects_them_by_the_label(
 ) -> None:
     """The operator selects monitors and rules with the label, and none without."""
     objects = made(labels)
-    await apply(operated.admin, [only(objects, "PodMonitor"), rule_of(objects), control()])
+    ours = [only(objects, kind) for kind in ("PodMonitor", "PrometheusRule")]
+    await apply(operated.admin, [*ours, control()])
 
     async def written() -> bool:
         found, rules = await configuration(operated)
         return found == jobs and ("KubeVirtEvacuationStuck" in rules) == bool(labels)
 
     await poll(written, what=f"{jobs} in the configuration")
-
-
-def rule_of(objects: tuple[Object, ...]) -> Object:
-    """The PrometheusRule among these objects."""
-    (rule,) = (one for one in objects if one["kind"] == "PrometheusRule")
-    return rule

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import yaml
 
 from exporter import __version__
 from tests.cluster import PATIENCE, find_binary
+from tests.deploy.test_sbom import make
 from tests.generate import REPOSITORY
 from tests.generate.manifests import (
     CHART,
@@ -46,11 +46,7 @@ FILES = {
 
 def dry_run(folder: Path) -> str:
     """Run `make release-dry-run`; returns the checksums."""
-    make = shutil.which("make")
-    assert make
-    command = [make, "release-dry-run", "--old-file=.venv/.development", f"DIST={folder}"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    make("release-dry-run", folder)
     return (folder / CHECKSUMS).read_text(encoding="ascii")
 
 
@@ -147,6 +143,13 @@ async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
     finally:
         if demo.returncode is None:
             demo.kill()
+
+
+def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
+    """The wheel has the status page's template, style and script."""
+    found = {path.name for path in (installed / "exporter/server/page").iterdir()}
+
+    assert found >= {"page.html.j2", "page.css", "page.js"}
 
 
 def test_the_package_s_page_leads_to_the_project() -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +32,27 @@ def pins() -> dict[tuple[str, str], set[str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The output of `make sbom`, which needs no installation and no network."""
-    directory = tmp_path_factory.mktemp("dist")
-    make = shutil.which("make")
-    assert make
-    nowhere = "http://127.0.0.1:1"
-    command = [make, "sbom", "--old-file=.venv/.development", f"DIST={directory}"]
+def make(target: str, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Run a target of the Makefile that writes its files into this folder."""
+    program = shutil.which("make")
+    assert program
     made = subprocess.run(
-        command,
+        [program, target, "--old-file=.venv/.development", f"DIST={folder}"],
         cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "http_proxy": nowhere, "https_proxy": nowhere},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture(scope="module")
+def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The output of `make sbom`, which needs no installation and no network."""
+    directory = tmp_path_factory.mktemp("dist")
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1")
+    make("sbom", directory, {"PATH": "/usr/bin:/bin", **nowhere})
     assert [path.name for path in directory.iterdir()] == ["sbom.cdx.json"]
     read: dict[str, Any] = json.loads((directory / "sbom.cdx.json").read_text(encoding="utf-8"))
     return read

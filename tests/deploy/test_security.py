@@ -14,7 +14,6 @@ from tests.generate.manifests import (
     OVERLAYS,
     ROOT,
     TLS_SECRET,
-    Object,
     config_of,
     containers,
     only,
@@ -111,17 +110,12 @@ def test_the_certificate_is_the_only_secret_mounted() -> None:
     """No other Secret and no path of the node is mounted."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
-        kinds = [next(kind for kind in one if kind != "name") for one in volumes(template)]
-        secrets = [one["secret"]["secretName"] for one in volumes(template) if "secret" in one]
+        volumes = template["spec"]["volumes"]
+        kinds = [next(kind for kind in one if kind != "name") for one in volumes]
+        secrets = [one["secret"]["secretName"] for one in volumes if "secret" in one]
         assert secrets == ([TLS_SECRET] if folder in ENCRYPTED else [])
         assert set(kinds) <= {"configMap", "secret", "emptyDir"}
         assert not re.search("secretKeyRef|secretRef", str(template))
-
-
-def volumes(template: Object) -> list[Object]:
-    """The volumes of a pod."""
-    listed: list[Object] = template["spec"]["volumes"]
-    return listed
 
 
 def test_this_version_is_supported() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.cluster import RealCluster, poll
 from tests.cluster.processes import Process
-from tests.deploy.server import Paths, account, apply, delete
+from tests.deploy.server import Paths, account, applied, apply
 from tests.deploy.test_descheduler import arguments
-from tests.generate.manifests import PLAIN, Object, only, render
+from tests.generate.manifests import PLAIN, only, render
 from tests.support.program import ROOT
 
 
@@ -24,13 +24,13 @@ async def test_each_can_be_applied_over_any_other(
     cluster: RealCluster, before: str, after: str
 ) -> None:
     """After a change the Deployment is that of a new installation."""
-    wanted = await _applied(cluster, after)
-    await _applied(cluster, before)
-    deployment = only(render(after), "Deployment")
-    path = (await Paths.discover(cluster.admin, [deployment])).of(deployment)
-    await apply(cluster.admin, [deployment])
-    switched = await cluster.admin.request("GET", path)
-    await delete(cluster.admin, [deployment])
+    old, new = (only(render(folder), "Deployment") for folder in (before, after))
+    path = (await Paths.discover(cluster.admin, [new])).of(new)
+    async with applied(cluster.admin, [new]):
+        wanted = await cluster.admin.request("GET", path)
+    async with applied(cluster.admin, [old]):
+        await apply(cluster.admin, [new])
+        switched = await cluster.admin.request("GET", path)
 
     assert switched["spec"] == wanted["spec"]
 
@@ -47,20 +47,6 @@ def test_the_documented_lines_remove_what_a_mode_leaves(before: str) -> None:
     )
     assert left
     assert left <= {(kind, name) for kinds, name in lines for kind in kinds.split(",")}
-
-
-async def _applied(cluster: RealCluster, folder: str) -> Object:
-    """The Deployment as the API server creates it."""
-    deployment = only(render(folder), "Deployment")
-    path = (await Paths.discover(cluster.admin, [deployment])).of(deployment)
-    if any(
-        one["metadata"]["name"] == deployment["metadata"]["name"]
-        for one in (await cluster.admin.request("GET", path.rpartition("/")[0]))["items"]
-    ):
-        await delete(cluster.admin, [deployment])
-    await apply(cluster.admin, [deployment])
-    made: Object = await cluster.admin.request("GET", path)
-    return made
 
 
 async def test_only_one_of_two_deschedulers_evicts(cluster: RealCluster, tmp_path: Path) -> None:

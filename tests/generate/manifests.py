@@ -58,7 +58,6 @@ VALUES = DEPLOY / "helm/values.yaml"
 CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
 ELSEWHERE = "virt-evictions"
 """A namespace that is not ours by default."""
-_CHART = "sigs.k8s.io/descheduler"
 _VALUES_HEAD = "| value | default | meaning |\n|---|---|---|\n"
 _IN_BOTH = (
     "# Derived from ../overlays/sidecar and ../descheduler/policy.yaml by `make manifests`.\n"
@@ -126,15 +125,12 @@ def render_chart() -> tuple[Object, ...]:
     return tuple(filter(None, yaml.safe_load_all(made.stdout)))
 
 
+@cache
 def chart() -> Path:
     """The chart in the Go module of the descheduler that we build."""
-    command = ["go", "mod", "download", _CHART]
-    subprocess.run(command, check=True, cwd=DEPLOY / "descheduler")
-    command = ["go", "list", "-m", "-f", "{{.Dir}}", _CHART]
-    found = subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=DEPLOY / "descheduler"
-    )
-    return Path(found.stdout.strip()) / "charts/descheduler"
+    command = ["go", "mod", "download", "-json", "sigs.k8s.io/descheduler"]
+    found = subprocess.run(command, check=True, capture_output=True, cwd=DEPLOY / "descheduler")
+    return Path(json.loads(found.stdout)["Dir"]) / "charts/descheduler"
 
 
 def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any, TypeAlias
 
@@ -51,23 +51,16 @@ class Example:
 
     path: str
     body: Json | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def curl(self) -> str:
         """The request as a command."""
-        headers = "".join(f" -H {quote(f'{k}: {v}')}" for k, v in self.headers.items())
         body = "" if self.body is None else f" -d {quote(json.dumps(self.body))}"
-        return f'curl -s{headers} "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
+        return f'curl -s "$KUBEVIRT_EVICTION_EXPORTER_URL{self.path}"{body}'
 
 
 EXAMPLES = {
-    "verdicts": Example(
-        "/v1/verdicts",
-        {
-            "candidates": [{"namespace": "bank", "name": "churn-1"}],
-        },
-    ),
+    "verdicts": Example("/v1/verdicts", {"candidates": [{"namespace": "bank", "name": "churn-1"}]}),
     "blocked": Example("/v1/blocked"),
     "vmi": Example("/v1/vmis/bank/churn-1"),
     "evacuations": Example("/v1/evacuations"),

@@ -582,12 +582,7 @@ class TestReadiness:
 
     @pytest.mark.parametrize(
         ("method", "path"),
-        [
-            pytest.param("POST", VERDICTS, id="verdicts"),
-            pytest.param("GET", BLOCKED, id="blocked"),
-            pytest.param("GET", "/v1/vmis/shop/db1", id="vmi"),
-            pytest.param("GET", "/readyz", id="readyz"),
-        ],
+        [("POST", VERDICTS), ("GET", BLOCKED), ("GET", "/v1/vmis/shop/db1"), ("GET", "/readyz")],
     )
     @pytest.mark.parametrize("closing", [False, True], ids=["before-the-sync", "while-closing"])
     async def test_is_503_with_when_to_retry(

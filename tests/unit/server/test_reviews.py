@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.model import Outcome, Reason, Resource, ReviewOutcome
+from exporter.engine.model import Fact, Outcome, Reason, Resource, ReviewOutcome
 from exporter.engine.policy import Policy
 from exporter.engine.store import Store
 from exporter.health import Health
 from exporter.server.reviews import Judgement, NotAReview, judge, read_review, write_answer
 from exporter.settings import AdmissionMode, AdmissionSettings
+from tests.support import builders
 from tests.support.builders import (
     KEEP,
     NOW,
@@ -41,13 +42,10 @@ WARN = replace(ENFORCE, mode=AdmissionMode.WARN)
 POLICY = a_policy()
 
 
-def a_store(**vmi: Any) -> ClockedStore:
-    """A store with db1, whose cooldown lasts five more minutes, and its pod."""
-    store = ClockedStore(keep=KEEP)
-    store.now = NOW
-    store.put(a_vmi(**{"migration": a_state(), **vmi}))
-    store.put(a_pod())
-    return store
+def a_store(*facts: Fact, **vmi: Any) -> ClockedStore:
+    """A store with db1, whose cooldown lasts five more minutes, its pod, and these facts."""
+    db1 = a_vmi(**{"migration": a_state(), **vmi})
+    return builders.a_store(db1, a_pod(), *facts, now=NOW)
 
 
 def raw(review: Json) -> bytes:
@@ -89,11 +87,11 @@ def answered(review: Json | None = None, *, policy: Policy = POLICY, **options: 
 
 def test_a_denial() -> None:
     """A denial is a 429 with the VMI, the reason, the cooldown's end and the migrations."""
-    store = a_store()
-    for number in (1, 2):
-        end = NOW - number * 5000.0
-        store.put(an_ended_vmim(name=f"old-{number}", uid=f"m0{number}", start=end - 60, end=end))
-    assert answered(store=store) == {
+    older = [
+        an_ended_vmim(name=f"old-{uid}", uid=uid, start=end - 60, end=end)
+        for uid, end in (("m01", NOW - 5000.0), ("m02", NOW - 10_000.0))
+    ]
+    assert answered(store=a_store(*older)) == {
         "uid": REVIEW_UID,
         "allowed": False,
         "status": {
@@ -135,10 +133,7 @@ MESSAGES = {
 @pytest.mark.parametrize(("facts", "message"), MESSAGES.values(), ids=MESSAGES)
 def test_messages(facts: list[Any], message: str) -> None:
     """The message of each reason says why the VMI is blocked."""
-    store = a_store()
-    for fact in facts:
-        store.put(fact)
-    assert answered(store=store)["status"]["message"].endswith(f"VMI shop/db1: {message}")
+    assert answered(store=a_store(*facts))["status"]["message"].endswith(f"VMI shop/db1: {message}")
 
 
 def test_a_release_on_another_day_has_its_date() -> None:
@@ -193,10 +188,8 @@ def test_what_is_allowed(
     vmi: dict[str, Any], facts: list[Any], namespace: str, outcome: ReviewOutcome
 ) -> None:
     """An eviction is allowed if it is under way, moves nothing, or has an unknown pod."""
-    store = a_store(**vmi)
+    store = a_store(*facts, **vmi)
     store.see(blind={Resource.PODS: frozenset({"unseen"})})
-    for fact in facts:
-        store.put(fact)
     assert judged(a_review(namespace=namespace), store=store).outcome is outcome
     nobody = judged(a_review(namespace=namespace), store=store, admission=AdmissionSettings())
     assert nobody.outcome is ReviewOutcome.UNLISTED_USER
@@ -217,11 +210,8 @@ def test_the_target_pod_of_a_migration_is_held(
     evacuation_node: str, vmi: dict[str, Any], facts: list[Any], outcome: ReviewOutcome
 ) -> None:
     """The eviction of a target pod is denied until its migration is finished."""
-    store = a_store(**vmi, evacuation_node=evacuation_node)
-    for fact in facts:
-        store.put(fact)
     target = a_pod(name="virt-launcher-db1-target", uid="p2", node="n2", migration_uid="m1")
-    store.put(target)
+    store = a_store(*facts, target, **vmi, evacuation_node=evacuation_node)
     judgement = judged(a_review(name=target.name), store=store)
 
     if outcome is ReviewOutcome.ALLOWED and evacuation_node:
@@ -234,10 +224,8 @@ def test_the_target_pod_of_a_migration_is_held(
 
 def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> None:
     """The target pod of a finished migration may be evicted during a later migration."""
-    store = a_store(migration=None, evacuation_node="n1")
-    store.put(a_vmim(uid="m2"))
     old = a_pod(name="virt-launcher-db1-old", uid="p2", node="n2", migration_uid="m1")
-    store.put(old)
+    store = a_store(a_vmim(uid="m2"), old, migration=None, evacuation_node="n1")
 
     assert judged(a_review(name=old.name), store=store).outcome is ReviewOutcome.EVACUATING
 

@@ -7,22 +7,24 @@ from exporter.engine.requesters import Source
 from exporter.server.openapi import ROUTES, write_openapi
 
 
+DOCUMENT = write_openapi()
+PATHS = DOCUMENT["paths"]
+SCHEMAS = DOCUMENT["components"]["schemas"]
+
+
 class TestOpenApi:
     """The document at /openapi.json."""
 
     def test_is_valid(self) -> None:
         """The document is OpenAPI 3.1."""
-        document = write_openapi()
-
-        validate(document)
-        assert document["openapi"].startswith("3.1")
+        validate(DOCUMENT)
+        assert DOCUMENT["openapi"].startswith("3.1")
 
     def test_has_every_route(self) -> None:
         """Each route is an operation with its name, parameters and problems."""
-        paths = write_openapi()["paths"]
         operations = {
             (path, method): operation
-            for path, methods in paths.items()
+            for path, methods in PATHS.items()
             for method, operation in methods.items()
         }
 
@@ -38,24 +40,20 @@ class TestOpenApi:
 
     def test_asks_for_a_token_but_in_probes(self) -> None:
         """Every operation except the probes may need a token."""
-        paths = write_openapi()["paths"]
-        free = {path for path, ways in paths.items() if "security" not in next(iter(ways.values()))}
+        free = {path for path, ways in PATHS.items() if "security" not in next(iter(ways.values()))}
 
         assert free == {"/livez", "/readyz"}
 
     def test_enumerates_the_closed_sets(self) -> None:
         """Reasons, checkpoints and mismatches are listed as the only values."""
-        schemas = write_openapi()["components"]["schemas"]
-
-        assert set(schemas["Reason"]["enum"]) == set(Reason)
-        assert set(schemas["Checkpoint"]["enum"]) == set(Checkpoint)
-        assert set(schemas["Mismatch"]["enum"]) == set(Mismatch)
+        assert set(SCHEMAS["Reason"]["enum"]) == set(Reason)
+        assert set(SCHEMAS["Checkpoint"]["enum"]) == set(Checkpoint)
+        assert set(SCHEMAS["Mismatch"]["enum"]) == set(Mismatch)
 
     def test_promises_every_field_of_an_answer(self) -> None:
         """All fields of an answer are required; some may be null."""
-        schemas = write_openapi()["components"]["schemas"]
         asked = {"VerdictRequest", "Candidate", "Problem"}
-        objects = {n: s for n, s in schemas.items() if "properties" in s and n not in asked}
+        objects = {n: s for n, s in SCHEMAS.items() if "properties" in s and n not in asked}
 
         assert objects
         for name, schema in objects.items():
@@ -63,19 +61,17 @@ class TestOpenApi:
 
     def test_says_what_its_fields_mean(self) -> None:
         """Each type has a description, and so has each field whose name is not enough."""
-        schemas = write_openapi()["components"]["schemas"]
         plain = {"namespace", "name", "vmiUid", "version", "known", "createdAt"}
         made_of = {"verdicts", "evacuations", "resources"}
 
-        assert all(schema["description"] for schema in schemas.values())
-        for name, schema in schemas.items():
+        assert all(schema["description"] for schema in SCHEMAS.values())
+        for name, schema in SCHEMAS.items():
             silent = {n for n, p in schema.get("properties", {}).items() if "description" not in p}
             assert silent <= plain | made_of, name
 
     def test_says_how_each_source_is_known(self) -> None:
         """The description of `source` says how each value is known."""
-        answer = write_openapi()["components"]["schemas"]["EvacuationAnswer"]
-        found = answer["properties"]["source"]["description"]
+        found = SCHEMAS["EvacuationAnswer"]["properties"]["source"]["description"]
 
         assert all(f"`{source}`" in found for source in Source)
         for mark in (*Priority, "kubevirt.io/eviction-source"):
@@ -83,8 +79,7 @@ class TestOpenApi:
 
     def test_is_camel_case(self) -> None:
         """Every property is camelCase."""
-        schemas = write_openapi()["components"]["schemas"]
-        names = [name for schema in schemas.values() for name in schema.get("properties", {})]
+        names = [name for schema in SCHEMAS.values() for name in schema.get("properties", {})]
 
         assert "effectiveCooldownSeconds" in names
         assert all(name.isalnum() and name[0].islower() for name in names)

@@ -3,11 +3,7 @@
 import base64
 import hashlib
 import re
-import subprocess
-import sys
-import zipfile
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,8 +46,6 @@ from tests.unit.server.page.test_model import (
 from tests.unit.server.test_api import a_health, cooling
 
 
-ROOT = Path(__file__).parents[4]
-IMAGES = ROOT / "docs" / "images"
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -119,9 +113,9 @@ def draining_service() -> Service:
     )
 
 
-def shown(service: Service, filters: PageFilter | None = None, *, named: bool = True) -> Document:
+def shown(service: Service, filters: PageFilter | None = None) -> Document:
     """The rendered page of a service."""
-    return Document(render_page(build_model(service, filters, named=named), linked=named))
+    return Document(render_page(build_model(service, filters), linked=True))
 
 
 STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
@@ -406,16 +400,6 @@ class TestSafety:
         ids = [e.attributes["id"] for e in shown(busy_service()).elements if "id" in e.attributes]
 
         assert len(ids) == len(set(ids))
-
-    def test_the_wheel_has_all_of_it(self, tmp_path: Path) -> None:
-        """The wheel has the template, style and script."""
-        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-        (wheel,) = tmp_path.glob("*.whl")
-
-        assert {f"exporter/server/page/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(
-            zipfile.ZipFile(wheel).namelist()
-        )
 
 
 @pytest.mark.parametrize(
