@@ -80,7 +80,6 @@ class Ground:
         *,
         url: str | None = None,
         pair: Pair | None = None,
-        measured: bool = False,
         max_hold: str = "24h",
     ) -> AsyncIterator[Program]:
         """An exporter whose webhook judges the listed evictor; it listens, but may not be ready."""
@@ -91,7 +90,7 @@ class Ground:
         config["kube"] = {"syncTimeout": "10m"}
         config["admission"]["maxHold"] = max_hold
         arguments = ("--kubeconfig", str(login))
-        async with program(self.folder, *arguments, config=config, measured=measured) as running:
+        async with program(self.folder, *arguments, config=config) as running:
             await running.listening()
             yield running
 
@@ -396,7 +395,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
         "allowed": (ground.listed, ground.free, 201),
         "denied": (ground.listed, ground.held, 429),
     }
-    async with ground.held_back(measured=True):
+    async with ground.held_back():
         for _ in range(evictions):
             for name, (evictor, pod, code) in kinds.items():
                 answer = await evictor.evict(pod, dry_run=True)
@@ -421,7 +420,7 @@ async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
 )
 async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: int) -> None:
     """With many reviews a second on one core, no review fails and memory does not grow."""
-    async with ground.exporter(measured=True) as exporter:
+    async with ground.exporter() as exporter:
         await exporter.ready()
         await exporter.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
         os.sched_setaffinity(exporter.process.pid, {0})

@@ -35,13 +35,8 @@ def logging_in(directory: Path, url: str) -> Login:
 async def finished(
     directory: Path, *arguments: str, environment: dict[str, str] | None = None, **config: object
 ) -> tuple[int, Program]:
-    """The exit code of a program that ends by itself, and the program.
-
-    It runs without Python's development mode, which logs slow callbacks of a busy machine.
-    """
-    async with program(
-        directory, *arguments, config=config, environment=environment, measured=True
-    ) as ended:
+    """The exit code of a program that ends by itself, and the program."""
+    async with program(directory, *arguments, config=config, environment=environment) as ended:
         return await asyncio.wait_for(ended.process.wait(), PATIENCE), ended
 
 

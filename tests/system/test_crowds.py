@@ -161,7 +161,7 @@ async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIt
     }
     login = open_kubeconfig(directory / "kubeconfig", stage.url)
     arguments = ("--kubeconfig", str(login))
-    async with program(directory, *arguments, config=config, measured=True) as started:
+    async with program(directory, *arguments, config=config) as started:
         await started.listening()
         trust, own = (ssl.create_default_context(cafile=directory / "ca.crt") for _ in range(2))
         own.load_cert_chain(pair["certFile"], pair["keyFile"])

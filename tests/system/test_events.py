@@ -325,7 +325,7 @@ async def test_a_flood_is_bounded(
             await real.admin.create(VMIS, cooling(name, namespace))
 
     config = {"events": True, "namespaces": [namespace]}
-    async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as exporter:
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
         await asyncio.gather(*map(make, names))
 

@@ -52,12 +52,12 @@ class Stage:
     evictors: dict[str, Evictor]
 
     @asynccontextmanager
-    async def exporter(self, *, measured: bool = False) -> AsyncIterator[Program]:
+    async def exporter(self) -> AsyncIterator[Program]:
         """A ready replica that observes, with its history in ConfigMaps."""
         config = admitting(self.pair, "enforce", LISTED) | keeping("replicas")
         config["admission"]["observe"] = True
         login = ("--kubeconfig", str(self.login))
-        async with program(self.folder, *login, config=config, measured=measured) as running:
+        async with program(self.folder, *login, config=config) as running:
             await running.ready()
             yield running
 
@@ -201,7 +201,7 @@ async def test_what_observing_adds_to_an_eviction(
     taken: dict[str, list[float]] = {ALICE: [], BOB: []}
     async with (
         stage.rig.vmi(key, "hangs"),
-        stage.exporter(measured=True) as exporter,
+        stage.exporter() as exporter,
         stage.called(exporter, key, [BOB]),
     ):
         evictors, pod = [await stage.open(user, key) for user in taken], await stage.find_pod(key)
@@ -237,7 +237,7 @@ async def test_drains_that_retry(
         batch = keys[first : first + BATCH]
         await asyncio.gather(*(stage.rig.start(key, "unschedulable") for key in batch))
     answers: Counter[int] = Counter()
-    async with stage.exporter(measured=True) as exporter, stage.called(exporter, keys[0]):
+    async with stage.exporter() as exporter, stage.called(exporter, keys[0]):
 
         async def drain(number: int) -> None:
             evictor = await stage.open(users[number % 2], keys[number])

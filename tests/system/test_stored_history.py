@@ -134,11 +134,11 @@ async def test_a_standby_does_nothing_again_for_shards_without_news(
     await asyncio.gather(*(migrate_to(number, began - 600) for number in range(vmis)))
     login = str(await a_keeper(real.cluster, namespace))
     config = {**keeping(namespace, leaseDuration="60s"), "namespaces": [namespace]}
-    async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as holder:
+    async with program(tmp_path, "--kubeconfig", login, config=config) as holder:
         await holder.ready()
         await until_one_writes(holder)
         await until_written(holder)
-        async with program(tmp_path, "--kubeconfig", login, config=config, measured=True) as ours:
+        async with program(tmp_path, "--kubeconfig", login, config=config) as ours:
             await ours.ready()
             cost = dict[str, float]()
             for what, work in {
