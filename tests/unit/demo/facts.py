@@ -7,6 +7,7 @@ from typing import Any
 
 from exporter.demo import controller, node, objects, webhooks
 from exporter.demo.objects import Object
+from exporter.demo.store import NAMESPACES, ObjectStore
 
 
 NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
@@ -16,6 +17,13 @@ RULES = controller.Rules()
 def at(seconds: float) -> datetime:
     """The time this many seconds after the start."""
     return NOW + timedelta(seconds=seconds)
+
+
+def make_store(**settings: Any) -> ObjectStore:
+    """A store with one namespace."""
+    store = ObjectStore(lambda: NOW, **settings)
+    store.create(NAMESPACES, {"metadata": {"name": "shop"}})
+    return store
 
 
 def given(made: Object, uid: str, *, name: str | None = None, created: float = 0) -> Object:

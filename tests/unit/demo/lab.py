@@ -9,7 +9,7 @@ from exporter.demo import objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
-from exporter.demo.plan import Fate
+from exporter.demo.plan import Fate, Pace
 from exporter.demo.store import MIGRATIONS, NAMESPACES, VMIS, decode_body
 
 from .facts import NOW
@@ -39,9 +39,10 @@ class Lab:
         strategy: str = "LiveMigrate",
         rules: Rules | None = None,
         fate: Fate | None = None,
+        pace: Pace | None = None,
     ) -> None:
         plan = Plan(fate or Fate())
-        self.cluster = Cluster(NOW, plan, rules=rules)
+        self.cluster = Cluster(NOW, plan, rules=rules, pace=pace)
         self.store = self.cluster.store
         self.store.create(NAMESPACES, objects.build_namespace("shop"))
         for name in names:
