@@ -24,8 +24,6 @@ Object = dict[str, Any]
 
 LAGS = (0, 0, 40, 3_000, 20_000, 80_000)
 """The seconds by which a VM's instants lie in the past; each VM has one of these values."""
-LEFT_LYING = 0
-"""How many finished VMIMs beyond KubeVirt's five pile up before they are deleted together."""
 
 
 @dataclass
@@ -133,7 +131,7 @@ class Stream:
         elif life.loose:
             await self._acknowledge()
             life.loose = False
-        elif len(life.finished) > KEPT_BY_KUBEVIRT + LEFT_LYING:
+        elif len(life.finished) > KEPT_BY_KUBEVIRT:
             await self._tidy(life)
         elif self._has_lived(life):
             await self._end_life(life)

@@ -272,15 +272,10 @@ async def test_damage_in_every_region_of_a_configmap(
         await until_counts(exporter, made, [1] * 8 + [KNOWN + 1, 1, KNOWN + 1])
         await until_written(exporter)
         assert await exporter.end() == 0
-    listed = {
-        one["metadata"]["name"]: one["binaryData"]
-        for one in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
-        if one["metadata"]["name"] in names
-    }
-    kept = {
-        name: list(counted(raw).values())
-        for name, raw in shard_bytes(await _maps(real, namespace)).items()
-    }
+    found = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    maps = [one for one in found if one["metadata"]["name"] in names]
+    listed = {one["metadata"]["name"]: one["binaryData"] for one in maps}
+    kept = {name: list(counted(raw).values()) for name, raw in shard_bytes(maps).items()}
     assert [kept[name] for name in names] == [[1]] * 8 + [[KNOWN + 1], [1], [KNOWN + 1]]
     for name in names[7:9]:
         assert listed[name][f"{DATA_KEY}.v2"] == b64encode(newer).decode()
@@ -298,11 +293,6 @@ async def _apply(real: RealStage, body: Object) -> None:
         json=body,
         headers={"Content-Type": "application/apply-patch+yaml"},
     )
-
-
-async def _maps(real: RealStage, namespace: str) -> list[Object]:
-    listed = await real.admin.list(CONFIG_MAPS, namespace)
-    return [m for m in listed["items"] if m["metadata"]["name"].startswith(f"{NAME}-")]
 
 
 def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:

@@ -129,11 +129,9 @@ async def test_the_history_goes_on_when_the_server_does(
 ) -> None:
     """Migrations before and after the fault are stored, and both replicas agree."""
     namespace = await real.make_namespace()
-    user = await a_keeper(real.cluster, namespace)
     await real.admin.create(VMIS, vmi("db", namespace))
     async with Gate(real.url) as gate:
-        login = tmp_path / "gated.kubeconfig"
-        login.write_text(user.read_text().replace(real.url, gate.url))
+        login = await login_at(real, tmp_path, namespace, gate.url)
         config = {**keeping(namespace, readTimeout="10s"), "namespaces": [namespace]}
         scene = Scene(real, namespace, gate, Proxy(real.cluster))
         scene.several = [
@@ -165,7 +163,7 @@ async def test_writes_that_are_refused(
         async with program(
             tmp_path,
             "--kubeconfig",
-            str(await proxied(real, tmp_path, namespace, proxy)),
+            str(await login_at(real, tmp_path, namespace, proxy.url)),
             config={**keeping(namespace), "namespaces": [namespace]},
         ) as exporter:
             await exporter.ready()
@@ -195,7 +193,7 @@ async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Pat
     made = await real.admin.create(VMIS, vmi("db", namespace))
     config = {**keeping(namespace), "namespaces": [namespace]}
     async with Proxy(real.cluster) as proxy:
-        login = await proxied(real, tmp_path, namespace, proxy)
+        login = await login_at(real, tmp_path, namespace, proxy.url)
         async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
             await exporter.ready()
             await migrate(real.admin, namespace, "db", ago=[400])
@@ -217,11 +215,11 @@ async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Pat
     assert list(counted(shard_bytes([kept])[name]).values()) == [6]
 
 
-async def proxied(real: RealStage, directory: Path, namespace: str, proxy: Proxy) -> Path:
-    """The kubeconfig of a replica that uses the proxy."""
+async def login_at(real: RealStage, directory: Path, namespace: str, url: str) -> Path:
+    """The kubeconfig of a replica that reaches the API server at this URL."""
     user = await a_keeper(real.cluster, namespace)
-    path = directory / "proxied.kubeconfig"
-    path.write_text(user.read_text().replace(real.url, proxy.url))
+    path = directory / "elsewhere.kubeconfig"
+    path.write_text(user.read_text().replace(real.url, url))
     return path
 
 
