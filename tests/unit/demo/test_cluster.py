@@ -73,7 +73,7 @@ def test_the_more_urgent_goes_first() -> None:
     lab.cluster.evict_vmi("shop", "db1")
     lab.run(2)
     lab.cluster.evict_vmi("shop", "db2", descheduler=True)
-    lab.run(2)
+    lab.run(1)
     lab.cluster.evict_vmi("shop", "db3")
     lab.until(lambda: lab.phases("db1") == ["Succeeded"])
     lab.run(1)
