@@ -111,19 +111,15 @@ class Play:
                 self.pods.remove(gone)
         return writes
 
-    def ready_target(self) -> None:
-        """Make the target pod ready on another node."""
-        bound = node.bind_pod(self.pods[1], "n2", self.now)
-        self.pods[1] = node.start_pod(bound, "10.0.0.2", self.now)
-
     def lose_target(self) -> None:
         """Make the target pod fail."""
         self.pods[1] = node.finish_pod(self.pods[1], "Failed", self.now)
 
     def hand_off(self) -> None:
-        """Reconcile until the hand-off is done."""
+        """Make the target pod ready on another node, and reconcile until the hand-off is done."""
         self.reconcile(3)
-        self.ready_target()
+        bound = node.bind_pod(self.pods[1], "n2", self.now)
+        self.pods[1] = node.start_pod(bound, "10.0.0.2", self.now)
         self.reconcile(2)
 
     def prepare(self) -> None:

@@ -10,6 +10,7 @@ from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
+from exporter.demo.status import ApiResource
 from exporter.demo.store import MIGRATIONS, NAMESPACES, VMIS, decode_body
 
 from .facts import NOW
@@ -28,6 +29,12 @@ class Plan:
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:  # noqa: ARG002
         """The first free node."""
         return free[0]
+
+
+def sent(cluster: Cluster, *resources: ApiResource) -> list[Object]:
+    """Every version of each object that watches of these resources have sent."""
+    caches = [cluster.store.caches[resource] for resource in resources]
+    return [decode_body(change.body) for cache in caches for change in cache.changes]
 
 
 class Lab:
@@ -86,7 +93,6 @@ class Lab:
         """The phases of the VM's migrations."""
         return [objects.phase(migration) for migration in self.migrations(name)]
 
-    def sent(self, resource: object = VMIS) -> list[Object]:
-        """Every version of each object that a watch of this resource has sent."""
-        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
-        return [decode_body(change.body) for change in cache.changes]
+    def sent(self, *resources: ApiResource) -> list[Object]:
+        """Every version of each object that watches of these resources have sent."""
+        return sent(self.cluster, *resources)

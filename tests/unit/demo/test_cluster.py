@@ -156,7 +156,7 @@ def test_the_stream_does_not_depend_on_the_steps() -> None:
         lab.cluster.evict_vmi("shop", "db2")
         while lab.cluster.instant < at(120):
             lab.run(step)
-        return [seen for kind in (VMIS, MIGRATIONS, PODS) for seen in lab.sent(kind)]
+        return lab.sent(VMIS, MIGRATIONS, PODS)
 
     assert play(5.0) == play(0.25)
 
