@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
-from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339
+from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339, transitions
 
 
 Object = dict[str, Any]
@@ -215,7 +215,7 @@ class Stream:
         life.is_attempt = bool(life.evacuates)
         name = f"{life.name}-{self._serial}"
         body = vmim(name, self._namespace, of=life.name, evacuates=life.evacuates)
-        body["status"] |= _transitions([], "Pending", self._now(life))
+        body["status"] |= transitions([], "Pending", self._now(life))
         life.moving = await self._admin.create(VMIMS, body)
         life.vmims.append(life.moving)
         others = [node for node in NODES if node != life.vmi["status"]["nodeName"]]
@@ -275,7 +275,7 @@ class Stream:
         moving = life.moving
         assert moving is not None
         entered = moving["status"]["phaseTransitionTimestamps"]
-        status = {"phase": phase, **_transitions(entered, phase, self._now(life))}
+        status = {"phase": phase, **transitions(entered, phase, self._now(life))}
         if state is not None:
             status["migrationState"] = state
         name = moving["metadata"]["name"]
@@ -297,8 +297,3 @@ class Stream:
 
 def _next_second() -> float:
     return float(int(time.time()) + 1)
-
-
-def _transitions(entered: list[Object], phase: str, now: float) -> Object:
-    entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
-    return {"phaseTransitionTimestamps": [*entered, entry]}

@@ -103,10 +103,7 @@ def _outline(made: Object) -> Object:
 
 
 def _cleaned(made: Object) -> Object:
-    def clean(copy: Object) -> None:
-        copy["metadata"].pop("managedFields", None)
-
-    return objects.changed(made, clean)
+    return objects.changed(made, lambda copy: copy["metadata"].pop("managedFields", None))
 
 
 def _cut(pod: Object) -> Object:
