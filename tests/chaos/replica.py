@@ -46,11 +46,6 @@ class Replica:
             raise Down(self.name)
         return self._now
 
-    @property
-    def pid(self) -> int:
-        """The ID of the running process."""
-        return self.now.process.pid
-
     async def start(self) -> Program:
         """Start the process; it listens, but may not be ready yet."""
         starting = program(self._directory, *self._arguments, config=self._config)
@@ -70,7 +65,7 @@ class Replica:
         """Send SIGSTOP: the process keeps its connections and its state. Checks that it has
         stopped.
         """
-        freeze(self.pid)
+        freeze(self.now.process.pid)
 
     def thaw(self) -> None:
         """Send SIGCONT."""

@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
-from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339
+from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339, transitions
 
 
 Object = dict[str, Any]
 
 LAGS = (0, 0, 40, 3_000, 20_000, 80_000)
 """The seconds by which a VM's instants lie in the past; each VM has one of these values."""
-LEFT_LYING = 0
-"""How many finished VMIMs beyond KubeVirt's five pile up before they are deleted together."""
 
 
 @dataclass
@@ -133,7 +131,7 @@ class Stream:
         elif life.loose:
             await self._acknowledge()
             life.loose = False
-        elif len(life.finished) > KEPT_BY_KUBEVIRT + LEFT_LYING:
+        elif len(life.finished) > KEPT_BY_KUBEVIRT:
             await self._tidy(life)
         elif self._has_lived(life):
             await self._end_life(life)
@@ -217,7 +215,7 @@ class Stream:
         life.is_attempt = bool(life.evacuates)
         name = f"{life.name}-{self._serial}"
         body = vmim(name, self._namespace, of=life.name, evacuates=life.evacuates)
-        body["status"] |= _transitions([], "Pending", self._now(life))
+        body["status"] |= transitions([], "Pending", self._now(life))
         life.moving = await self._admin.create(VMIMS, body)
         life.vmims.append(life.moving)
         others = [node for node in NODES if node != life.vmi["status"]["nodeName"]]
@@ -277,7 +275,7 @@ class Stream:
         moving = life.moving
         assert moving is not None
         entered = moving["status"]["phaseTransitionTimestamps"]
-        status = {"phase": phase, **_transitions(entered, phase, self._now(life))}
+        status = {"phase": phase, **transitions(entered, phase, self._now(life))}
         if state is not None:
             status["migrationState"] = state
         name = moving["metadata"]["name"]
@@ -299,8 +297,3 @@ class Stream:
 
 def _next_second() -> float:
     return float(int(time.time()) + 1)
-
-
-def _transitions(entered: list[Object], phase: str, now: float) -> Object:
-    entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
-    return {"phaseTransitionTimestamps": [*entered, entry]}

@@ -77,24 +77,18 @@ async def until_keeps(exporter: Program, vmis: int) -> None:
     await poll(is_so, within=90, what=f"{vmis} VMIs in the stored history")
 
 
-async def test_twenty_thousand_deleted_at_once(
-    simulated: SimulatedStage, tmp_path: Path, prove: Prove
-) -> None:
+async def test_twenty_thousand_deleted_at_once(simulated: SimulatedStage, tmp_path: Path) -> None:
     """Deleted VMIs disappear from the answers and the stored history; the remaining one stays."""
     namespace = await simulated.make_namespace()
     names = [f"vm{number}" for number in range(20_000)]
     await create(simulated, namespace, [*names, "stays"])
     async with keeping_a_file(simulated, tmp_path) as exporter:
         await until_keeps(exporter, 20_001)
-        full = len((tmp_path / "history").read_bytes())
-        began = time.monotonic()
         await delete(simulated, namespace, names)
         await until_keeps(exporter, 1)
-        seconds = time.monotonic() - began
         await until_counted(exporter, namespace, "stays", 1)
         assert not (await exporter.verdict(namespace, names[-1], dryRun=True))["known"]
         assert list(counted_in(tmp_path / "history").values()) == [1]
-    prove(f"20,000 VMIs deleted at once: forgotten after {seconds:.1f} s, {full} bytes before")
 
 
 async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_path: Path) -> None:

@@ -241,9 +241,7 @@ async def test_a_file_of_another_version_that_cannot_be_kept(
     assert theirs.read_bytes() == newer
 
 
-async def test_damage_in_every_region_of_a_configmap(
-    real: RealStage, tmp_path: Path, prove: Prove
-) -> None:
+async def test_damage_in_every_region_of_a_configmap(real: RealStage, tmp_path: Path) -> None:
     """Damage loses its own shard; a shard of a later version is kept beside ours."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
@@ -272,20 +270,14 @@ async def test_damage_in_every_region_of_a_configmap(
         await until_counts(exporter, made, [1] * 8 + [KNOWN + 1, 1, KNOWN + 1])
         await until_written(exporter)
         assert await exporter.end() == 0
-    listed = {
-        one["metadata"]["name"]: one["binaryData"]
-        for one in (await real.admin.list(CONFIG_MAPS, namespace))["items"]
-        if one["metadata"]["name"] in names
-    }
-    kept = {
-        name: list(counted(raw).values())
-        for name, raw in shard_bytes(await _maps(real, namespace)).items()
-    }
+    found = (await real.admin.list(CONFIG_MAPS, namespace))["items"]
+    maps = [one for one in found if one["metadata"]["name"] in names]
+    listed = {one["metadata"]["name"]: one["binaryData"] for one in maps}
+    kept = {name: list(counted(raw).values()) for name, raw in shard_bytes(maps).items()}
     assert [kept[name] for name in names] == [[1]] * 8 + [[KNOWN + 1], [1], [KNOWN + 1]]
     for name in names[7:9]:
         assert listed[name][f"{DATA_KEY}.v2"] == b64encode(newer).decode()
         assert sorted(listed[name]) == [DATA_KEY, f"{DATA_KEY}.v2"]
-    prove(f"damaged ConfigMaps: 8 shards damaged, 2 of a later version, seed {SEED}, 2 of 2 kept")
 
 
 async def _apply(real: RealStage, body: Object) -> None:
@@ -298,11 +290,6 @@ async def _apply(real: RealStage, body: Object) -> None:
         json=body,
         headers={"Content-Type": "application/apply-patch+yaml"},
     )
-
-
-async def _maps(real: RealStage, namespace: str) -> list[Object]:
-    listed = await real.admin.list(CONFIG_MAPS, namespace)
-    return [m for m in listed["items"] if m["metadata"]["name"].startswith(f"{NAME}-")]
 
 
 def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
@@ -318,7 +305,7 @@ def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
     }
 
 
-async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> None:
+async def test_a_full_disk(real: RealStage, tmp_path: Path) -> None:
     """Failed writes (ENOSPC, EFBIG) are counted and leave the old file; later ones succeed.
 
     `/dev/full` in place of the new file causes ENOSPC, and a limit on the size of files EFBIG.
@@ -358,9 +345,7 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path, prove: Prove) -> Non
         assert await exporter.sample(UNWRITTEN)
         _limit_files(exporter, resource.RLIM_INFINITY)
         await until_written(exporter)
-        faults = await exporter.sample(FAULTS, fault="not_written")
     assert counted_in(path)[made[0]["metadata"]["uid"]] == 62
-    prove(f"full disk: {faults:.0f} writes failed (ENOSPC, EFBIG), the file of before stayed whole")
 
 
 def _limit_files(exporter: Program, size: int) -> None:

@@ -19,7 +19,6 @@ from tests.cluster import (
     VMIS,
     RealCluster,
     Resource,
-    User,
     launcher_pod,
     poll,
     vmi,
@@ -72,11 +71,6 @@ class Beat:
             await asyncio.sleep(0.2)
 
 
-async def restricted(real: RealStage, name: str, *namespaces: str) -> User:
-    """A user who may read these namespaces and no others."""
-    return await real.cluster.user(name, READS, namespaces)
-
-
 class TestLostNamespace:
     """One of two watched namespaces is forbidden (403)."""
 
@@ -87,7 +81,7 @@ class TestLostNamespace:
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         for namespace in (healthy, lost):
             await real.admin.create(VMIS, migrating(namespace))
-        user = await restricted(real, "loses-one", healthy, lost)
+        user = await real.cluster.user("loses-one", READS, (healthy, lost))
         login = str(real.cluster.kubeconfig(user))
         config = short_lived(healthy, lost)
         async with (
@@ -126,7 +120,7 @@ class TestLostNamespace:
         """A namespace that is forbidden from the start is reported; the other one is served."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         await real.admin.create(VMIS, migrating(healthy))
-        user = await restricted(real, "sees-one", healthy)
+        user = await real.cluster.user("sees-one", READS, (healthy,))
         login = str(real.cluster.kubeconfig(user))
         config = {"namespaces": [healthy, lost]}
         async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
@@ -141,7 +135,7 @@ class TestLostNamespace:
     ) -> None:
         """If every namespace is forbidden, the program says so and exits."""
         namespaces = [await real.make_namespace(), await real.make_namespace()]
-        user = await restricted(real, "sees-none", await real.make_namespace())
+        user = await real.cluster.user("sees-none", READS, (await real.make_namespace(),))
         login = str(real.cluster.kubeconfig(user))
         config = {"namespaces": namespaces, "kube": {"syncTimeout": "4s"}}
         async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:

@@ -43,11 +43,6 @@ from tests.support.stored_history import (
 
 Prove: TypeAlias = Callable[[str], None]
 
-TAKEN_WITHIN = 1.0
-"""The part of a Lease's duration within which a standby takes it over: the standby sees a renewal
-up to an eighth late, and then waits for 0.8.
-"""
-
 
 def alone(namespace: str, **kube: str) -> dict[str, Any]:
     """The settings of a replica that watches this namespace and stores its history there."""
@@ -132,11 +127,12 @@ async def test_a_killed_leader_under_load(
         f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
         " failed"
     )
+    # A standby sees a renewal up to an eighth of the duration late, and then waits for 0.8 of it.
     # The bound is loose, for a busy machine; `tests/unit/kube/test_lease.py` tests the exact time.
-    assert seconds <= lease * TAKEN_WITHIN + 8
+    assert seconds <= lease + 8
 
 
-async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove: Prove) -> None:
+async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path) -> None:
     """After SIGSTOP another takes over; after SIGCONT both have the same history."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
@@ -164,8 +160,6 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path, prove
         for replica in several:
             for fault in ("damaged", "not_written", "unknown_version", "too_large"):
                 assert await replica.now.sample(FAULTS, fault=fault) == 0
-        conflicts = [await replica.now.sample(FAULTS, fault="conflict") for replica in several]
-    prove(f"frozen holder: 3 times, seed {SEED}; conflicts {conflicts}, no shard damaged")
 
 
 async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
@@ -198,9 +192,7 @@ async def until_all_counted(
             await until_counted(replica.now, namespace, name, migrations)
 
 
-async def test_a_rolling_update_loses_nothing(
-    real: RealStage, tmp_path: Path, prove: Prove
-) -> None:
+async def test_a_rolling_update_loses_nothing(real: RealStage, tmp_path: Path) -> None:
     """Replacing each replica in turn under load loses nothing."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
@@ -228,10 +220,6 @@ async def test_a_rolling_update_loses_nothing(
             await until_written((await writer_of(*serving)).now)
             assert (await shards_in(real, namespace))[made["metadata"]["uid"]] == 8
         assert requests["failed"] == 0
-    prove(
-        f"rolling update: {requests['answered']} requests, {requests['retried']} retried, none"
-        " failed, 8 of 8 migrations that only the stored history knew"
-    )
 
 
 async def replace(

@@ -3,14 +3,12 @@
 `tests.cluster.rig` adds KubeVirt's own controllers and simulated nodes.
 """
 
-from .binaries import MissingBinaryError, find_binary
+from .binaries import find_binary
 from .client import ApiError, Client
 from .cluster import EXPORTER_READS, RealCluster
 from .objects import launcher_pod, namespace, vmi, vmim
 from .polling import PATIENCE, poll
-from .processes import ServerFailedError
 from .resources import KUBEVIRTS, NAMESPACES, PODS, VMIMS, VMIS, Resource
-from .servers import ApiServer, Etcd
 from .users import User
 
 
@@ -23,13 +21,9 @@ __all__ = [
     "VMIMS",
     "VMIS",
     "ApiError",
-    "ApiServer",
     "Client",
-    "Etcd",
-    "MissingBinaryError",
     "RealCluster",
     "Resource",
-    "ServerFailedError",
     "User",
     "find_binary",
     "launcher_pod",

@@ -54,8 +54,8 @@ async def grant(
             await _until_granted(admin, user, rule, namespace)
 
 
-def binding(role: str, user: str, namespace: str | None = None) -> Object:
-    """Bind a ClusterRole to this user, everywhere or in one namespace."""
+def binding(role: str, user: str, namespace: str | None = None, *, subject: str = "User") -> Object:
+    """Bind a ClusterRole to this user (or `Group`), everywhere or in one namespace."""
     kind = ROLE_BINDINGS if namespace else CLUSTER_ROLE_BINDINGS
     place = {"namespace": namespace} if namespace else {}
     return {
@@ -63,7 +63,7 @@ def binding(role: str, user: str, namespace: str | None = None) -> Object:
         "kind": kind.kind,
         "metadata": {"name": role, **place},
         "roleRef": {"apiGroup": kind.group, "kind": CLUSTER_ROLES.kind, "name": role},
-        "subjects": [{"apiGroup": kind.group, "kind": "User", "name": user}],
+        "subjects": [{"apiGroup": kind.group, "kind": subject, "name": user}],
     }
 
 

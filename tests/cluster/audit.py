@@ -1,7 +1,6 @@
 """The audit log of the API server: who created what."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -51,14 +50,8 @@ class Creation:
 
 def read_audit(log: Path) -> list[Creation]:
     """The requests of an audit log, oldest first, without an unfinished last line."""
-    found = [_read(line) for line in _whole_lines(log)]
-    return sorted(found, key=lambda one: one.at)
-
-
-def _whole_lines(log: Path) -> Iterator[str]:
-    for line in log.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield line
+    whole = log.read_text().rpartition("\n")[0]
+    return sorted(map(_read, whole.splitlines()), key=lambda one: one.at)
 
 
 def _read(line: str) -> Creation:

@@ -40,7 +40,7 @@ from .resources import (
     VMIS,
     Resource,
 )
-from .servers import PROBE, Server
+from .servers import PROBE, Server, is_ok
 
 
 NAMESPACE = "kubevirt"
@@ -92,15 +92,6 @@ class _KubeVirtServer(Server):
             Process(arguments, directory / f"{name}.log", environment | {"NAMESPACE": NAMESPACE})
         )
 
-    async def _ask(self, path: str) -> Object | None:
-        """Read JSON without credentials; None if the answer is not 200."""
-        async with (
-            aiohttp.ClientSession(timeout=PROBE) as session,
-            session.get(f"{self.url}{path}", ssl=False) as response,
-        ):
-            answer: Object | None = await response.json() if response.status == 200 else None
-            return answer
-
 
 class VirtApi(_KubeVirtServer):
     """KubeVirt's webhooks and subresources."""
@@ -110,7 +101,7 @@ class VirtApi(_KubeVirtServer):
 
     async def ready(self) -> bool:
         """Whether it serves its API groups."""
-        return await self._ask("/apis") is not None
+        return await is_ok(f"{self.url}/apis")
 
 
 class VirtController(_KubeVirtServer):
@@ -121,8 +112,11 @@ class VirtController(_KubeVirtServer):
 
     async def ready(self) -> bool:
         """Whether it is the leader; then its controllers start."""
-        answer = await self._ask("/leader")
-        return answer is not None and answer["apiserver"]["leader"] == "true"
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}/leader", ssl=False) as response,
+        ):
+            return response.ok and (await response.json())["apiserver"]["leader"] == "true"
 
 
 class KubeVirtCluster:

@@ -6,6 +6,8 @@ The server picks uid, creationTimestamp and resourceVersion itself.
 
 from typing import Any
 
+from exporter.demo.store import merge
+
 from .resources import NAMESPACES, PODS, VMIMS, VMIS, Resource
 
 
@@ -16,13 +18,7 @@ _EVICTION = "descheduler.alpha.kubernetes.io"
 
 def overlay(under: Object, over: Object) -> Object:
     """Lay one object over another, key by key; lists and plain values replace."""
-    result = dict(under)
-    for key, value in over.items():
-        below = result.get(key)
-        if isinstance(below, dict) and isinstance(value, dict):
-            result[key] = overlay(below, value)
-        else:
-            result[key] = value
+    result: Object = merge(under, over)
     return result
 
 

@@ -25,6 +25,7 @@ from exporter.demo import node as rules
 from exporter.demo import objects
 from exporter.demo.objects import Object
 
+from .access import binding
 from .client import ApiError, Client
 from .kubevirt import NAMESPACE, KubeVirtCluster
 from .resources import CLUSTER_ROLE_BINDINGS, NODES, PODS, VMIS, Resource
@@ -44,6 +45,7 @@ Outcome = Literal[
 ]
 
 
+_Act = Callable[[Object], Awaitable[object]]
 Choice = Callable[[Object, Sequence[str]], str | None]
 """Chooses a node for a pod, among the nodes that may take it, or None."""
 
@@ -73,7 +75,7 @@ class _Step:
 
     name: str
     after: float
-    act: Callable[[Object], Awaitable[object]]
+    act: _Act
 
 
 class Player:
@@ -170,9 +172,8 @@ class Player:
 
     async def bind(self, pod: Object, node: str) -> None:
         """Bind a pod to a node."""
-        bound = rules.bind_pod(pod, node, _now())
         metadata = pod["metadata"]
-        target = {"apiVersion": "v1", "kind": NODES.kind, "name": bound["spec"]["nodeName"]}
+        target = {"apiVersion": "v1", "kind": NODES.kind, "name": node}
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -231,10 +232,6 @@ class Player:
         """Report that the migration has started."""
         return await self._source(vmi, rules.start_migration(vmi, _now()))
 
-    async def detect_domain(self, vmi: Object) -> Object:
-        """Report that the domain has arrived on the target."""
-        return await self._target(vmi, rules.detect_domain(vmi))
-
     async def ready_domain(self, vmi: Object) -> Object:
         """Report that the domain runs on the target."""
         return await self._target(vmi, rules.ready_domain(vmi, _now()))
@@ -242,14 +239,6 @@ class Player:
     async def end_migration(self, vmi: Object) -> Object:
         """Hand the VMI over to the target node, and clear its eviction marker."""
         return await self._target(vmi, rules.end_migration(vmi, _now()))
-
-    async def finalise_migration(self, vmi: Object) -> Object:
-        """Report the migration as completed, one reconcile later."""
-        return await self._target(vmi, rules.finalise_migration(vmi))
-
-    async def clean_up_target(self, vmi: Object) -> Object:
-        """Remove the target's label from the VMI."""
-        return await self._target(vmi, rules.clean_up_target(vmi))
 
     async def begin_abort(self, vmi: Object) -> Object:
         """Report that the abort has begun."""
@@ -272,6 +261,10 @@ class Player:
     async def _target(self, vmi: Object, after: Object) -> Object:
         target = _state(vmi)["targetNode"]
         return await self.handlers[target].replace(VMIS, after)
+
+    def _by_target(self, change: Callable[[Object], Object]) -> _Act:
+        """A step in which the target's virt-handler changes the VMI."""
+        return lambda vmi: self._target(vmi, change(vmi))
 
     # Acting by itself
 
@@ -470,7 +463,7 @@ class Player:
 
     def _copying(self, state: Object, job: str, fate: Fate) -> Iterator[_Step]:
         if not state.get("targetNodeDomainDetected"):
-            yield _Step(f"detect {job}", self.pace, self.detect_domain)
+            yield _Step(f"detect {job}", self.pace, self._by_target(rules.detect_domain))
         elif fate.outcome == "fails":
             fail = lambda vmi: self.fail_migration(vmi, fate.reason)  # noqa: E731
             yield _Step(f"fail {job}", fate.seconds, fail)
@@ -480,9 +473,9 @@ class Player:
     def _after_end(self, vmi: Object, state: Object, job: str) -> Iterator[_Step]:
         failed = bool(state.get("failed"))
         if not failed and not state.get("completed"):
-            yield _Step(f"finalise {job}", self.pace, self.finalise_migration)
+            yield _Step(f"finalise {job}", self.pace, self._by_target(rules.finalise_migration))
         elif objects.MIGRATION_TARGET_NODE in objects.labels(vmi):
-            yield _Step(f"clean {job}", self.pace, self.clean_up_target)
+            yield _Step(f"clean {job}", self.pace, self._by_target(rules.clean_up_target))
         if self.fate(job, objects.key(vmi)).outcome == "keeps source":
             return
         left = self._pod(state.get("targetPod" if failed else "sourcePod"), vmi)
@@ -522,17 +515,8 @@ _CPU: Mapping[str, str] = {
     "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",
 }
 """Labels of virt-handler's labeller, by which a target gets the source's CPU model."""
-_KUBELETS: Object = {
-    "metadata": {"name": "kubelets"},
-    "roleRef": {
-        "apiGroup": CLUSTER_ROLE_BINDINGS.group,
-        "kind": "ClusterRole",
-        "name": "system:node",
-    },
-    "subjects": [
-        {"apiGroup": CLUSTER_ROLE_BINDINGS.group, "kind": "Group", "name": "system:nodes"}
-    ],
-}
+_KUBELETS = binding("system:node", "system:nodes", subject="Group")
+_KUBELETS["metadata"]["name"] = "kubelets"
 
 
 def _choose_first(_pod: Object, free: Sequence[str]) -> str | None:

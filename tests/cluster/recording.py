@@ -1,9 +1,8 @@
 """The objects of one VMI on a real cluster, and the files that record them."""
 
-import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +18,6 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 """A folder for each version of KubeVirt."""
 
 _IS_RECORDING = bool(os.environ.get("RECORD"))
-_WITHIN = 60.0
-_PAUSE = 0.05
-_QUIET = 0.5
-"""Seconds without a change after which nothing more is expected to be written."""
 _CUT = "Pod specs are cut to nodes and containers."
 _POD_SPEC = ("nodeName", "nodeSelector", "affinity", "restartPolicy", "schedulerName")
 
@@ -70,47 +65,6 @@ class Scene:
         }
 
 
-async def look(cluster: KubeVirtCluster, namespace: str, name: str) -> Scene:
-    """The objects as they are now."""
-    return Scene(
-        await cluster.vmi(name, namespace),
-        await cluster.vmims(name, namespace),
-        await cluster.pods(name, namespace),
-    )
-
-
-async def wait_for(
-    cluster: KubeVirtCluster,
-    namespace: str,
-    name: str,
-    is_there: Callable[[Scene], object],
-    *,
-    within: float = _WITHIN,
-) -> Scene:
-    """Wait until a VMI meets a condition, and KubeVirt has stopped changing its objects."""
-    scene = None
-    try:
-        async with asyncio.timeout(within):
-            while True:
-                scene = await look(cluster, namespace, name)
-                if is_there(scene) and await _is_at_rest(cluster, namespace, name, scene):
-                    return scene
-                await asyncio.sleep(_PAUSE)
-    except TimeoutError:
-        seen = "nothing" if scene is None else json.dumps(scene.outline)
-        message = f"{namespace}/{name}: not within {within:g} s; last seen: {seen}"
-        print(cluster.tails())
-        raise TimeoutError(message) from None
-
-
-async def _is_at_rest(cluster: KubeVirtCluster, namespace: str, name: str, scene: Scene) -> bool:
-    for _ in range(int(_QUIET / _PAUSE)):
-        await asyncio.sleep(_PAUSE)
-        if await look(cluster, namespace, name) != scene:
-            return False
-    return True
-
-
 async def record(
     cluster: KubeVirtCluster, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()
 ) -> None:
@@ -149,10 +103,7 @@ def _outline(made: Object) -> Object:
 
 
 def _cleaned(made: Object) -> Object:
-    def clean(copy: Object) -> None:
-        copy["metadata"].pop("managedFields", None)
-
-    return objects.changed(made, clean)
+    return objects.changed(made, lambda copy: copy["metadata"].pop("managedFields", None))
 
 
 def _cut(pod: Object) -> Object:

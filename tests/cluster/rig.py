@@ -1,5 +1,7 @@
 """A KubeVirt cluster for tests: real controllers, simulated nodes."""
 
+import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -13,8 +15,13 @@ from .cluster import RealCluster
 from .kubevirt import KubeVirtCluster
 from .player import Fate, Outcome, Player
 from .polling import poll
-from .recording import Scene, look, record, wait_for
+from .recording import Scene, record
 from .resources import EVENTS, VMIS
+
+
+_PAUSE = 0.05
+_QUIET = 0.5
+"""Seconds without a change after which nothing more is expected to be written."""
 
 
 class Rig:
@@ -93,14 +100,36 @@ class Rig:
     async def look(self, key: str) -> Scene:
         """The objects of the VMI."""
         namespace, name = key.split("/")
-        return await look(self.cluster, namespace, name)
+        return Scene(
+            await self.cluster.vmi(name, namespace),
+            await self.cluster.vmims(name, namespace),
+            await self.cluster.pods(name, namespace),
+        )
 
     async def until(
         self, key: str, is_there: Callable[[Scene], object], *, within: float = 60
     ) -> Scene:
-        """Wait until the VMI meets a condition and no longer changes."""
-        namespace, name = key.split("/")
-        return await wait_for(self.cluster, namespace, name, is_there, within=within)
+        """Wait until the VMI meets a condition, and KubeVirt has stopped changing its objects."""
+        scene = None
+        try:
+            async with asyncio.timeout(within):
+                while True:
+                    scene = await self.look(key)
+                    if is_there(scene) and await self._is_at_rest(key, scene):
+                        return scene
+                    await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            seen = "nothing" if scene is None else json.dumps(scene.outline)
+            message = f"{key}: not within {within:g} s; last seen: {seen}"
+            print(self.cluster.tails())
+            raise TimeoutError(message) from None
+
+    async def _is_at_rest(self, key: str, scene: Scene) -> bool:
+        for _ in range(int(_QUIET / _PAUSE)):
+            await asyncio.sleep(_PAUSE)
+            if await self.look(key) != scene:
+                return False
+        return True
 
     async def record(
         self, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()

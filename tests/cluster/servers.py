@@ -92,6 +92,15 @@ class Server(ABC):
         self.kill()
 
 
+async def is_ok(url: str, *, trust: ssl.SSLContext | bool = False) -> bool:
+    """Whether a GET without credentials is answered with 200."""
+    async with (
+        aiohttp.ClientSession(timeout=PROBE) as session,
+        session.get(url, ssl=trust) as response,
+    ):
+        return response.status == 200
+
+
 class Etcd(Server):
     """A one-member etcd."""
 
@@ -114,11 +123,7 @@ class Etcd(Server):
 
     async def ready(self) -> bool:
         """Whether etcd has elected itself."""
-        async with (
-            aiohttp.ClientSession(timeout=PROBE) as session,
-            session.get(f"{self.url}/health") as response,
-        ):
-            return response.status == 200
+        return await is_ok(f"{self.url}/health")
 
     async def advance(self) -> int:
         """Write a key that no API server reads, and return the new revision of the whole store."""
@@ -196,11 +201,7 @@ class ApiServer(Server):
 
     async def ready(self) -> bool:
         """Whether `/readyz` answers, which is public once the default roles exist."""
-        async with (
-            aiohttp.ClientSession(timeout=PROBE) as session,
-            session.get(f"{self.url}/readyz", ssl=self.trust) as response,
-        ):
-            return response.status == 200
+        return await is_ok(f"{self.url}/readyz", trust=self.trust)
 
 
 class Scheduler(Server):
@@ -223,8 +224,4 @@ class Scheduler(Server):
 
     async def ready(self) -> bool:
         """Whether `/healthz` answers, which is public."""
-        async with (
-            aiohttp.ClientSession(timeout=PROBE) as session,
-            session.get(self._url, ssl=False) as response,
-        ):
-            return response.status == 200
+        return await is_ok(self._url)

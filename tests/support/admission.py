@@ -5,19 +5,18 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
 
-from exporter.demo import objects
 from tests.cluster import PODS, VMIMS, VMIS, Client, RealCluster, User, launcher_pod, poll, vmi
 from tests.cluster.access import allow
 from tests.cluster.cluster import write_certificates
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS
+from tests.support.lives import ended_state
 from tests.support.program import Program
 
 
@@ -164,15 +163,8 @@ class Evictor:
 
 async def add_vm(admin: Client, namespace: str, name: str, *, held: bool) -> str:
     """Create a running VMI and its pod; a held one has just migrated. Returns the pod's name."""
-    now = datetime.now(UTC)
-    status: Object = {}
-    if held:
-        status["migrationState"] = {
-            "migrationUid": f"m-{name}",
-            "startTimestamp": objects.format_time(now - timedelta(seconds=30)),
-            "endTimestamp": objects.format_time(now),
-            "completed": True,
-        }
+    now = time.time()
+    status = {"migrationState": ended_state(f"m-{name}", now - 30, now)} if held else {}
     made = await admin.create(VMIS, vmi(name, namespace, status=status))
     pod = await admin.create(PODS, launcher_pod(made))
     return str(pod["metadata"]["name"])

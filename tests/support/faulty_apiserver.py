@@ -105,14 +105,14 @@ class FaultyApiServer(SimulatedApiServer):
                 stream.http.transport.write(_chunk(raw))
         return len(streams)
 
-    async def watched(self, resource: str, count: int = 1) -> None:
-        """Wait until this many watches are open and have been sent the initial state."""
+    async def watched(self, resource: str) -> None:
+        """Wait until a watch is open and has been sent the initial state."""
 
-        async def are_open() -> bool:
+        async def is_open() -> bool:
             streams = self._streams_of(resource)
-            return sum(stream.written_to is not None for stream in streams) >= count
+            return any(stream.written_to is not None for stream in streams)
 
-        await poll(are_open, within=WATCHED_WITHIN, what=f"watches of {resource}")
+        await poll(is_open, within=WATCHED_WITHIN, what=f"watches of {resource}")
 
     async def respond(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         """Refuse the request if a fault says so; else answer it."""
@@ -166,10 +166,6 @@ def _error(code: int, request: RequestInfo) -> StatusError:
         case 403:
             details = status.details_of(request.resource, request.name)
             failure = status.failure(403, "Forbidden", _forbidden_message(request), details)
-        case 410:
-            return status.expired(status.TOO_OLD_LIST)
-        case 503:
-            failure = status.failure(503, "ServiceUnavailable", "apiserver not ready")
         case _:
             why = "etcdserver: request timed out"
             message, causes = f"Internal error occurred: {why}", [{"message": why}]

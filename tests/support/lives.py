@@ -42,6 +42,12 @@ def ended_state(uid: str, start: float, end: float) -> Object:
     return {"migrationUid": uid, **times, "completed": True}
 
 
+def transitions(entered: list[Object], phase: str, now: float) -> Object:
+    """The entered phases of a VMIM, and the one that it enters now."""
+    entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
+    return {"phaseTransitionTimestamps": [*entered, entry]}
+
+
 @dataclass
 class _Life:
     """One VM: its VMI, launcher pod and VMIMs, oldest first, and the running migration."""
@@ -132,7 +138,7 @@ class Script:
     async def _begin_move(self, life: _Life) -> None:
         self._serial += 1
         body = vmim(f"{life.name}-{self._serial}", self._namespace, of=life.name)
-        body["status"] = {"phase": "Pending", **self._transitions([], "Pending")}
+        body["status"] = {"phase": "Pending", **transitions([], "Pending", self._now)}
         life.moving = await self._create(VMIMS, body)
         life.vmims.append(life.moving)
         life.target = self._rng.choice(NODES)
@@ -184,7 +190,7 @@ class Script:
     async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
         moving = life.moving
         assert moving is not None
-        status = {"phase": phase, **self._transitions(_phase_entries(moving), phase)}
+        status = {"phase": phase, **transitions(_phase_entries(moving), phase, self._now)}
         if state is not None:
             status["migrationState"] = state
         await self._put_status(life, status)
@@ -196,12 +202,8 @@ class Script:
 
     async def _advance(self, life: _Life, phase: str) -> None:
         assert life.moving is not None
-        status = {"phase": phase, **self._transitions(_phase_entries(life.moving), phase)}
+        status = {"phase": phase, **transitions(_phase_entries(life.moving), phase, self._now)}
         await self._put_status(life, status)
-
-    def _transitions(self, entries: list[Object], phase: str) -> Object:
-        now = {"phase": phase, "phaseTransitionTimestamp": rfc3339(self._now)}
-        return {"phaseTransitionTimestamps": [*entries, now]}
 
     async def _put_state(self, life: _Life, state: Object) -> None:
         life.vmi["status"]["migrationState"] = state

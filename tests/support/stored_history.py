@@ -23,7 +23,8 @@ from tests.cluster import (
 )
 from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, LEASES
-from tests.support.lives import ended_state, rfc3339
+from tests.support.builders import transitions_json
+from tests.support.lives import ended_state
 from tests.support.program import Program
 
 
@@ -148,9 +149,6 @@ async def migrate(
 def _succeeded(end: float, more: dict[str, Any]) -> dict[str, Any]:
     return {
         "phase": "Succeeded",
-        "phaseTransitionTimestamps": [
-            {"phase": "Scheduled", "phaseTransitionTimestamp": rfc3339(end - 12)},
-            {"phase": "Succeeded", "phaseTransitionTimestamp": rfc3339(end)},
-        ],
+        "phaseTransitionTimestamps": transitions_json(Scheduled=end - 12, Succeeded=end),
         **more,
     }

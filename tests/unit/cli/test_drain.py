@@ -7,7 +7,7 @@ import pytest
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
-from exporter.engine.drain import find_duration, forecast_node, forecast_nodes, read_conditions
+from exporter.engine.drain import forecast_node, forecast_nodes, read_conditions
 from exporter.engine.model import (
     ALL_ALIVE,
     KubeVirtSettings,
@@ -36,19 +36,6 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
 def shown(store: ClockedStore) -> str:
     """The output of `node n1`."""
     return show_drain(drain_of(store), PIPED)
-
-
-def listed(store: ClockedStore, now: float) -> str:
-    """The output of `node`."""
-    durations: dict[str, list[float]] = {}
-    for evidence in store.all_evidence():
-        duration = find_duration(evidence, store.kubevirt)
-        if duration is not None:
-            durations.setdefault(evidence.vmi.node, []).append(duration)
-    answer = list_nodes(
-        forecast_nodes(store, now_in(store), durations), ["shop"], now, some_health()
-    )
-    return show_nodes(answer, PIPED)
 
 
 def a_mixed_store() -> ClockedStore:
@@ -184,7 +171,10 @@ def test_a_cordoned_node_is_named_so() -> None:
 
 def test_silence_is_a_warning() -> None:
     """Without contact with the API server the answer has a warning."""
-    assert "Warning: no contact with the API server" in listed(a_mixed_store(), NOW + 500.0)
+    store = a_mixed_store()
+    forecasts = forecast_nodes(store, now_in(store), {})
+    answer = list_nodes(forecasts, ["shop"], NOW + 500.0, some_health())
+    assert "Warning: no contact with the API server" in show_nodes(answer, PIPED)
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:

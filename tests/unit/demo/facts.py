@@ -7,6 +7,7 @@ from typing import Any
 
 from exporter.demo import controller, node, objects, webhooks
 from exporter.demo.objects import Object
+from exporter.demo.store import NAMESPACES, ObjectStore
 
 
 NOW = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC)
@@ -16,6 +17,13 @@ RULES = controller.Rules()
 def at(seconds: float) -> datetime:
     """The time this many seconds after the start."""
     return NOW + timedelta(seconds=seconds)
+
+
+def make_store(**settings: Any) -> ObjectStore:
+    """A store with one namespace."""
+    store = ObjectStore(lambda: NOW, **settings)
+    store.create(NAMESPACES, {"metadata": {"name": "shop"}})
+    return store
 
 
 def given(made: Object, uid: str, *, name: str | None = None, created: float = 0) -> Object:
@@ -103,19 +111,15 @@ class Play:
                 self.pods.remove(gone)
         return writes
 
-    def ready_target(self) -> None:
-        """Make the target pod ready on another node."""
-        bound = node.bind_pod(self.pods[1], "n2", self.now)
-        self.pods[1] = node.start_pod(bound, "10.0.0.2", self.now)
-
     def lose_target(self) -> None:
         """Make the target pod fail."""
         self.pods[1] = node.finish_pod(self.pods[1], "Failed", self.now)
 
     def hand_off(self) -> None:
-        """Reconcile until the hand-off is done."""
+        """Make the target pod ready on another node, and reconcile until the hand-off is done."""
         self.reconcile(3)
-        self.ready_target()
+        bound = node.bind_pod(self.pods[1], "n2", self.now)
+        self.pods[1] = node.start_pod(bound, "10.0.0.2", self.now)
         self.reconcile(2)
 
     def prepare(self) -> None:

@@ -9,7 +9,8 @@ from exporter.demo import objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
-from exporter.demo.plan import Fate
+from exporter.demo.plan import Fate, Pace
+from exporter.demo.status import ApiResource
 from exporter.demo.store import MIGRATIONS, NAMESPACES, VMIS, decode_body
 
 from .facts import NOW
@@ -30,6 +31,12 @@ class Plan:
         return free[0]
 
 
+def sent(cluster: Cluster, *resources: ApiResource) -> list[Object]:
+    """Every version of each object that watches of these resources have sent."""
+    caches = [cluster.store.caches[resource] for resource in resources]
+    return [decode_body(change.body) for cache in caches for change in cache.changes]
+
+
 class Lab:
     """A cluster with running VMs, and all changes in its store."""
 
@@ -39,9 +46,10 @@ class Lab:
         strategy: str = "LiveMigrate",
         rules: Rules | None = None,
         fate: Fate | None = None,
+        pace: Pace | None = None,
     ) -> None:
         plan = Plan(fate or Fate())
-        self.cluster = Cluster(NOW, plan, rules=rules)
+        self.cluster = Cluster(NOW, plan, rules=rules, pace=pace)
         self.store = self.cluster.store
         self.store.create(NAMESPACES, objects.build_namespace("shop"))
         for name in names:
@@ -85,7 +93,6 @@ class Lab:
         """The phases of the VM's migrations."""
         return [objects.phase(migration) for migration in self.migrations(name)]
 
-    def sent(self, resource: object = VMIS) -> list[Object]:
-        """Every version of each object that a watch of this resource has sent."""
-        cache = next(cache for kind, cache in self.store.caches.items() if kind is resource)
-        return [decode_body(change.body) for change in cache.changes]
+    def sent(self, *resources: ApiResource) -> list[Object]:
+        """Every version of each object that watches of these resources have sent."""
+        return sent(self.cluster, *resources)

@@ -399,14 +399,3 @@ class TestVmi:
         }
         assert objects.condition(later, "EvictionRequested") == condition
         assert objects.condition(freed, "EvictionRequested") is None
-
-    def test_the_pod_is_annotated_while_marked(self) -> None:
-        """The current pod has the annotation eviction-in-progress while the VMI is marked."""
-        vmi = make_vmi()
-        pod = make_pod(vmi)
-        marked = controller.sync_pod(evict(vmi, pod), pod, NOW)
-        freed = controller.sync_pod(vmi, marked, NOW)
-
-        assert objects.annotations(marked)[objects.EVICTION_IN_PROGRESS] == "true"
-        assert objects.EVICTION_IN_PROGRESS not in objects.annotations(freed)
-        assert objects.annotations(freed)[objects.EVICT_ONLY] == ""

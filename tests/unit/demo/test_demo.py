@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import aiohttp
 import pytest
@@ -11,11 +11,10 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from exporter.demo import Demo, shorten_settings
-from tests.cluster import PATIENCE
+from tests.cluster import PATIENCE, PODS, VMIMS, VMIS
 from tests.support.serving import serving
 
 from .facts import NOW
-from .wire import ALL_MIGRATIONS, ALL_PODS, ALL_VMIS
 
 
 pytestmark = pytest.mark.asyncio
@@ -25,8 +24,8 @@ async def test_it_is_seeded_before_it_serves() -> None:
     """The first list already has VMs, pods and past migrations."""
     async with Demo(lambda: NOW) as demo, aiohttp.ClientSession(demo.url) as session:
         counts = []
-        for path in (ALL_VMIS, ALL_PODS, ALL_MIGRATIONS):
-            async with session.get(path) as response:
+        for resource in (VMIS, PODS, VMIMS):
+            async with session.get(resource.path()) as response:
                 counts.append(len((await response.json())["items"]))
 
     vmis, pods, migrations = counts
@@ -55,36 +54,6 @@ async def test_it_can_be_stopped_while_it_is_built() -> None:
     await demo.build(stop)
 
     assert built == [100, 200, 300]
-
-
-async def test_it_runs_until_it_is_stopped() -> None:
-    """While the demo runs, the cluster changes and the descheduler asks the exporter."""
-    started = asyncio.get_running_loop().time()
-    asked = asyncio.Event()
-
-    def clock() -> datetime:
-        return NOW + timedelta(seconds=asyncio.get_running_loop().time() - started)
-
-    async def answer(request: web.Request) -> web.Response:
-        candidates = (await request.json())["candidates"]
-        asked.set()
-        return web.json_response({"verdicts": [{"allowed": False} for _ in candidates]})
-
-    app = web.Application()
-    app.router.add_post("/v1/verdicts", answer)
-    stop = asyncio.Event()
-    async with serving(app) as exporter, Demo(clock, speed=50.0) as demo:
-        before = demo.cluster.store.revision
-        stepped = asyncio.Event()
-        demo.cluster.store.listeners.add(stepped.set)
-        running = asyncio.create_task(demo.run(exporter, stop))
-        async with asyncio.timeout(PATIENCE):
-            await asked.wait()
-            await stepped.wait()
-            stop.set()
-            await running
-
-    assert demo.cluster.store.revision > before
 
 
 async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:

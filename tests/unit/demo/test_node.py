@@ -1,46 +1,16 @@
-"""What nodes write during a migration, compared with KubeVirt's examples."""
+"""What nodes write: new objects, and the conditions of pods."""
 
 from __future__ import annotations
 
 from exporter.demo import controller, node, objects
 
-from .facts import NOW, Play, at, make_pod, make_vmi
-
-
-def handed_off() -> Play:
-    """An evacuation just after the hand-off."""
-    play = Play()
-    play.hand_off()
-    return play
-
-
-def test_a_failure_looks_like_the_example() -> None:
-    """After a failure `completed` is not written, and the VMI stays marked on its node."""
-    play = handed_off()
-    play.prepare()
-    started = node.start_migration(play.vmi, at(25))
-    failed = node.fail_migration(started, at(180), node.ABORTED, "Succeeded")
-    state = objects.state_of(failed) or {}
-
-    ending = {"endTimestamp": "2026-08-22T10:03:00Z", "failed": True}
-    assert state == state | ending | {"failureReason": node.ABORTED, "abortStatus": "Succeeded"}
-    assert "completed" not in state
-    assert failed["status"]["nodeName"] == failed["status"]["evacuationNodeName"] == "n1"
-
-
-def test_live_migratable_has_no_transition_time() -> None:
-    """virt-handler never sets the transition time of LiveMigratable."""
-    for migratable in (True, False):
-        vmi = node.set_migratable(make_vmi(), migratable=migratable)
-        condition = objects.condition(vmi, "LiveMigratable") or {}
-
-        assert condition["status"] == str(migratable)
-        assert condition["lastTransitionTime"] is None
+from .facts import NOW, Play, make_pod, make_vmi
 
 
 def test_nothing_is_changed_in_place() -> None:
     """Each transition returns a new object and does not change the old one."""
-    play = handed_off()
+    play = Play()
+    play.hand_off()
     before = objects.copy(play.vmi)
     node.end_migration(node.start_migration(play.vmi, NOW), NOW)
     node.fail_migration(play.vmi, NOW, "no")

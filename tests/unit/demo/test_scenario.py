@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -13,9 +12,10 @@ from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Pace
 from exporter.demo.scenario import ROLES, Role, Scenario, make_vms, node_loads
-from exporter.demo.store import MIGRATIONS, PODS, VMIS, decode_body
+from exporter.demo.store import MIGRATIONS, PODS, VMIS
 
 from .facts import NOW, at
+from .lab import sent
 
 
 def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Cluster:
@@ -26,15 +26,6 @@ def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Clu
         pass
     cluster.step(at(seconds))
     return cluster
-
-
-def sent(cluster: Cluster, *resources: Any) -> list[Object]:
-    """Every version of each object that watches of these resources have sent."""
-    return [
-        decode_body(change.body)
-        for resource in resources
-        for change in cluster.store.caches[resource].changes
-    ]
 
 
 def named(cluster: Cluster, role: Role) -> list[Object]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from exporter.demo.status import StatusError
-from exporter.demo.store import MIGRATIONS, NAMESPACES, NODES, PODS, VMIS, ObjectStore, merge
+from exporter.demo.store import MIGRATIONS, PODS, VMIS, ObjectStore, merge
 
-from .wire import make_store
+from .facts import make_store
 
 
 @pytest.fixture
@@ -19,14 +19,6 @@ def store() -> ObjectStore:
 def vmi(name: str = "db1") -> dict[str, object]:
     """A small VMI."""
     return {"metadata": {"namespace": "shop", "name": name}, "spec": {}}
-
-
-def test_versions_grow_over_all_resources(store: ObjectStore) -> None:
-    """All resources share one counter of versions."""
-    first = store.create(VMIS, vmi())["metadata"]["resourceVersion"]
-    second = store.create(NODES, {"metadata": {"name": "n1"}})["metadata"]["resourceVersion"]
-
-    assert int(second) == int(first) + 1
 
 
 def test_a_created_object_gets_what_the_server_owns() -> None:
@@ -161,8 +153,3 @@ def test_the_window_is_bounded() -> None:
 def test_merge_patches_follow_rfc_7396(target: object, changes: object, merged: object) -> None:
     """In a merge patch null removes a field, objects are merged, and other values replace."""
     assert merge(target, changes) == merged
-
-
-def test_a_namespace_is_found_by_its_name_alone() -> None:
-    """Cluster-scoped objects have no namespace in their key."""
-    assert make_store().get(NAMESPACES, None, "shop")["metadata"]["name"] == "shop"
