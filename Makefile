@@ -49,7 +49,7 @@ alerts: $(RUNTIME)
 test: needs-python $(DEVELOPMENT)
 	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
 	    $(MAKE) --no-print-directory tools
-	SOAK= $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
+	SOAK= $(PYTEST) -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
 # The tests that need no real server, no browser and no Go, without the simulated weeks: for the inner loop.
 quick: needs-python $(QUICK)
