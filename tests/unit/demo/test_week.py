@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 
@@ -156,9 +158,16 @@ class TestRecording:
 class TestExpectations:
     """What the scenario is meant to show."""
 
-    def test_has_something_to_find(self, week: RecordedWeek) -> None:
+    def test_has_something_to_find(self, week: RecordedWeek, prove: Callable[[str], None]) -> None:
         """The week has stuck evacuations, and with our policy fewer migrations than without."""
-        ours, none = play(week.events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
+        found = play(week.events, [BUILTIN["ours"], BUILTIN["none"]])
+        ours, none = found.accounts
+        prove(
+            f"week-pilot, {week.days:g} days: {found.events:,} events, {ours.asked:,} evictions,"
+            f" {ours.allowed:,} allowed; {ours.migrations.ended:,} migrations, of one VM at most"
+            f" {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
+            f" {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
+        )
 
         assert {State.BACKOFF, State.TARGET_UNSCHEDULABLE} & set(ours.stuck.by_state)
         assert ours.stuck.alerted >= 2
@@ -174,7 +183,7 @@ class TestExpectations:
         pytest.param("7", id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
     ],
 )
-def test_twice_the_same_bytes(days: str) -> None:
+def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
     """Two runs of `replay --scenario week-pilot` write the same to standard output."""
     command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
     runs = [
@@ -183,7 +192,9 @@ def test_twice_the_same_bytes(days: str) -> None:
     ]
 
     assert runs[0].stdout == runs[1].stdout
-    assert runs[0].stderr.startswith(b"replayed ")
+    cost = runs[0].stderr.decode().strip()
+    prove(f"{cost}; sha256 {hashlib.sha256(runs[0].stdout).hexdigest()[:16]}, twice")
+    assert cost.startswith("replayed ")
     assert b"Evictions requested" in runs[0].stdout
     if days == "7":
         table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
