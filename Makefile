@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 QUICK := $(VENV)/.quick
 DEVELOPMENT := $(VENV)/.development
-# The debug hooks of malloc are for code in C, and cost a seventh of the time.
+# The debug hooks of malloc are for code in C, and cost a seventh of the time. Tests start hundreds of
+# programs, so their bytecode is kept even where the environment says not to.
 PYTEST := PYTHONMALLOC=pymalloc PYTHONDONTWRITEBYTECODE= $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=

@@ -146,7 +146,7 @@ class Health:
         return any(one.refused for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether the resource is synced and not refused in at least one watched namespace."""
+        """Whether there is a watched namespace where the resource is synced and not refused."""
         return any(one.synced and not one.refused for one in self.of(resource))
 
     @property

@@ -155,8 +155,9 @@ def write_bound(answer: DrainAnswer) -> str:
         if abs(parallel - round(parallel)) < 0.01:
             text += f", and KubeVirt runs at most {round(parallel)} at once out of a node"
     unknown = len(starting) - len(known)
-    left_out = f" VMs left out, because no migration of theirs is known: {unknown}."
-    return f"{text}.{left_out if unknown else ''}"
+    if unknown:
+        text += f". VMs left out, because no migration of theirs is known: {unknown}"
+    return f"{text}."
 
 
 def _name(found: list[NodeCandidate]) -> str:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LINES_SHOWN = 60
 """How many lines of the program's log a failing test shows."""
 LEAKS = ("was never awaited", "Unclosed client session", "Unclosed connector")
-"""In the warnings of Python and aiohttp about coroutines and HTTP sessions that were left open."""
+"""What Python and aiohttp print about a coroutine or an HTTP session that was left open."""
 ANYWHERE = {"listen": {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
 
 
