@@ -16,7 +16,7 @@ func main() {
 	command := app.NewDeschedulerCommand(os.Stdout)
 	command.AddCommand(app.NewVersionCommand())
 	setUp := command.PreRunE
-	// The standard command's PreRunE empties the registry, so the plugin is added after it.
+	// The PreRunE of the standard command empties the registry, so the plugin is added afterwards.
 	command.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if err := setUp(cmd, args); err != nil {
 			return err

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// SetDefaults sets omitted fields and keeps the others, including false.
+// SetDefaults sets omitted fields. It does not change the others, even if they are false.
 func TestSetDefaults(t *testing.T) {
 	args := &Args{}
 	SetDefaults(args)

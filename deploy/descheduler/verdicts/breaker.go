@@ -12,10 +12,10 @@ const (
 
 // breaker is a circuit breaker: it stops requests to an exporter that does not answer.
 //
-// Only requests for verdicts open and close it, because polls of the snapshot can succeed while
-// requests for verdicts fail, and the reverse. But when a poll succeeds after a failed poll, the
-// exporter probably works again. Then the next request for a verdict is sent as a trial (see
-// retryNow).
+// Only requests for verdicts open and close it. Polls of the snapshot do not, because a poll can
+// succeed while requests for verdicts fail, and vice versa. But when a poll succeeds after a failed
+// poll, the exporter probably works again. Then the next request for a verdict is sent as a trial
+// (see retryNow).
 type breaker struct {
 	mu     sync.Mutex
 	pause  time.Duration // 0: closed
@@ -23,7 +23,8 @@ type breaker struct {
 	trying bool
 }
 
-// admit reports whether a request may be sent now. The caller must then call succeed or fail.
+// admit reports whether a request may be sent now. If so, the caller must later call succeed or
+// fail.
 func (b *breaker) admit(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// After a failure no request is sent for 5 s, then one. Each further failure doubles the pause, up to
-// 60 s. A success closes the breaker.
+// After a failure no request is sent for 5 s. Then one request is sent as a trial. Each further
+// failure doubles the pause, up to 60 s. A success closes the breaker.
 func TestBreaker(t *testing.T) {
 	b := &breaker{}
 	now := time.Now()
@@ -29,7 +29,7 @@ func TestBreaker(t *testing.T) {
 	expect(t, "the pause starts anew", b.admit(now.Add(firstBreak)), true)
 }
 
-// Requests that were sent before the breaker opened count as one failure.
+// If several requests are sent before the breaker opens, their failures count as one.
 func TestBreakerCountsOneOutageOnce(t *testing.T) {
 	b := &breaker{}
 	now := time.Now()

@@ -44,7 +44,8 @@ func (e *statusError) Error() string {
 }
 
 // isRejection reports whether the exporter works but rejected the request as invalid. Such an
-// answer must not open the breaker. Otherwise anybody who can label a pod could keep it open.
+// answer must not open the breaker. Otherwise anybody who can label a pod could keep the breaker
+// open.
 func isRejection(err error) bool {
 	var answered *statusError
 	if !errors.As(err, &answered) {
@@ -71,8 +72,8 @@ func newClient(at endpoint, args *Args) *client {
 }
 
 // ask requests a verdict. The exporter counts the verdict if it blocks. A request at preEviction
-// names no checkpoint, so the rules of both checkpoints apply. Filter used a snapshot, and a
-// migration may have begun since then.
+// names no checkpoint. So the rules of both checkpoints apply, because a migration may have begun
+// since Filter read the snapshot.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -107,8 +108,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 	return readVerdict(answer, asked)
 }
 
-// poll requests the set of blocked VMIs. With a last snapshot the exporter answers when the set
-// changes, or after wait. If the set has not changed, poll returns the last snapshot with a new
+// poll requests the set of blocked VMIs. If there is a last snapshot, the exporter answers when the
+// set changes, or after wait. If the set has not changed, poll returns the last snapshot with a new
 // time.
 func (c *client) poll(ctx context.Context, last *snapshot, wait time.Duration) (*snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+pollGrace)

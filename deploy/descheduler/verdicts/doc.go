@@ -11,37 +11,38 @@
 //	    filter: {enabled: [KubeVirtVerdicts]}
 //	    preevictionfilter: {enabled: [KubeVirtVerdicts]}
 //
-// Enable it at both extension points: running migrations and evacuations block at both, cooldowns
-// only at preevictionfilter. The descheduler ignores a misspelled extension point without an error.
-// [Args] lists the arguments.
+// Enable the plugin at both extension points. Running migrations and evacuations block at both
+// points, but cooldowns block only at preevictionfilter. The descheduler ignores a misspelled
+// extension point without an error. [Args] lists the arguments.
 //
 // # Requests
 //
 // The plugin asks only about pods with the label kubevirt.io=virt-launcher and allows all others.
 // It also allows a launcher pod with the annotation
-// descheduler.alpha.kubernetes.io/eviction-in-progress: the descheduler already counts this pod as
-// evicted. If the plugin hid the pod, the descheduler would evict another VM instead. The pod's
-// annotation kubevirt.io/domain is the name of its VMI, and the label kubevirt.io/created-by is the
-// VMI's UID.
+// descheduler.alpha.kubernetes.io/eviction-in-progress, because the descheduler already counts this
+// pod as evicted. If the plugin blocked the pod, the descheduler would evict another VM instead.
+// The pod's annotation kubevirt.io/domain is the name of its VMI, and the label
+// kubevirt.io/created-by is the VMI's UID.
 //
 // A background goroutine, which ends with the context of [New], long-polls GET /v1/blocked and
 // stores the answer as a snapshot. Filter looks up the VMI in the snapshot. If it is blocked there,
 // Filter asks POST /v1/verdicts, so that the exporter counts the block. Otherwise Filter sends no
-// request. PreEvictionFilter always asks, and names no checkpoint, so that all rules apply: a
-// migration that began after the snapshot also blocks. The first call of Filter waits for the first
-// snapshot, at most for httpTimeout.
+// request. PreEvictionFilter always asks. Its request names no checkpoint, so all rules apply, and
+// a migration that began after the snapshot also blocks. The first call of Filter waits for the
+// first snapshot, for at most httpTimeout.
 //
 // # Errors
 //
 // There is no verdict after an error: no connection, a timeout, a status other than 200, an
 // unreadable body, or a snapshot older than its maxAgeSeconds. After a failed request the plugin
-// sends none for 5 s, then one as a trial. After each further failure it waits twice as long, up to
-// 60 s. So if the exporter is down, the plugin waits for one timeout and not for one per pod.
+// sends no request for 5 s. Then it sends one as a trial. After each further failure it waits twice
+// as long, up to 60 s. So if the exporter is down, the plugin waits for one timeout and not for one
+// per pod.
 //
 //   - ignorable: true (the default) allows the eviction, unless a fresh snapshot says that this VMI
 //     is blocked. PreEvictionFilter applies the snapshot's blocks of both extension points.
-//   - ignorable: false blocks the eviction. It also blocks if the answer says "stale": the exporter
-//     has lost the API server, so it cannot know about new migrations.
+//   - ignorable: false blocks the eviction. It also blocks if the answer says "stale". Then the
+//     exporter has lost its connection to the API server, so it cannot know about new migrations.
 //
 // A VMI that the exporter does not know ("known": false) is allowed and counted as unknown, unless
 // the answer is stale.

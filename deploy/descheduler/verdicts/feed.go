@@ -36,7 +36,7 @@ type feed struct {
 	api      api
 	counters *counters
 	log      klog.Logger
-	// recovered is called when a poll succeeds after one that failed.
+	// recovered is called when a poll succeeds after a failed poll.
 	recovered func()
 
 	latest    atomic.Pointer[snapshot]
@@ -133,8 +133,8 @@ func waitFor(last *snapshot, wasFailing bool) time.Duration {
 	return min(longestWait, last.maxAge/3)
 }
 
-// jitter returns a random time from half of the pause to all of it, so that many deschedulers do not
-// poll at the same moment.
+// jitter returns a random time between half of the pause and the whole pause, so that many
+// deschedulers do not poll at the same moment.
 func jitter(pause time.Duration) time.Duration {
 	return pause/2 + rand.N(pause/2+1)
 }

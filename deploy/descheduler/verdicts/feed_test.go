@@ -56,7 +56,8 @@ func TestFeedIsNoBusyLoop(t *testing.T) {
 	})
 }
 
-// After failures the pauses grow, and the snapshot stays in use until its maximum age.
+// After failures the pauses between polls grow, and the snapshot stays in use until its maximum
+// age.
 func TestFeedBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{snapshot: blockedAt(atFilter, "db1")}
@@ -96,7 +97,7 @@ func TestFeedTooLarge(t *testing.T) {
 	})
 }
 
-// Only the first reader waits for the first poll, and at most for the timeout.
+// Only the first reader waits for the first poll. It waits for at most the timeout.
 func TestFeedFirstRead(t *testing.T) {
 	for name, test := range map[string]struct {
 		api    *fakeAPI
@@ -119,8 +120,8 @@ func TestFeedFirstRead(t *testing.T) {
 	}
 }
 
-// When the context ends, the poll ends at once, during a wait or a pause, and closes its connections.
-// (synctest checks that no goroutine is left.)
+// When the context ends, polling stops at once, during a poll or in a pause, and the connections
+// are closed. (synctest checks that no goroutine is left.)
 func TestFeedEnds(t *testing.T) {
 	for name, pollErr := range map[string]error{"waiting": nil, "pausing": errDown} {
 		t.Run(name, func(t *testing.T) {

@@ -23,11 +23,11 @@ const (
 	unknown
 	// stale: nothing blocks the VMI, but the exporter says that its data are stale.
 	stale
-	// unavailable: no verdict, and no fresh snapshot that blocks.
+	// unavailable: there is no verdict, and no fresh snapshot blocks the VMI.
 	unavailable
-	// blockedBySnapshot: no verdict, but a fresh snapshot says blocked.
+	// blockedBySnapshot: there is no verdict, but a fresh snapshot blocks the VMI.
 	blockedBySnapshot
-	// unnamed: the launcher pod has no valid name of its VMI.
+	// unnamed: the launcher pod has no valid VMI name.
 	unnamed
 )
 

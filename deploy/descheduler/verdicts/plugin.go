@@ -21,7 +21,7 @@ const (
 	createdByLabel    = "kubevirt.io/created-by"
 	leavingAnnotation = "descheduler.alpha.kubernetes.io/eviction-in-progress"
 
-	// The API server's limit on names. No VMI can have a longer name.
+	// The API server's limit on the length of a name. No VMI can have a longer name.
 	longestName = 253
 )
 
@@ -78,8 +78,8 @@ func (p *Plugin) Name() string {
 	return Name
 }
 
-// Filter reports whether a pod may be a candidate. It asks the exporter only if the snapshot blocks
-// the VMI.
+// Filter reports whether a pod may be a candidate for eviction. It asks the exporter only if the
+// snapshot blocks the VMI.
 func (p *Plugin) Filter(pod *v1.Pod) bool {
 	if !isLauncher(pod) || isLeaving(pod) {
 		return true
@@ -114,7 +114,8 @@ func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	return p.judge(pod, atPreEviction, asked)
 }
 
-// judge decides by the exporter's verdict. If there is none, it decides by a fresh snapshot.
+// judge decides by the exporter's verdict. Without a verdict it decides by a fresh snapshot that
+// blocks the VMI, or else by ignorable.
 func (p *Plugin) judge(pod *v1.Pod, at checkpoint, asked candidate) bool {
 	if ended, why, ok := p.ask(at, asked); ok {
 		return p.conclude(pod, at, ended, why)
@@ -179,8 +180,8 @@ func (p *Plugin) logBlock(pod *v1.Pod, at checkpoint, ended outcome, why block) 
 		"checkpoint", checkpoints[at], "outcome", outcomes[ended], "reason", why.reason, "notBefore", why.notBefore)
 }
 
-// isLeaving reports whether the descheduler already counts the pod as evicted. If the plugin hid
-// such a pod, the descheduler would evict another one instead.
+// isLeaving reports whether the descheduler already counts the pod as evicted. If the plugin
+// blocked such a pod, the descheduler would evict another pod instead.
 func isLeaving(pod *v1.Pod) bool {
 	_, found := pod.Annotations[leavingAnnotation]
 	return found

@@ -37,8 +37,8 @@ func TestOtherPods(t *testing.T) {
 	expect(t, "counted", plugin.counters.verdicts[atFilter][unnamed].Load(), 0)
 }
 
-// A launcher that is being evicted is allowed without a request. If the plugin hid it, the
-// descheduler would evict another one instead.
+// A launcher that is being evicted is allowed without a request. If the plugin blocked it, the
+// descheduler would evict another pod instead.
 func TestLeavingLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}
 	plugin, _ := pluginOver(t, api, blockedAt(atFilter, "db1"), false)
@@ -49,7 +49,8 @@ func TestLeavingLaunchers(t *testing.T) {
 	expect(t, "asked", len(api.asked), 0)
 }
 
-// A launcher without the name of a VMI, or with an impossible one, is allowed and counted as unnamed.
+// A launcher without a VMI name, or with a name that is too long, is allowed and counted as
+// unnamed.
 func TestUnnamedLaunchers(t *testing.T) {
 	api := &fakeAPI{ended: blocked}
 	plugin, _ := pluginOver(t, api, nil, false)
@@ -84,8 +85,8 @@ func TestWhatIsAsked(t *testing.T) {
 	expect(t, "a wrong UID is sent to the exporter", api.asked[len(api.asked)-1].VMIUID, "a wrong one")
 }
 
-// For each outcome, with ignorable true and false: whether the eviction may continue, what is counted
-// and what is logged.
+// Each outcome is counted, and each block is logged. The outcome and ignorable decide whether the
+// eviction may continue.
 func TestOutcomes(t *testing.T) {
 	const (
 		answered   = `"Eviction blocked"`
@@ -168,7 +169,7 @@ func TestFilterWithoutSnapshot(t *testing.T) {
 	})
 }
 
-// A stale snapshot still blocks its VMIs. It allows other VMIs only if the plugin is ignorable.
+// A stale snapshot still blocks its VMIs. It allows other VMIs only if ignorable is true.
 func TestFilterOnStaleSnapshot(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		latest := blockedAt(atFilter, "db1")
@@ -180,7 +181,8 @@ func TestFilterOnStaleSnapshot(t *testing.T) {
 	}
 }
 
-// An outage costs one request per pause, and one log line when it starts and one when it ends.
+// During an outage the plugin sends one request per pause. It logs one line when the outage starts,
+// and one line when the outage ends.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{askErr: errDown}
@@ -217,7 +219,7 @@ func TestRefusedQuestionIsNoOutage(t *testing.T) {
 	expect(t, "asked", len(api.asked), 3)
 }
 
-// The log line names the pod, the VMI, the checkpoint and the reason.
+// The log line about a block names the pod, the VMI, the checkpoint and the reason.
 func TestBlockIsLogged(t *testing.T) {
 	api := &fakeAPI{ended: blocked, why: block{reason: "cooldown", notBefore: "2026-01-01T00:00:00Z"}}
 	plugin, lines := pluginOver(t, api, nil, true)
@@ -229,7 +231,7 @@ func TestBlockIsLogged(t *testing.T) {
 	}
 }
 
-// An allowed pod costs one map lookup and no memory, even if many VMIs are blocked.
+// For an allowed pod Filter allocates no memory, even if many VMIs are blocked.
 func TestFilterAllowedAllocatesNothing(t *testing.T) {
 	plugin, pod := pluginForAllowed(t)
 	expect(t, "allocations", testing.AllocsPerRun(1000, func() { plugin.Filter(pod) }), 0)

@@ -193,8 +193,8 @@ func TestUnixSocket(t *testing.T) {
 	eventually(t, "the change", func() bool { return !plugin.Filter(launcher("db2")) && plugin.Filter(launcher("db1")) })
 }
 
-// Before an eviction, a new migration blocks although the snapshot does not have it yet. If the
-// exporter is down, a migration that is in the snapshot still blocks.
+// PreEvictionFilter blocks a migrating VMI, even if the snapshot does not contain it yet. If the
+// exporter is down, a VMI in the snapshot is still blocked.
 func TestMigrationSinceFilter(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -246,8 +246,8 @@ func TestRequestsOfACycle(t *testing.T) {
 		api.requested("filter"), api.requested(""), api.requested("poll"), time.Since(began).Round(time.Millisecond))
 }
 
-// When their contexts have ended, plugins leave no goroutine and no connection open, whether an
-// exporter answers or not.
+// After their contexts have ended, plugins leave no goroutine running, whether an exporter answers
+// or not.
 func TestNewLeaksNothing(t *testing.T) {
 	api := newExporter()
 	server := start(t, api)
@@ -289,7 +289,8 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Each kind of bad answer leads, within the timeout, to an error that says what was wrong.
+// For each kind of bad answer the client returns, within the timeout, an error that names the
+// fault.
 func TestBrokenAnswers(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
 		// The server notices that the client is gone only after it has read the body.
@@ -364,7 +365,7 @@ func TestBrokenAnswers(t *testing.T) {
 	}
 }
 
-// If nothing listens, the error comes at once.
+// If the socket does not exist, the error names it.
 func TestConnectionRefused(t *testing.T) {
 	client := clientOf(t, makeArgs(func(a *Args) { a.URLPrefix = "unix:/not/there" }))
 	_, _, err := client.ask(t.Context(), atFilter, candidate{})
@@ -383,8 +384,8 @@ func TestRejection(t *testing.T) {
 	}
 }
 
-// If the exporter is killed or hangs during a cycle, the plugin waits for one timeout. Then it decides
-// by the fresh snapshot and by ignorable.
+// If the exporter is killed or hangs during a cycle, the plugin waits for only one timeout. Then it
+// decides by the fresh snapshot and by ignorable.
 func TestKilledInTheMiddle(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		for _, way := range []string{"killed", "hanging"} {

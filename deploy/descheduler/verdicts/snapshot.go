@@ -25,7 +25,7 @@ type snapshot struct {
 	answeredAt time.Time
 }
 
-// isFresh reports whether the snapshot may still be used. It may be nil.
+// isFresh reports whether the snapshot may still be used. The snapshot may be nil.
 func (s *snapshot) isFresh(now time.Time) bool {
 	return s != nil && now.Sub(s.answeredAt) <= s.maxAge
 }

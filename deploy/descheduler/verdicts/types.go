@@ -7,7 +7,7 @@ import (
 
 // Args is the plugin's configuration in the policy file.
 //
-// The names are those of descheduler issue 1726 where possible.
+// Where possible, the fields have the names used in issue 1726 of the descheduler.
 type Args struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -34,7 +34,7 @@ type TLSConfig struct {
 	// CACertFile contains the CAs that may have signed the server's certificate.
 	CACertFile string `json:"caCertFile,omitempty"`
 
-	// CertFile and KeyFile are the client's certificate and key: both or none.
+	// CertFile and KeyFile are the client's certificate and key. Set both or neither.
 	CertFile string `json:"certFile,omitempty"`
 	KeyFile  string `json:"keyFile,omitempty"`
 }

@@ -17,7 +17,7 @@ const (
 	// The descheduler asks about one pod after another, so a longer timeout would block its cycle.
 	longestHTTPTimeout = 30 * time.Second
 
-	// The size of a path in Linux's sockaddr_un, without its final zero.
+	// The size of a path in Linux's sockaddr_un, without the final zero byte.
 	longestSocketPath = 107
 
 	expectedURLPrefix = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"

@@ -102,7 +102,8 @@ func TestReadVerdict(t *testing.T) {
 	}
 }
 
-// Anything other than one verdict about that VMI is an error. A missing field does not count as false.
+// Anything other than one verdict about the requested VMI is an error. A missing field does not
+// count as false.
 func TestReadVerdictRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ body, says string }{
 		"garbage":    {"nope", "not a list of verdicts"},
