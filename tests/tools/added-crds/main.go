@@ -1,5 +1,4 @@
-// Command added-crds prints, as one JSON list, the CRDs of other projects whose objects deploy/
-// has.
+// Command added-crds prints, as one JSON list, the CRDs of other projects that deploy/ uses.
 package main
 
 import (
@@ -9,14 +8,15 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	// Keep the modules, whose CRDs are files and no Go code, among the requirements.
+	// These imports keep the modules in go.mod. Only the modules' CRD files are used, not their Go
+	// code.
 	_ "github.com/cert-manager/cert-manager/pkg/apis/certmanager"
 	_ "github.com/prometheus-operator/prometheus-operator/pkg/versionutil"
 
 	"sigs.k8s.io/yaml"
 )
 
-// The files of each module.
+// The CRD files of each module.
 var modules = []struct {
 	path, folder string
 	files        []string

@@ -1,6 +1,6 @@
-// Program bench-informer keeps the same objects as the reference plugin, in the same way:
-// client-go's dynamic informers, one per resource, with whole objects in their caches. It prints
-// how long they took to sync, and then its counts for each line of its standard input.
+// Program bench-informer caches the same objects as the reference plugin, in the same way. It uses
+// client-go's dynamic informers, one per resource, which cache whole objects. First it prints how
+// long the informers took to sync. Then it prints its counts for each line of its standard input.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 
 func run() error {
 	server := flag.String("url", "", "the API server")
-	resources := flag.String("resources", "virtualmachineinstances", "of kubevirt.io/v1, by comma")
+	resources := flag.String("resources", "virtualmachineinstances", "resources of kubevirt.io/v1, separated by commas")
 	flag.Parse()
 	client, err := dynamic.NewForConfig(&rest.Config{Host: *server, QPS: -1})
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// A target is an address and the bytes of a request, built only once, so that the client costs
-// little.
+// A target is an address and the bytes of a request. The request is built only once, so that the
+// client uses little CPU time.
 type target struct {
 	network, address string
 	request          []byte
@@ -27,7 +27,7 @@ type target struct {
 func targetFlags(flags *flag.FlagSet) func() (target, error) {
 	address := flags.String("address", "", "host:port, or unix:PATH")
 	path := flags.String("path", "/", "path and query")
-	body := flags.String("body", "", "a file to POST; without one it is a GET")
+	body := flags.String("body", "", "a file to POST; without a file the request is a GET")
 	header := flags.String("header", "", "one more header line")
 	return func() (target, error) {
 		t := target{network: "tcp", address: *address}
@@ -71,7 +71,7 @@ var (
 	etagHeader   = []byte("etag:")
 )
 
-// ask sends the request and reads the answer to its end: its status, its ETag and its length.
+// ask sends the request, reads the whole answer, and returns its status, ETag and length.
 func (c *caller) ask(request []byte) (status int, etag string, length int, err error) {
 	if _, err = c.connection.Write(request); err != nil {
 		return
@@ -110,11 +110,11 @@ func header(line, name []byte) (string, bool) {
 func ask(arguments []string) error {
 	flags := flag.NewFlagSet("ask", flag.ExitOnError)
 	read := targetFlags(flags)
-	lasts := flags.Duration("lasts", time.Second, "how long to ask, at least until one answer")
-	warm := flags.Duration("warm", 200*time.Millisecond, "how long to ask before that, untimed")
-	connections := flags.Int("connections", 1, "how many ask at the same time")
+	lasts := flags.Duration("lasts", time.Second, "how long to send requests, at least until the first answer")
+	warm := flags.Duration("warm", 200*time.Millisecond, "how long to send requests before that, without timing them")
+	connections := flags.Int("connections", 1, "how many connections to use at the same time")
 	expected := flags.Int("status", 200, "the expected status of every answer")
-	pause := flags.Duration("pause", 0, "between an answer and the next question")
+	pause := flags.Duration("pause", 0, "the pause between an answer and the next request")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
@@ -174,8 +174,8 @@ func (t target) repeat(began, until time.Time, pause time.Duration, expected int
 func wait(arguments []string) error {
 	flags := flag.NewFlagSet("wait", flag.ExitOnError)
 	read := targetFlags(flags)
-	lasts := flags.Duration("lasts", 10*time.Second, "how long to hold them, once all are held")
-	clients := flags.Int("clients", 10_000, "how many")
+	lasts := flags.Duration("lasts", 10*time.Second, "how long to hold the polls, once all are open")
+	clients := flags.Int("clients", 10_000, "how many clients")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func wait(arguments []string) error {
 	return say(map[string]any{"held": held.Load(), "answers": answers.Load(), "failed": failed.Load(), "why": why})
 }
 
-// sink reads a streamed list of VMIs to its end and throws it away.
+// sink reads a streamed list of VMIs to its end and discards it.
 func sink(arguments []string) error {
 	flags := flag.NewFlagSet("sink", flag.ExitOnError)
 	read := targetFlags(flags)

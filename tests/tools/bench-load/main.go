@@ -1,7 +1,7 @@
-// Program bench-load is the API server and the clients of the benchmark, each a mode of its own:
+// Program bench-load has a mode for the API server and for each client of the benchmark:
 //
-//	serve  a Kubernetes API server's lists and watches, rendered faster than any client reads them
-//	sink   reads a streamed list and throws it away, to measure how fast serve can send
+//	serve  answers lists and watches like an API server, faster than any client can read them
+//	sink   reads a streamed list and discards it, to measure how fast serve can send
 //	ask    sends one request repeatedly over open connections, and times each answer
 //	wait   holds many long polls open
 //
@@ -18,7 +18,7 @@ import (
 func main() {
 	modes := map[string]func([]string) error{"serve": serve, "sink": sink, "ask": ask, "wait": wait}
 	if len(os.Args) < 2 || modes[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "bench-load: serve, sink, ask or wait")
+		fmt.Fprintln(os.Stderr, "bench-load: expected serve, sink, ask or wait")
 		os.Exit(2)
 	}
 	if err := modes[os.Args[1]](os.Args[2:]); err != nil {
@@ -31,7 +31,7 @@ func say(fact any) error {
 	return json.NewEncoder(os.Stdout).Encode(fact)
 }
 
-// cpuSeconds is what this process has used so far, in user and in kernel mode.
+// cpuSeconds is the CPU time that this process has used so far, in user and in kernel mode.
 func cpuSeconds() float64 {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

@@ -12,14 +12,14 @@ const (
 	vmims     = "virtualmachineinstancemigrations"
 	pods      = "pods"
 	kubevirts = "kubevirts"
-	// The watch of the nodes, and the one with fieldSelector=spec.unschedulable=true.
+	// The watch of all nodes, and the watch with fieldSelector=spec.unschedulable=true.
 	allNodes      = "nodes"
 	cordonedNodes = "nodes, cordoned"
 	namespaces    = 50
 	nodes         = 100
 )
 
-// A template is JSON with ${names} in it. It is cut at these only once: an object is a few copies.
+// A template is JSON with ${names}. It is split at the names only once, so that rendering is fast.
 type template struct {
 	text []string
 	name []string
@@ -49,7 +49,7 @@ func (t template) append(to []byte, value func([]byte, string) []byte) []byte {
 	return to
 }
 
-// compact removes what only makes the templates below readable.
+// compact removes the line breaks, which only make the templates readable.
 func compact(source string) string {
 	var out strings.Builder
 	for _, line := range strings.Split(source, "\n") {
@@ -58,7 +58,7 @@ func compact(source string) string {
 	return out.String()
 }
 
-// A cluster's objects are functions of their number; only what events changed is kept.
+// A cluster computes each object from its number, and stores only the changes by events.
 type cluster struct {
 	vmis    int
 	each    int // VMIMs per VMI
@@ -135,7 +135,7 @@ func (c *cluster) kind(resource, i int) template {
 	return c.bare[resource]
 }
 
-// ended is when the n-th last migration of a VMI ended.
+// ended is the time at which the n-th last migration of a VMI ended.
 func (c *cluster) ended(i, n int) time.Time {
 	last := 7*24*time.Hour + time.Duration(i)*7*time.Second
 	if i%1000 < c.cooling {
@@ -162,8 +162,8 @@ func (c *cluster) appendVMI(to []byte, i int) []byte {
 	})
 }
 
-// appendTurn renders a migration that runs after an odd number of turns, and has ended after an
-// even one.
+// appendTurn renders a VMI's latest migration. After an odd number of turns it is running, after an
+// even number it has ended.
 func (c *cluster) appendTurn(to []byte, i int, turn int32) []byte {
 	now := time.Now().UTC()
 	to = append(to, `"migrationState":{`...)
@@ -195,7 +195,7 @@ func (c *cluster) appendState(to []byte, i int, uid string, started time.Time) [
 	return append(to, `-q9q9q"},`...)
 }
 
-// appendVMIM renders a VMIM; the first one of a VMI is its last migration.
+// appendVMIM renders a VMIM. The first VMIM of each VMI is its latest migration.
 func (c *cluster) appendVMIM(to []byte, i int) []byte {
 	vmi, n := i/c.each, i%c.each
 	ended := c.ended(vmi, n)

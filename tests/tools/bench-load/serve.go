@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// chunk is how much is rendered before it is written.
+// chunk is how many bytes are rendered before they are written.
 const chunk = 256 << 10
 
-// A server's lock covers the cluster and the watchers, so that an event is either in a list or
-// after it.
+// The lock of a server protects the cluster and the watchers. So each event is either contained in
+// a list or sent after it.
 type server struct {
 	mu       sync.Mutex
 	cluster  *cluster
 	watchers map[*watcher]string
 }
 
-// A watcher gets its events from the handlers that cause them; its own only keeps the connection
-// open.
+// The handlers that cause events write them to the watchers. A watcher's own handler only keeps the
+// connection open.
 type watcher struct {
 	response http.ResponseWriter
 	broken   chan struct{}
@@ -47,7 +47,7 @@ func serve(arguments []string) error {
 	count := flags.Int("vmis", 10_000, "VMIs")
 	each := flags.Int("vmims-each", 3, "VMIMs of each VMI")
 	cooling := flags.Int("cooling", 100, "how many of 1,000 VMIs have just migrated")
-	nodes := flags.Int("nodes", 0, "nodes with a heartbeat each ten seconds, one of a hundred cordoned")
+	nodes := flags.Int("nodes", 0, "nodes with a heartbeat every ten seconds; one of a hundred is cordoned")
 	withPods := flags.Bool("pods", false, "a launcher pod for each VMI")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -195,8 +195,9 @@ func (s *server) bookmark(resource string, listed bool) []byte {
 		kinds[resource], s.cluster.version, annotations)
 }
 
-// sendEvents modifies `count` VMIs in turn, `rate` a second, or as fast as they are read if that is
-// 0. One in ten begins or ends a migration; the others change nothing that the exporter reads.
+// sendEvents modifies `count` VMIs, one after another, at `rate` events per second. If `rate` is 0,
+// it sends as fast as the clients read. One event in ten begins or ends a migration. The others
+// change nothing that the exporter reads.
 func (s *server) sendEvents(w http.ResponseWriter, r *http.Request) {
 	count, _ := strconv.Atoi(r.URL.Query().Get("count"))
 	rate, _ := strconv.Atoi(r.URL.Query().Get("rate"))
@@ -224,7 +225,7 @@ func (s *server) sendEvents(w http.ResponseWriter, r *http.Request) {
 	answer(w, map[string]any{"events": sent, "seconds": time.Since(began).Seconds(), "cpu": cpuSeconds() - used})
 }
 
-// sendFailures adds `count` VMIMs that failed before their hand-off, `rate` a second.
+// sendFailures adds `count` VMIMs that failed in the phase Scheduling, `rate` per second.
 func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
 	count, _ := strconv.Atoi(r.URL.Query().Get("count"))
 	rate, _ := strconv.Atoi(r.URL.Query().Get("rate"))
@@ -239,7 +240,7 @@ func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
 	answer(w, map[string]any{"events": count, "seconds": time.Since(began).Seconds()})
 }
 
-// sendHeartbeats modifies every node each ten seconds, one after another.
+// sendHeartbeats modifies every node once in ten seconds, one node after another.
 func (s *server) sendHeartbeats() {
 	pause := 10 * time.Second / time.Duration(s.cluster.nodes)
 	began := time.Now()
@@ -258,7 +259,7 @@ func (s *server) sendHeartbeats() {
 	}
 }
 
-// turn begins or ends one VMI's migration, and says when that was written.
+// turn begins or ends the migration of one VMI, and answers with the time of that event.
 func (s *server) turn(w http.ResponseWriter, r *http.Request) {
 	i, err := strconv.Atoi(r.URL.Query().Get("vmi"))
 	if err != nil || i < 0 || i >= s.cluster.vmis {

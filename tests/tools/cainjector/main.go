@@ -1,5 +1,5 @@
-// Command cainjector runs cert-manager's own cainjector for webhooks: it writes the authority of a
-// Certificate's Secret into `caBundle`. Its cluster is that of $KUBECONFIG.
+// Command cainjector runs cert-manager's own cainjector for webhooks. It writes the CA from a
+// Certificate's Secret into `caBundle`, in the cluster of $KUBECONFIG.
 package main
 
 import (

@@ -2,9 +2,10 @@
 // `certificates DIR NAME[/GROUP][@HOST,...][=DAYS] ...`.
 // With `certificates token KEY ISSUER SUBJECT EXPIRES` it prints a service account's token.
 //
-// The first call makes the authority (ca.crt, ca.key) that signs all others. Each NAME becomes
-// NAME.crt and NAME.key, for a server on the loopback address and on each HOST, and for a client
-// that is the user NAME of GROUP for Kubernetes. It expires after DAYS, by default 30.
+// The first call creates the CA (ca.crt, ca.key), which signs all other certificates. For each NAME
+// it writes NAME.crt and NAME.key. A server can use this pair on the loopback address and on each
+// HOST. For Kubernetes, a client with this pair is the user NAME in the group GROUP. The
+// certificate expires after DAYS, by default 30.
 package main
 
 import (
@@ -118,7 +119,7 @@ func template(subject pkix.Name) *x509.Certificate {
 	}
 }
 
-// write makes a key, and a certificate that the signer signs; without a signer the key signs it.
+// write creates a key and a certificate. Without a signer the certificate is self-signed.
 func write(directory, name string, template *x509.Certificate, signer *pair) (pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	extv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// All CRDs are needed, because virt-controller has an informer for each and waits for it.
+// All CRDs are needed, because virt-controller waits until its informers for all of them have
+// synced.
 var constructors = []func() (*extv1.CustomResourceDefinition, error){
 	components.NewVirtualMachineInstanceCrd,
 	components.NewVirtualMachineCrd,

@@ -19,8 +19,8 @@ import (
 const (
 	namespace = "kubevirt"
 	registry  = "localhost/kubevirt"
-	// The two images of tests/vms/images.py: one has every program and runs as root, the other is
-	// the same as another user.
+	// The two images of tests/vms/images.py. The first one has virt-launcher and virt-handler, and
+	// runs as root. The second one has the other programs, and runs as another user.
 	asRoot = registry + "/virt-launcher:1"
 	asUser = registry + "/virt-operator:1"
 )

@@ -1,5 +1,5 @@
-// Command pause waits for a signal to end. It holds a pod's namespaces, and stands in for
-// containers that only have to exist.
+// Command pause waits until a signal ends it. It holds a pod's namespaces, and replaces containers
+// that only have to exist.
 package main
 
 import (

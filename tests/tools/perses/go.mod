@@ -2,7 +2,8 @@ module tools/perses
 
 go 1.26.5
 
-// The others keep the modules, whose schemas are files and no Go code, among the requirements.
+// Of these tools only percli is used. The others keep their modules, whose schemas are no Go code,
+// in this file.
 tool (
 	github.com/perses/perses/cmd/percli
 	github.com/perses/plugins/prometheus/sdk/go/query

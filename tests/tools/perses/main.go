@@ -1,5 +1,6 @@
-// Command perses-plugins prints the schemas of the Perses plugins that our dashboards use, as one
-// JSON object of paths and texts: the plugin folder of a Perses server, without the plugins' pages.
+// Command perses-plugins prints the schemas of the Perses plugins that our dashboards use. The
+// output is one JSON object with the text of each file, by path. The files are the plugin folder of
+// a Perses server, without the plugins' pages.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 
 var (
 	plugins = []string{"prometheus", "statchart", "table", "timeserieschart"}
-	// What the schemas of the plugins import.
+	// The modules that the schemas of the plugins import.
 	shared = []string{"github.com/perses/perses", "github.com/perses/shared", "github.com/perses/spec"}
 )
 
@@ -31,7 +32,7 @@ func main() {
 			log.Fatal(err)
 		}
 		files[plugin+"/package.json"] = string(text)
-		// The build of a plugin's pages writes it.
+		// Upstream, the build of a plugin's pages writes this file.
 		files[plugin+"/mf-manifest.json"] = fmt.Sprintf(
 			`{"id": %q, "name": %q, "metaData": {"buildInfo": {"buildVersion": %q, "buildName": %q}}}`,
 			plugin, plugin, strings.TrimPrefix(version, "v"), plugin)
@@ -59,7 +60,7 @@ func find(name string) (string, string) {
 	return module.Dir, module.Version
 }
 
-// read adds the CUE files below a folder, without migrations from Grafana and modules of their own.
+// read adds the CUE files below a folder, without the folders `migrate` and `cue.mod`.
 func read(files map[string]string, prefix, root string) {
 	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
