@@ -55,7 +55,7 @@ def write_schemas(openapi: Object, folder: Path) -> None:
 
 
 def _strict(schema: Any) -> Any:
-    """A schema without Kubernetes' extensions that refuses unknown fields."""
+    """The schema without Kubernetes' extensions; it refuses unknown fields."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -69,7 +69,7 @@ def _strict(schema: Any) -> Any:
 
 
 def _reachable(name: str, references: Mapping[str, list[str]]) -> set[str]:
-    """All definitions that a definition refers to, directly or not, and itself."""
+    """The definition itself, and all definitions to which it refers, directly or indirectly."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

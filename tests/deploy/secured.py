@@ -37,7 +37,7 @@ def playable(config: Object, pair: Pair) -> Object:
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
     assert all(one.keys() == files.keys() for one in config["tls"].values())
     config["tls"] = dict.fromkeys(config["tls"], files)
-    # The tests change roles faster than cached answers would expire.
+    # Without a cache, changed roles have effect at once.
     config["auth"] = {**config["auth"], "cache": "0"}
     return config
 
@@ -56,7 +56,7 @@ class Caller:
         return replace(self, token=token or "")
 
     async def ask(self, method: str, url: str, body: object = None) -> tuple[int, Any]:
-        """The status and the body of an answer, decoded where it is JSON."""
+        """The status and the body of an answer, decoded if it is JSON."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         async with (
             aiohttp.ClientSession(headers=headers) as session,
@@ -69,7 +69,7 @@ class Caller:
             return response.status, json.loads(text) if is_json else text
 
     async def ready(self) -> None:
-        """Wait until the exporter is ready, by the probe of the metrics listener."""
+        """Wait until the readiness probe of the metrics listener succeeds."""
         await self.exporter.listening()
 
         async def is_ready() -> bool:
@@ -99,7 +99,7 @@ async def installed(
     *,
     without: tuple[str, tuple[str, ...]] | None = None,
 ) -> AsyncIterator[Caller]:
-    """An overlay's exporter with its account, roles and configuration; yields nobody's client."""
+    """Run an overlay's exporter with its account and roles; yields a client without a token."""
     async with (
         account(cluster, folder, without=without) as user,
         program(

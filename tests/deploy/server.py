@@ -21,7 +21,7 @@ _OF_EVERYBODY = (
 """Resources that every service account may use."""
 
 Grants: TypeAlias = set[tuple[str, str, str, str]]
-"""Verb, group, resource and name (or none)."""
+"""Verb, group, resource and name; the name may be empty."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ async def applied(client: Client, objects: Iterable[Object]) -> AsyncIterator[No
 async def account(
     cluster: RealCluster, folder: str, *, without: tuple[str, tuple[str, ...]] | None = None
 ) -> AsyncIterator[User]:
-    """The exporter's account with an overlay's roles, possibly without a verb."""
+    """The exporter's account with an overlay's roles; `without` removes a verb from them."""
     objects = [one for one in render(folder) if one["kind"] in RBAC]
     if without is not None:
         objects = [less(one, *without) for one in objects]

@@ -102,7 +102,7 @@ async def test_every_pod_is_restricted(cluster: RealCluster, folder: str) -> Non
 
 
 async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) -> None:
-    """A pod that is not restricted is refused, as the namespace enforces the standard."""
+    """The API server refuses a pod that violates the standard of the namespace."""
     template = pod_templates(render("base"))[0]
     privileged = json.loads(json.dumps(template).replace('"runAsNonRoot": true', '"fsGroup": 1'))
 
@@ -140,9 +140,9 @@ async def test_the_exporter_runs_under_its_roles(
 async def test_every_verb_is_needed(
     cluster: RealCluster, paging: RealCluster, verb: str, tmp_path: Path
 ) -> None:
-    """A missing verb on VMIs ends the exporter; on an optional resource it is reported.
+    """Without a verb on VMIs the exporter exits; for other resources it reports the missing verb.
 
-    A server with streaming lists needs only `watch`.
+    If the API server has streaming lists, the exporter needs only `watch`.
     """
     server = paging if verb == "list" else cluster
     async with account(server, "base", without=(verb, OPTIONAL)) as user:
@@ -167,7 +167,7 @@ async def test_every_verb_is_needed(
 
 @pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
 async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
-    """The account has no other permissions: it reads, reviews, and writes its history."""
+    """The account may only read, review callers, and write its history."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
     nobody = await cluster.account(NAMESPACE, "other")
@@ -194,7 +194,7 @@ CHECKPOINT = [
 async def test_the_history_is_written_with_every_verb_and_with_none_less(
     paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """The history is written with the rendered role; without a verb the log names that verb."""
+    """With the rendered role the history is written; if a verb is missing, the log names it."""
     await forget_history(paging.admin)
     config = runnable("overlays/standalone", pair)
     config["kube"] = {"leaseDuration": "1s", "historyInterval": "100ms"}
@@ -241,7 +241,7 @@ async def forget_history(client: Client) -> None:
 
 
 async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
-    """ConfigMaps and Leases of other names cannot be written."""
+    """The account cannot write ConfigMaps and Leases with other names."""
 
     async def refused(*arguments: Any, **more: Any) -> str:
         with pytest.raises(ApiError) as refusal:

@@ -67,7 +67,7 @@ async def statuses(caller: Caller) -> dict[tuple[str, str, str], int]:
 async def test_everybody_gets_what_their_role_says(
     cluster: RealCluster, standalone: Caller, prove: Callable[[str], None]
 ) -> None:
-    """Each account gets the answers that SECURITY.md's table says; no token is logged."""
+    """Each account gets the HTTP statuses that SECURITY.md lists; no token is logged."""
     async with (
         somebody(cluster, "a-caller", CALLER) as caller,
         somebody(cluster, "a-scraper", SCRAPER) as scraper,
@@ -120,7 +120,7 @@ async def test_a_refusal_says_who_and_what(cluster: RealCluster, standalone: Cal
 async def test_both_reviews_are_needed(
     cluster: RealCluster, resource: str, pair: Pair, tmp_path: Path
 ) -> None:
-    """Without either review permission all requests are refused, and the log says why."""
+    """If one of the two review permissions is missing, requests get a 503, and the log says why."""
     async with (
         somebody(cluster, "a-caller", CALLER) as token,
         installed(cluster, tmp_path, pair, without=("create", (resource,))) as nobody,
@@ -136,7 +136,7 @@ async def test_both_reviews_are_needed(
 
 
 async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
-    """A token that is sent without TLS is refused, and the sender gets an error."""
+    """A request that is sent without TLS fails."""
     for secure in (standalone.exporter.query, standalone.exporter.metrics):
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
@@ -144,7 +144,7 @@ async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
 
 
 async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Caller) -> None:
-    """Callers only trust the CA that they were given."""
+    """A caller that does not have our CA does not trust the exporter's certificate."""
     stranger = Caller(standalone.exporter, ssl.create_default_context())
 
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
@@ -152,7 +152,7 @@ async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Cal
 
 
 async def test_no_tls_below_1_2(standalone: Caller) -> None:
-    """The TLS handshake of an older client fails."""
+    """The handshake of a client with TLS 1.1 fails."""
     url = urllib.parse.urlsplit(standalone.exporter.query)
 
     def shake_hands(version: ssl.TLSVersion) -> str | None:
@@ -176,7 +176,7 @@ async def test_no_tls_below_1_2(standalone: Caller) -> None:
 async def test_a_renewed_secret_is_served_without_a_restart(
     cluster: RealCluster, tmp_path: Path
 ) -> None:
-    """When the kubelet updates the Secret's volume, the next connection has the new pair."""
+    """When the kubelet updates the Secret's volume, new connections get the new certificate."""
     volume, newer = tmp_path / "..data", tmp_path / "newer"
     make_pair(tmp_path / "older")
     volume.symlink_to(tmp_path / "older")
@@ -201,7 +201,7 @@ async def test_a_renewed_secret_is_served_without_a_restart(
 async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(
     cluster: RealCluster, pair: Pair, tmp_path: Path
 ) -> None:
-    """The socket of the pod needs no token; the metrics listener does."""
+    """Requests on the pod's socket need no token; requests to the metrics listener do."""
     config = runnable("overlays/sidecar", pair)
     query = tmp_path / "query.sock"
     config["listen"] = {**config["listen"], "query": f"unix:{query}"}

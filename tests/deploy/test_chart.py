@@ -85,7 +85,7 @@ def comparable(objects: Iterable[Object]) -> dict[str, Object]:
         one["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
         if one["kind"] == "ConfigMap":
             one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}
-        if one["kind"] == "PodMonitor":  # only kustomize's transformer needs them
+        if one["kind"] == "PodMonitor":  # only kustomize's transformer needs the annotations
             one["metadata"].pop("annotations", None)
         found[f"{one['kind']} {one['metadata']['name']}"] = one
     return found
@@ -94,7 +94,7 @@ def comparable(objects: Iterable[Object]) -> dict[str, Object]:
 @pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
-    """Both render equal objects, except the namespace, which Helm or an administrator creates."""
+    """Chart and kustomize render equal objects; only the Namespace is missing from the chart."""
     values, folder, components = MODES[mode]
     kustomized = overlay(
         {"namespace": namespace},
@@ -304,7 +304,7 @@ def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
     """The schema has the keys of values.yaml, each with a description."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    del schema["properties"]["global"]  # Helm's own
+    del schema["properties"]["global"]  # the values of Helm itself
 
     def same(values: Object, schema: Object) -> bool:
         return values.keys() == schema["properties"].keys() and all(

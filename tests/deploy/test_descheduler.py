@@ -56,7 +56,7 @@ def arguments(kubeconfig: Path, directory: Path, plugin: Object | None = None) -
 
 
 def node(name: str) -> Object:
-    """A ready node of four processors for VMs."""
+    """A ready node for VMs, with four CPUs."""
     room = {"cpu": "4", "memory": "8Gi", "pods": "100"}
     return {
         "metadata": {"name": name, "labels": {"kubevirt.io/schedulable": "true"}},
@@ -70,7 +70,7 @@ def node(name: str) -> Object:
 
 @pytest.fixture
 async def crowded(cluster: RealCluster) -> AsyncIterator[RealCluster]:
-    """A node with three launcher pods of one processor each, and an empty node."""
+    """A node with three launcher pods that request one CPU each, and an empty node."""
     names = ("a", "b", "c")
     request = {"requests": {"cpu": "1", "memory": "1Gi"}}
     compute = {"name": "compute", "image": "virt-launcher", "resources": request}
@@ -100,7 +100,7 @@ async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
 
 
 async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
-    """Run the descheduler until it has evicted a pod or gets a 403; its log."""
+    """Run the descheduler until it has evicted a pod or gets a 403; returns its log."""
     process = Process(command, directory / "descheduler.log")
     process.start()
 
@@ -143,7 +143,7 @@ async def test_a_cycle_under_the_rendered_roles(crowded: RealCluster, tmp_path: 
 async def test_what_a_cycle_needs(
     crowded: RealCluster, verb: str, resource: str, tmp_path: Path
 ) -> None:
-    """Without one of its permissions the log has the 403."""
+    """If a permission is missing, the descheduler's log has the 403."""
     said = await cycle(crowded, tmp_path, verb, resource)
 
     assert f'cannot {verb} resource \\"{resource}\\"' in said

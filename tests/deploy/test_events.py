@@ -31,7 +31,7 @@ def can_i(kubeconfig: Path) -> dict[tuple[str, str], str]:
 async def test_one_verb_is_added(
     cluster: RealCluster, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """The component adds only the verb `create` on Events, with which Events are written."""
+    """The component adds only the verb `create` on Events, which is enough to write them."""
     async with account(cluster, "base") as user, cluster.client(user) as client:
         kubeconfig = cluster.kubeconfig(user)
         before, asked_before = await granted(client), can_i(kubeconfig)

@@ -1,4 +1,4 @@
-"""Each documented way to install, in two namespaces: five typed lines, then verdicts.
+"""Each documented way to install is tried in two namespaces, until the exporter answers.
 
 The API server is real; the kubelet, cert-manager and the controllers are simulated. The exporter
 runs as a process of the test, with the account, the roles and the configuration that the typed
@@ -173,7 +173,7 @@ async def test_the_typed_lines_end_in_verdicts(
     namespace: str,
     prove: Callable[[str], None],
 ) -> None:
-    """After the typed lines there are verdicts; the removal leaves no labelled object."""
+    """After the typed lines the exporter answers; uninstalling leaves no labelled object."""
     adopter = Adopter(busy, tmp_path, pair, namespace)
     by_helm = way.endswith("Helm")
     lines = adopter.lines(way)
@@ -183,7 +183,7 @@ async def test_the_typed_lines_end_in_verdicts(
 
     assert "shop/db1" in said[-1]
     assert "cooldown" in said[-1]
-    if by_helm:  # its notes name the labels that Prometheus needs
+    if by_helm:  # Helm's notes name the labels that Prometheus needs
         assert any("podMonitor.additionalLabels" in one for one in said)
     prove(f"{way}, in {namespace}: {len(lines)} lines typed, verdicts after {took:.1f} s")
 
@@ -192,7 +192,7 @@ async def test_the_typed_lines_end_in_verdicts(
     helm, *kubectl, everything = commands(UNINSTALL)
     assert (
         everything == f"kubectl delete namespace {NAMESPACE}"
-    )  # no controller would empty it here
+    )  # no controller would empty the namespace here
     for line in [helm] if by_helm else kubectl:
         await adopter.type(adopter.moved(line))
     assert await adopter.type(f"kubectl get {KINDS} -A -l {LABEL} -o name") == ""
@@ -202,7 +202,7 @@ async def test_the_typed_lines_end_in_verdicts(
 async def test_the_readme_s_lines_end_in_verdicts(
     busy: RealCluster, pair: Pair, tmp_path: Path, picked: str
 ) -> None:
-    """After the lines of each way in the README there are verdicts, with the pushed images."""
+    """After the lines of each way in the README the exporter answers, with only pushed images."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
     said = [await adopter.type(line) for line in follow_readme(picked)]
     images = await adopter.type(

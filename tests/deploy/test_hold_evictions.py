@@ -42,7 +42,7 @@ def test_the_outcomes_are_the_program_s() -> None:
 
 
 def test_the_users_named_are_the_shipped_ones() -> None:
-    """The users that the page names are those of the shipped list."""
+    """The shipped list has all users that the page names."""
     listed = chapters(HOLD_EVICTIONS)["Which users to list"]
     named = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
     shipped = read_settings(config_of(render(OVERLAY))).admission.users
@@ -52,7 +52,7 @@ def test_the_users_named_are_the_shipped_ones() -> None:
 
 @pytest.fixture(scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealCluster]:
-    """A control plane with a VM that has just migrated, whose pod has the page's name."""
+    """A control plane with the VM shop/db1, which has just been migrated."""
     async with RealCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         await cluster.namespace("shop")
         await add_vm(cluster.admin, "shop", "db1", held=True)

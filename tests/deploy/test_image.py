@@ -87,7 +87,7 @@ def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_its_steps_make_a_program_that_runs(image: Path) -> None:
-    """From the pinned requirements alone the program starts and answers."""
+    """With only the pinned requirements installed, the program starts and answers."""
     answer = run(image, "--version")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", answer.stdout)

@@ -65,7 +65,7 @@ TYPED = [
 async def exporter(
     fresh: RealCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Program]:
-    """The exporter behind the port-forward, and one VM that has just been migrated."""
+    """The exporter behind the port-forward; two of its three VMs have just been migrated."""
     await fresh.namespace("shop")
     ended = ended_state("m", time.time() - 60, time.time() - 30)
     for name, place in (("db1", "shop"), ("churn-1", await fresh.namespace("bank"))):
@@ -92,7 +92,7 @@ async def shell(command: str, **environment: str) -> str:
 
 
 async def play_controllers(cluster: RealCluster) -> None:
-    """Mark every Deployment as available, as no pods run here."""
+    """Mark every Deployment as available, because no pods run here."""
     for one in (await cluster.admin.request("GET", "/apis/apps/v1/deployments"))["items"]:
         replicas = one["spec"]["replicas"]
         counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
@@ -121,7 +121,7 @@ async def uninstall(cluster: RealCluster) -> None:
 
 
 def test_the_folders_are_those_of_deploy() -> None:
-    """The table has every folder of deploy/ that can be applied, once."""
+    """The table has every folder of deploy/ that can be applied, exactly once."""
     rows = re.findall(r"^\|.*\| (`deploy/[^|]*`) \|$", read(INSTALL), re.MULTILINE)
     folders = [bare(row) for row in rows]
 
@@ -164,7 +164,7 @@ class Reader:
                     assert any(one in output for one in expected)
 
     async def type(self, command: str) -> str:
-        """Run a command, while the controllers are simulated; later ones have what it exports."""
+        """Run a command with simulated controllers; later commands see what it exports."""
         await play_controllers(self._cluster)
         typed = re.sub(r"descheduler/descheduler --version \S+", str(chart()), command)
         if typed.startswith("export "):
@@ -200,11 +200,11 @@ async def test_every_command_runs_as_written(
 async def test_a_caller_of_one_s_own_is_answered(
     fresh: RealCluster, exporter: Program, tmp_path: Path
 ) -> None:
-    """All commands from the certificate on run as written, and the caller's program is answered.
+    """All commands from the certificate on run as written, and the caller's program gets answers.
 
-    It leaves out the VM that has just been moved; without an answer it lists both VMs.
+    The program leaves out the VM that has just been moved. Without an answer it lists both VMs.
     """
-    await exporter.ready()  # the VMs are there
+    await exporter.ready()  # the exporter knows the VMs
     await fresh.admin.create(NAMESPACES, namespace("my-tools"))
     reader = Reader(fresh, tmp_path)
     async with AsyncExitStack() as running:

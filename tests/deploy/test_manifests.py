@@ -1,4 +1,4 @@
-"""The manifests without a cluster: what they render to, and that their parts match."""
+"""The rendered manifests, tested without a cluster: their parts must match."""
 
 import json
 import re
@@ -203,7 +203,7 @@ def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_configurations_are_valid(folder: str) -> None:
-    """The exporter accepts every configuration without a remark."""
+    """The exporter accepts every configuration, and has no remarks about it."""
     settings = settings_of(folder)
 
     window, cap = settings.policy.migration_history_window, settings.policy.max_migration_cooldown
@@ -285,7 +285,7 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
 
 
 def test_the_sidecar_is_a_native_one() -> None:
-    """The sidecar is ready before the descheduler starts, so its first cycle asks as well."""
+    """The sidecar is ready before the descheduler starts, so that the first cycle can ask."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     (sidecar,) = template["spec"]["initContainers"]
 
@@ -294,7 +294,7 @@ def test_the_sidecar_is_a_native_one() -> None:
 
 
 def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
-    """The path of the program is the Dockerfile's, and that of the policy the flag's."""
+    """The Dockerfile puts the program where the command expects it; the flags name the policy."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     descheduler = containers(template)["descheduler"]
     dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")
@@ -333,7 +333,7 @@ def test_the_chart_makes_the_same_pod() -> None:
 
 
 def test_the_chart_and_what_goes_with_it_are_whole() -> None:
-    """The chart and the objects beside it have the sidecar overlay's kinds, no object twice."""
+    """The descheduler's chart and deploy/helm have the overlay's kinds, and no object twice."""
     together = (*render("helm"), *render_chart())
     made = identities(together)
 
@@ -441,7 +441,7 @@ def test_the_certificate_has_the_service_s_names() -> None:
 
 
 def test_no_scrape_is_refused_for_its_size() -> None:
-    """The limit on samples is at least a fifth above what `limits.vmiSeries` allows."""
+    """The sample limit is at least 20 % above the number that `limits.vmiSeries` allows."""
     per_vmi = sum({"namespace", "name"} <= set(family.labels) for family in FAMILIES)
     limit = only(render("overlays/monitoring"), "PodMonitor")["spec"]["sampleLimit"]
 
@@ -472,7 +472,7 @@ def test_nothing_on_openshift_asks_for_a_user() -> None:
 
 
 def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
-    """OpenShift's overlay adds to both only what the cluster's Prometheus needs."""
+    """OpenShift's overlay adds to `standalone` and `monitoring` only what its Prometheus needs."""
     both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
     more = set(identities(render("overlays/openshift"))) - both
     space = only(render("overlays/openshift"), "Namespace")
@@ -485,7 +485,7 @@ ADMISSION = "overlays/admission"
 
 
 def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
-    """The common settings of both files are equal; kustomize cannot merge them."""
+    """The common settings of `standalone` and `admission` are equal."""
     plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
     own = more.pop("admission")
     port = more["listen"].pop("admission")
@@ -599,7 +599,7 @@ def test_every_overlay_replaces_pods_in_the_same_way() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_only_what_others_depend_on_is_critical(folder: str) -> None:
-    """Only pods that others depend on have a critical priority; all need Linux."""
+    """Only pods that others depend on have a critical priority; all pods need Linux nodes."""
     spec = only(render(folder), "Deployment")["spec"]["template"]["spec"]
 
     assert ("priorityClassName" in spec) == (folder not in {"base", PLAIN})
@@ -607,7 +607,7 @@ def test_only_what_others_depend_on_is_critical(folder: str) -> None:
 
 
 def test_plain_metrics_need_no_certificate_and_no_token() -> None:
-    """`plain` is `base` without certificate and token, and so is its PodMonitor."""
+    """`plain` is `base` without certificate and token; the PodMonitor uses neither."""
     less = overlay(
         resources=["base", "overlays/monitoring"], components=["components/plain-metrics"]
     )
@@ -626,7 +626,7 @@ def test_plain_metrics_need_no_certificate_and_no_token() -> None:
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_another_namespace_is_everywhere(folder: str) -> None:
-    """With the transformer an outer `namespace:` changes every object and reference."""
+    """With the transformer, `namespace:` in an overlay changes every object and reference."""
     here = (*render(folder), *render("overlays/monitoring"), *render("components/cert-manager"))
     parts = {"resources": [folder], "components": ["components/cert-manager"]}
     if folder != "overlays/openshift":  # this overlay has the monitors already

@@ -207,7 +207,7 @@ def test_no_release_without_digests_of_the_base_images() -> None:
 
 
 def test_signatures_are_verified_by_workflow_and_tag() -> None:
-    """Signatures are verified by workflow and tag, as other workflows could sign too."""
+    """Signatures are verified by workflow and tag, because other workflows could sign too."""
     commands = re.findall(r"^cosign verify.*$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     release = RELEASE.relative_to(ROOT)
 

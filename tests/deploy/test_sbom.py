@@ -1,4 +1,4 @@
-"""The bill of materials of `make sbom` is what the image is installed from."""
+"""The bill of materials of `make sbom` lists the packages of the image."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_it_lists_exactly_the_pinned_requirements(bill: dict[str, Any]) -> None:
-    """It has each pinned requirement with its version and hashes, and nothing else."""
+    """The bill has each pinned requirement with its version and hashes, and nothing else."""
     listed = {
         (one["name"], one["version"]): {
             digest["content"]

@@ -64,7 +64,7 @@ def test_the_rules_are_those_of_the_manifests() -> None:
 
 
 def test_the_listeners_are_those_of_the_manifests() -> None:
-    """The table has every address on which an installation listens, and whether by TLS."""
+    """The table has every address on which an installation listens, and whether it has TLS."""
     listening = set()
     for folder in OVERLAYS:
         settings = read_settings(config_of(render(folder)))

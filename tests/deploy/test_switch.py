@@ -1,4 +1,4 @@
-"""Changing one installation into another: nothing is left, and only one descheduler evicts."""
+"""One mode can replace another: nothing of the old mode is left, and one descheduler evicts."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ LEADS = "Started leading"
 async def test_each_can_be_applied_over_any_other(
     cluster: RealCluster, before: str, after: str
 ) -> None:
-    """After a change the Deployment is that of a new installation."""
+    """After a change of mode the Deployment equals that of a new installation."""
     old, new = (only(render(folder), "Deployment") for folder in (before, after))
     path = (await Paths.discover(cluster.admin, [new])).of(new)
     async with applied(cluster.admin, [new]):
