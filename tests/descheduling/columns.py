@@ -32,9 +32,9 @@ CHURNING = ("nothing", "warn")
 """The columns in which no eviction is prevented."""
 BLOCKS_SEEN = 5
 LIMITS = Limits(per_node=12, in_all=24)
-"""Higher limits than the shipped ones: during a migration the descheduler may also evict the target
-pod, and then counts that eviction as in progress. Two such evictions use up the shipped limit of a
-node.
+"""These limits are higher than the shipped ones. During a migration the descheduler may also evict
+the target pod, and then counts that eviction as in progress. Two such evictions use up the shipped
+limit of a node.
 """
 WITHIN = 1200.0
 COOLDOWN = {
@@ -63,7 +63,7 @@ class Run:
     counted: dict[str, float]
     """The exporter's `descheduler_kubevirt_eviction_blocks_total` by reason."""
     failed_open: float
-    """How often the API server had no answer of the webhook within its timeout."""
+    """How often the webhook did not answer the API server within the timeout."""
     noticed: list[tuple[str, datetime]]
     """The VMs whose migrations ended, and when the exporter read each end."""
 
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass
 class WebhookCluster:
-    """A cluster, and what webhooks need on it."""
+    """A cluster on which exporters can run, for the plugin or with a registered webhook."""
 
     world: World
     folder: Path
@@ -95,7 +95,7 @@ class WebhookCluster:
     async def exporter(
         self, mode: str, *users: str, policy: Mapping[str, object] = COOLDOWN
     ) -> AsyncIterator[Program]:
-        """An exporter whose webhook the API server calls for these users; ready."""
+        """Run a ready exporter whose webhook the API server calls for these users."""
         pair = make_pair(self.folder / "pair")
         config = admitting(pair, mode, *users) | {"policy": policy}
         login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
@@ -114,14 +114,14 @@ class WebhookCluster:
 
     @asynccontextmanager
     async def asked(self, policy: Mapping[str, object] = COOLDOWN) -> AsyncIterator[Program]:
-        """The exporter for the plugin."""
+        """Run a ready exporter that the plugin can ask."""
         login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
         async with program(self.folder, *login, config={"policy": policy}) as exporter:
             await exporter.ready()
             yield exporter
 
     async def _until_called(self, exporter: Program, user: str) -> None:
-        """Wait until the webhook is called, by the eviction of a pod that does not exist."""
+        """Evict a pod that does not exist, until the API server calls the webhook for this."""
         path = f"{PODS.path('default', 'virt-launcher-nobody')}/eviction"
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "x"}}
         body["metadata"] = {"name": "virt-launcher-nobody", "namespace": "default"}
@@ -139,11 +139,11 @@ class WebhookCluster:
 
 
 async def run_column(hooked: WebhookCluster, column: str, cycles: int) -> Run:
-    """Forty new VMs under a descheduler, for at least this many cycles.
+    """Run forty new VMs under a descheduler, for at least this many cycles.
 
-    `column`: what judges evictions: "nothing", "plugin", or the webhook in "warn" or "enforce".
-    If nothing prevents moves, the run goes on until VMs have churned; otherwise until evictions
-    were blocked and a VM was evicted again after its cooldown.
+    `column` says what judges evictions: "nothing", "plugin", or the webhook in mode "warn" or
+    "enforce". If no moves are prevented, the run ends when VMs have churned. Otherwise it ends when
+    evictions were blocked and a VM was evicted again after its cooldown.
     """
     world, namespace = hooked.world, f"column-{column}"
     audit = world.control.api.audit
@@ -223,7 +223,7 @@ def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
 def is_news(eviction: Eviction, run: Run) -> bool:
     """Whether the exporter had read the end of the VM's last migration just before the eviction.
 
-    "Just before" is a second for the plugin, and more for the webhook: the webhook allows the
+    "Just before" means one second for the plugin, and five for the webhook. The webhook allows the
     eviction of a VM with an `evacuationNodeName`, which a busy machine may clear seconds later.
     """
     just_before = timedelta(seconds=1 if run.name == "plugin" else 5)

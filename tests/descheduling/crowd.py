@@ -59,7 +59,7 @@ class Cycle:
     """The plugin's own count, by checkpoint and outcome."""
 
     def count(self, checkpoint: str, outcome: str = "") -> int:
-        """How often the descheduler called the plugin at a checkpoint, in all or by one outcome."""
+        """How often the plugin was called at a checkpoint, in all or with one outcome."""
         return sum(
             times
             for (at, ended), times in self.questions.items()
@@ -110,6 +110,6 @@ def _pod(vmi: Object) -> Object:
     requests = {"cpu": "100m", "memory": "1Gi"}
     container = {"name": "compute", "image": "virt-launcher", "resources": {"requests": requests}}
     made = launcher_pod(vmi, spec={"containers": [container]})
-    # Nothing here reads the status, and to write it costs a request.
+    # Nothing here reads the status, and writing it would cost a request.
     del made["status"]
     return made

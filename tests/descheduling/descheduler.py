@@ -80,7 +80,7 @@ class Descheduler(Server):
         super().__init__(Process(arguments, directory / "descheduler.log"))
 
     async def ready(self) -> bool:
-        """Whether it listens, which it does before its first cycle."""
+        """Whether the descheduler listens; it starts to listen before its first cycle."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/healthz", ssl=False) as response,
@@ -98,7 +98,7 @@ class Descheduler(Server):
 
     @property
     def under_way(self) -> int:
-        """How many evictions it counted as under way at the end of its last cycle."""
+        """How many evictions the descheduler counted as under way after its last cycle."""
         return int(self.said(CYCLE_ENDED)[-1]["evictionRequests"])
 
     async def ran(self, cycles: int) -> None:
@@ -120,11 +120,11 @@ class Descheduler(Server):
     async def run_until(
         self, enough: Callable[[], Awaitable[bool]], *, within: float, what: str
     ) -> None:
-        """Run until `enough`, and for one more cycle; restart it if it stalls.
+        """Run the descheduler until `enough`, and for one more cycle; restart it if it stalls.
 
-        If it evicts the target pod of a migration, it counts that eviction as in progress even
-        after the migration has ended. It never evicts that pod again, and several such pods keep
-        it from evicting any other pod of their node.
+        If a descheduler evicts the target pod of a migration, it counts that eviction as in
+        progress even after the migration has ended. It never evicts that pod again. Several such
+        pods on a node prevent every other eviction on that node.
         """
         ends_at = time.monotonic() + within
         before = 0
@@ -141,7 +141,7 @@ class Descheduler(Server):
                 return
 
     def _has_stalled(self, cycles: int) -> bool:
-        """Whether it has stalled; `cycles` have ended since the last start."""
+        """Whether the descheduler has stalled, if `cycles` have ended since its last start."""
         if cycles < STALLED_AFTER or not self.under_way:
             return False
         messages = [one["msg"] for one in self._lines() if one["msg"] in (CYCLE_ENDED, EVICTED)]
@@ -165,7 +165,7 @@ class Descheduler(Server):
         return sum(v for k, v in (await self.samples(metric, *names)).items() if k == wanted)
 
     async def samples(self, metric: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """A metric's sums by the values of these labels."""
+        """The sums of a metric, by the values of these labels."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/metrics", ssl=False) as response,
@@ -214,7 +214,7 @@ class Bounds:
     room: int
     too_much: int
     of_mean: bool = False
-    """Whether they are distances from the mean of all nodes."""
+    """Whether the thresholds are distances from the mean of all nodes."""
 
 
 SHIPPED = Limits()
@@ -224,7 +224,7 @@ AROUND_MEAN = Bounds(10, 10, of_mean=True)
 def build_policy(
     verdicts: Verdicts | None, *, bounds: Bounds = AROUND_MEAN, limits: Limits = SHIPPED
 ) -> Object:
-    """The shipped policy for requested memory; without verdicts it lacks our plugin.
+    """The shipped policy for requested memory; without verdicts it does not have our plugin.
 
     Limits and thresholds replace the shipped ones.
     """

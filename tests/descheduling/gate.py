@@ -1,4 +1,4 @@
-"""What a descheduler does to VMs with and without its gate, as rows of docs/hold-evictions.md."""
+"""How a descheduler moves VMs with and without its feature gate: rows of docs/hold-evictions.md."""
 
 import json
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ class Rules:
     cap: timedelta
 
     def effective(self, moves: list[Move]) -> timedelta:
-        """The effective cooldown after these moves of one VM, oldest first, all in the window."""
+        """The effective cooldown of one VM after these moves in the window, oldest first."""
         doubled = 1 << (len(moves) - 1)
         return min(max(self.base, moves[-1].duration) * doubled, self.cap)
 
@@ -102,8 +102,8 @@ class Ledger:
         return [
             eviction
             for eviction in self.evictions
-            # A start has whole seconds, so the start of the eviction's own migration may look
-            # earlier.
+            # A start time has whole seconds, so the migration that this eviction caused may seem to
+            # start before the eviction.
             if any(
                 one.start < eviction.at.replace(microsecond=0) and eviction.at < one.end
                 for one in self.moves_of(eviction.vm)

@@ -19,9 +19,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=90)
 
 
 class Middleman:
-    """`async with Middleman(url) as middle` forwards requests to `middle.url` to the exporter.
+    """`async with Middleman(url) as middle` forwards requests from `middle.url` to `url`.
 
-    `requests` counts by path. `on_request` is called first; then `tamper` may answer instead.
+    `requests` counts the requests by path. `on_request` is called first. Then `tamper` may answer
+    the request.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,7 +59,7 @@ class Middleman:
                 passed = {key: answer.headers[key] for key in _HEADERS if key in answer.headers}
                 return web.Response(status=answer.status, body=await answer.read(), headers=passed)
         except aiohttp.ClientError:
-            # Like a dead peer, close the connection without an answer.
+            # Close the connection without an answer, as a killed exporter would.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=502)

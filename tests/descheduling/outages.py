@@ -71,7 +71,7 @@ async def unready(stage: Stage) -> AsyncIterator[Outage]:
 
 @asynccontextmanager
 async def stale(stage: Stage) -> AsyncIterator[Outage]:
-    """A sidecar that has lost the API server, and reports this."""
+    """A sidecar that has lost its connection to the API server, and reports stale data."""
     async with Gate(stage.world.control.api.url) as gate:
         kube = {"staleAfter": "1s", "deadAfter": "10m"}
         async with stage.exporter(gate.url, kube=kube) as exporter:

@@ -1,4 +1,4 @@
-"""The stage of the scenes: a cluster on which deschedulers and exporters start and stop."""
+"""The cluster of the scenes, on which deschedulers and exporters start and stop."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ class Stage:
 
     @asynccontextmanager
     async def exporter(self, url: str | None = None, **config: Any) -> AsyncIterator[Program]:
-        """An exporter with a long cooldown and its own API server URL; not yet ready."""
+        """Start an exporter with a long cooldown and its own API server URL; do not wait for it."""
         control = self.world.control
         file = self.folder / f"exporter-{next(self.numbers)}.kubeconfig"
         login = kubeconfig(file, url or control.api.url, control.exporter)
@@ -64,7 +64,7 @@ class Stage:
         return {one.vm for one in self.ledger(namespace).evictions}
 
     def evicted_pods(self, namespace: str) -> set[str]:
-        """The pods of a namespace that the descheduler has evicted and that are not of VMs."""
+        """The pods of a namespace that the descheduler has evicted, without those of VMs."""
         return {
             one.name
             for one in read_audit(self.world.control.api.audit)

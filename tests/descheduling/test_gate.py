@@ -1,4 +1,4 @@
-"""Forty VMs under a descheduler with and without the gate EvictionsInBackground."""
+"""Forty VMs under a descheduler with and without the feature gate EvictionsInBackground."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ DEFAULT: dict[str, object] = {}
 class Size:
     """How long the clusters run, the descheduler's interval, and a migration's duration.
 
-    There is a cluster for each of `gates` with each of `held_by`.
+    Each combination of `gates` and `held_by` gets its own cluster.
     """
 
     seconds: float
@@ -66,7 +66,7 @@ TEN_MINUTES = Size(
 async def test_without_its_gate_a_descheduler_reaches_no_limit(
     size: Size, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """Without the gate evictions of VMs count as failed, and a cycle exceeds the limit."""
+    """Without the gate the descheduler counts evictions of VMs as failed, and exceeds its limit."""
     async with asyncio.TaskGroup() as group:
         tasks = []
         for gate, held_by in itertools.product(size.gates, size.held_by):

@@ -14,7 +14,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "deploy/descheduler"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
 
-# Compiling Kubernetes' libraries for the race detector takes minutes where nothing is cached.
+# Compiling Kubernetes' libraries for the race detector takes minutes if nothing is cached.
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -52,7 +52,7 @@ def test_its_tests_pass_under_the_race_detector(prove: Callable[[str], None]) ->
 
 
 def test_the_policy_is_one_that_the_descheduler_takes() -> None:
-    """The descheduler's own loader accepts `policy.yaml`, with the plugin at both points."""
+    """The descheduler's own loader accepts `policy.yaml`, with the plugin at both checkpoints."""
     run_go("test", "-vet=off", "-count=1", ".")
 
 
@@ -85,7 +85,7 @@ def test_only_what_is_copied_is_sent() -> None:
 
 
 def test_the_image_is_built_with_the_go_of_the_module() -> None:
-    """The builder's Go is the version that go.mod asks for."""
+    """The builder image has the Go version that go.mod requires."""
     asked = re.search(r"^go (\d+\.\d+)", (FOLDER / "go.mod").read_text(), re.MULTILINE)
     built = re.search(r"^FROM golang:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
     assert asked

@@ -1,7 +1,7 @@
-"""What the real descheduler evicts and does not evict with verdicts, scene by scene.
+"""Which VMs the real descheduler evicts with verdicts, scene by scene.
 
-Pods that cannot be moved overload every node but one. So each VM on such a node is a candidate, and
-only the plugin's answer keeps it there.
+Pods that cannot be moved overload every node but one. So each VM on such a node is a candidate for
+eviction, and only the plugin can block it.
 """
 
 import itertools
@@ -42,7 +42,7 @@ BLOCKED_UNANSWERED = "Eviction blocked without a verdict"
 async def test_a_cycle_over_many_launcher_pods(
     pods: int, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A cycle needs one request per blocked pod and per candidate for eviction, and the long poll.
+    """A cycle needs one request per blocked pod and per candidate, besides the long poll.
 
     Eight nodes are overloaded. A twentieth of the VMs migrate and the rest cool down, so that none
     may be evicted.
@@ -56,7 +56,7 @@ async def test_a_cycle_over_many_launcher_pods(
         listen = {"query": ["127.0.0.1:0", socket], "metrics": "127.0.0.1:0"}
         async with program(tmp_path, *kubeconfig, config=LONG | {"listen": listen}) as exporter:
             await exporter.ready()
-            # One late answer would open the circuit breaker: then VMs are blocked without a
+            # One late answer would open the circuit breaker. Then VMs would be blocked without a
             # request.
             patient = Verdicts(socket, timeout="30s")
             asking = await run_cycle(tmp_path / "with", login, patient, exporter)
@@ -106,8 +106,8 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
 ) -> None:
     """VMs that migrate, wait, cool down or evacuate are not evicted; the others are.
 
-    When the sidecar is dead, its last snapshot holds for a while. Without verdicts the same four
-    VMs are evicted, except the one that evacuates already.
+    After the sidecar is killed, the plugin still uses its last snapshot. Without verdicts three of
+    these four VMs are evicted, and the fourth is already being evacuated.
     """
     names = ["running", "pending", "cooling", "evacuating", "free-1", "free-2"]
     held = set(names[:4])
@@ -157,7 +157,7 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
 async def test_exceptions_are_held_for_their_own_time(
     stage: Stage, prove: Callable[[str], None]
 ) -> None:
-    """VMs have the policy of their label (30 s), of their priority class (never) or of all VMs."""
+    """A VM has the policy for its label (30 s), for its priority class (never) or for all VMs."""
     world, rig, space = stage.world, stage.world.rig, "exceptions"
     names = ["brief", "never", "long", "free"]
     overrides = [
@@ -208,9 +208,9 @@ async def test_exceptions_are_held_for_their_own_time(
 async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
     """Nothing is evicted while virt-controller counts an outdated VM.
 
-    The test makes a VM outdated, because virt-controller corrects a wrong number. A VM is outdated
-    if its launcher pod has another image than virt-controller would use. virt-controller counts
-    outdated VMs when the KubeVirt object changes.
+    The test makes a VM outdated, because virt-controller would correct a false count. A VM is
+    outdated if its launcher pod has another image than virt-controller would use. virt-controller
+    counts outdated VMs when the KubeVirt object changes.
     """
     world, space = stage.world, "updating"
     rig = world.rig
@@ -304,9 +304,9 @@ async def test_a_sidecar_that_fails(
     ignorable: bool,
     prove: Callable[[str], None],
 ) -> None:
-    """If the sidecar fails, VMs are evicted only if the plugin's arguments have `ignorable`.
+    """If the sidecar fails, VMs are evicted only if the plugin's argument `ignorable` is true.
 
-    Pods that are not of VMs are evicted in both cases, and a cycle takes less than two timeouts.
+    Other pods are evicted in both cases, and a cycle takes less than two timeouts.
     """
     world = stage.world
     space = f"outage-{next(stage.numbers)}"
@@ -340,7 +340,7 @@ async def test_a_sidecar_that_fails(
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """Without verdicts, an evicted target pod counts as under way even after the migration.
+    """Without verdicts the descheduler evicts a target pod, and counts it as under way too long.
 
     KubeVirt answers the eviction of any pod of a marked VMI with the message by which the
     descheduler recognises an eviction under way. But a target pod does not end after that.
@@ -392,7 +392,7 @@ LEAVING: dict[str, Callable[[Scene], object]] = {
     "running": lambda scene: _is_copying(scene) and _is_in_progress(scene),
 }
 MARKS_EXTERNAL = "1.7"
-"""From this KubeVirt on, the pod of an External VM gets `eviction-in-progress` too."""
+"""From this KubeVirt version on, the pod of an External VM gets `eviction-in-progress` too."""
 if not is_kubevirt_at_least(MARKS_EXTERNAL):
     del LEAVING["external"]
 
@@ -401,8 +401,7 @@ if not is_kubevirt_at_least(MARKS_EXTERNAL):
 async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
     """Three nodes have one VM too many each, and one VM of each node is leaving.
 
-    The result is the other VMs that moved, by the state of the leaving VM, without and with
-    verdicts.
+    The result is which other VMs moved, without and with verdicts, by the leaving VM's state.
     """
     world, rig = stage.world, stage.world.rig
     world.closed = set(NODES) - {"node-4"}
@@ -444,7 +443,7 @@ def test_a_vm_that_is_leaving_makes_no_other_one_leave(
 ) -> None:
     """While one VM leaves a node, no other VM of that node is evicted.
 
-    The descheduler counts a pod with `eviction-in-progress` as gone, if it may see the pod.
+    The descheduler counts a pod with `eviction-in-progress` as gone, if the plugin allows the pod.
     """
     assert leaving[state]["without"] == set()
     assert leaving[state]["with"] == set()

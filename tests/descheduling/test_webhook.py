@@ -88,7 +88,7 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
 
 
 def test_without_blocks_the_cluster_churns(story: Story) -> None:
-    """If nothing prevents it, the same VMs move again and again: the scheduler undoes each move."""
+    """Without blocks the same VMs move again and again, because the scheduler undoes each move."""
     for ledger in (run.ledger for name, run in story.items() if name in CHURNING):
         assert max(ledger.evictions_of(vm) for vm in BATCH) >= 2
         assert max(len(ledger.moves_of(vm)) for vm in BATCH) >= 2
@@ -96,7 +96,7 @@ def test_without_blocks_the_cluster_churns(story: Story) -> None:
 
 
 def test_what_is_not_blocked_is_not_counted_as_a_block(story: Story) -> None:
-    """Without blocks, and with mere warnings, the exporter counts no block."""
+    """If nothing blocks, or if the webhook only warns, the exporter counts no block."""
     for run in (run for name, run in story.items() if name in CHURNING):
         assert run.counted == {"migration_in_progress": 0, "cooldown": 0}
 
@@ -132,7 +132,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 def test_the_plugin_prevents_every_eviction_of_a_moving_or_cooling_vm(story: Story) -> None:
     """No pod of a VM is evicted while its migration runs, and no VM inside its cooldown.
 
-    If the answer to an eviction was 201, the VM had already left that pod.
+    Evictions with the answer 201 do not count, because the VM had already left that pod.
     """
     run, ledger = story["plugin"], story["plugin"].ledger
 
@@ -172,13 +172,13 @@ def test_the_others_go_on(story: Story) -> None:
 
 
 def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
-    """The descheduler's own rules still apply, and the webhook changes nothing about them."""
+    """The descheduler never evicts VMs whose owner forbids it, with or without our blocks."""
     for run in story.values():
         assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
 
 
 def test_every_evacuation_was_created_by_virt_controller(story: Story) -> None:
-    """By the audit log virt-controller created all evacuations, one for each accepted eviction."""
+    """In the audit log virt-controller creates all evacuations, one for each accepted eviction."""
     for run in story.values():
         assert run.ledger.creators == {CONTROLLER: len(run.ledger.evictions)}
         assert run.ledger.by_hand == {}
@@ -244,7 +244,7 @@ async def test_kubevirt_s_own_words_reach_the_evictor(hooked: WebhookCluster) ->
 
 
 async def test_an_exception_is_denied_for_its_own_time(hooked: WebhookCluster) -> None:
-    """A VM with a cooldown of 30 s is allowed while one of ten minutes is still denied."""
+    """A VM with a cooldown of 30 s may be evicted while a VM with ten minutes is still denied."""
     space, user = "own-time", "own-time-evictor"
     rig, admin = hooked.world.rig, hooked.world.rig.cluster.admin
     brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
@@ -277,7 +277,7 @@ async def test_an_exception_is_denied_for_its_own_time(hooked: WebhookCluster) -
 
 
 async def test_kubectl_drain(hooked: WebhookCluster, prove: Callable[[str], None]) -> None:
-    """A drain by an unlisted user passes at once; by a listed one after the cooldown."""
+    """An unlisted user can drain a node at once, a listed user only after the cooldown."""
     space, rig = "drained", hooked.world.rig
     admin = rig.cluster.admin
     logins = {}
@@ -333,7 +333,7 @@ async def _node_of(hooked: WebhookCluster, space: str) -> str:
 
 
 async def test_the_target_pod_of_an_evacuation_holds_no_slot(hooked: WebhookCluster) -> None:
-    """The eviction of a target pod is denied, so the descheduler does not count it as under way."""
+    """The webhook denies evictions of a target pod, so these do not count as under way."""
     world, rig, key = hooked.world, hooked.world.rig, "leaving/one"
     world.packs, world.closed = False, {NODES[-1]}
     await hooked.control.namespace("ballast")
@@ -365,5 +365,5 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(hooked: WebhookClus
     assert denied == len(ledger.refused) > 0
     assert all(OURS in one.message for one in ledger.refused)
     assert all("migration_in_progress" in one.message for one in ledger.refused)
-    # The one under way is the VM's own pod, which has KubeVirt's annotation.
+    # Only the eviction of the VM's own pod is under way: KubeVirt has annotated this pod.
     assert under_way == 1

@@ -1,8 +1,8 @@
 """Forty VMs on five nodes, with a scheduler that undoes the descheduler's work.
 
 Nodes have allocatable memory, and launcher pods have requests, as in a real cluster. The scheduler
-packs, like kube-scheduler with `MostAllocated`: a VM that leaves a full node goes to the fullest
-other node with room, which is then too full itself. Without verdicts the moves never end.
+fills nodes, like kube-scheduler with `MostAllocated`. So a VM that leaves a full node goes to the
+fullest other node with room, and then this node is too full. Without verdicts the moves never end.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ class World:
     rig: Rig
     packs: bool = True
     closed: set[str] = field(default_factory=set)
-    """Nodes to which no migration goes."""
+    """Nodes to which no VM may migrate."""
 
     @classmethod
     @asynccontextmanager
     async def opened(cls) -> AsyncIterator[Self]:
-        """Create the empty nodes, and the priority class that is evicted first."""
+        """Create the empty nodes, and the priority class whose VMs are evicted first."""
         async with Rig.opened(audited=True, nodes=NODES, allocatable=ALLOCATABLE) as rig:
             world = cls(rig)
             rig.player.choose = world.choose
@@ -167,7 +167,7 @@ class World:
         finally:
             listed = await admin.list(PODS, namespace, labelSelector="app=plain")
             for one in listed["items"]:
-                with suppress(ApiError):  # the descheduler may be faster
+                with suppress(ApiError):  # the descheduler may have evicted the pod
                     await admin.delete(PODS, namespace, one["metadata"]["name"])
 
 
@@ -180,7 +180,7 @@ def requested_memory(pod: Object) -> int:
 
 
 def parse_quantity(text: str) -> int:
-    """A whole Kubernetes quantity as a number."""
+    """A Kubernetes quantity without a fraction, as a number."""
     for unit, factor in _UNITS.items():
         if text.endswith(unit):
             return int(text.removesuffix(unit)) * factor
