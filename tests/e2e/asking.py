@@ -31,7 +31,7 @@ class Caller:
     trust: ssl.SSLContext
     token: str
     address: str
-    """The address to which it connects: the Service's, or a pod's."""
+    """The address to which the caller connects: that of the Service or of a pod."""
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """The status and the JSON of an answer."""
@@ -100,7 +100,7 @@ def let_in(
 
 @dataclass
 class Load:
-    """Asks about one VM repeatedly during the block, and counts the answers."""
+    """A background load: it asks about one VM repeatedly, and counts the answers."""
 
     caller: Caller
     namespace: str

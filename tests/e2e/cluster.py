@@ -1,4 +1,4 @@
-"""A real cluster for its administrator: kubectl, and a shell for commands."""
+"""A real cluster as its administrator uses it, with kubectl and a shell."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 ONLY_FULL = pytest.mark.skipif(not FULL, reason="only in make e2e FULL=1")
 """Marks tests that take longer."""
 PATIENCE = 180.0
-"""The longest wait in seconds; an idle machine needs a few."""
+"""The longest wait in seconds; an idle machine needs only a few seconds."""
 DEPLOYMENT = f"deployment/{NAME}"
 
 
@@ -43,7 +43,7 @@ class Cluster:
     """A running cluster."""
 
     directory: Path
-    """Where its logs and certificates are."""
+    """The folder of the logs and certificates."""
     node: Node
     kubeconfig: Path
     """The administrator's kubeconfig."""
@@ -127,7 +127,7 @@ class Cluster:
     # Our own namespace
 
     def rolled_out(self) -> None:
-        """Wait until our Deployment is rolled out; fails with the logs of its pods."""
+        """Wait until our Deployment is rolled out; on failure show the logs of its pods."""
         ended = self.try_kubectl(
             "-n", NAMESPACE, "rollout", "status", DEPLOYMENT, f"--timeout={PATIENCE:g}s"
         )

@@ -1,8 +1,8 @@
 """The images of the e2e cluster, built by buildah from our own Dockerfiles.
 
 No registry is used. Stand-ins of the same names replace the base images of the Dockerfiles. They
-are made from Debian's own packages: for `python` and `golang` a Debian with its Python and with the
-machine's Go, for distroless the packages of which distroless itself is made.
+are made from Debian's packages. For `python` and `golang` they are a Debian with its Python, or
+with the machine's Go. For distroless they have the same packages as distroless itself.
 
 `python -m tests.e2e.images` writes the outdated images as archives to `.tools/e2e`.
 """
@@ -27,7 +27,7 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
 EARLIER_COMMIT = "084e44b"
-"""The commit from which a test upgrades: the oldest whose stored history we can read."""
+"""The commit from which a test upgrades: the oldest one whose stored history we can read."""
 
 PYTHON = "docker.io/library/python:3.13-slim-trixie"
 GO = "docker.io/library/golang:1.26-trixie"
@@ -47,7 +47,7 @@ _GO_CACHES = {
     "GOMODCACHE": "/root/go/pkg/mod",
     "GOCACHE": "/root/.cache/go-build",
 }
-"""Folders of the machine's Go, and where they are in the build."""
+"""Folders of the machine's Go, and their mount points in the build."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _build_exporter(revision: str) -> None:
 
 
 def _build_earlier(_: str) -> None:
-    """Build the earlier exporter with its requirements, by the present Dockerfile."""
+    """Build the earlier exporter with its own requirements, but with the present Dockerfile."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         check_out(EARLIER_COMMIT, Path(folder), "exporter", "requirements")
         for name in ("Dockerfile", ".dockerignore"):
@@ -125,7 +125,7 @@ def _build_earlier(_: str) -> None:
 
 
 def check_out(commit: str, folder: Path, *paths: str) -> None:
-    """Write files as they were in a commit to a folder."""
+    """Write files of a commit to a folder."""
     archive = folder / "checkout.tar"
     run("git", "archive", f"--output={archive}", commit, *paths)
     run("tar", "-xf", archive, folder=folder)
@@ -149,7 +149,7 @@ def _build_pause(_: str) -> None:
 
 
 def _build_launcher(_: str) -> None:
-    """Build the launcher's stand-in: programs with virt-launcher's names that only wait."""
+    """Build the launcher's stand-in: its programs have virt-launcher's names, but only wait."""
     made = buildah("from", "scratch").strip()
     for name in ("virt-launcher-monitor", "virt-tail"):
         buildah("copy", "-q", made, find_binary("pause"), f"/usr/bin/{name}")
@@ -176,7 +176,7 @@ def of_binaries(name: str, folder: str, *tools: str, user: str = "0") -> Image:
 def build_file(
     image: str, folder: Path, revision: str, *options: str, file: Path | None = None
 ) -> None:
-    """Build a Dockerfile, by default the folder's; its steps trust the machine's CAs.
+    """Build a Dockerfile, by default that of the folder; its steps trust the machine's CAs.
 
     The stand-ins of the base images have no digests, so the Dockerfile's digests are removed.
     """
@@ -190,7 +190,7 @@ def build_file(
 
 
 def stand_in(image: str, make: Callable[[Path], Path], *config: str) -> None:
-    """Make an image's stand-in once, from the root file system that `make` writes."""
+    """Make the stand-in of an image, if it is missing, from the files that `make` writes."""
     if image in buildah("images", "--format={{.Name}}:{{.Tag}}").splitlines():
         return
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -217,7 +217,7 @@ def _golang(folder: Path) -> Path:
 
 
 def _distroless(folder: Path) -> Path:
-    """Packages that are unpacked but not installed: no shell, no package manager."""
+    """A folder with unpacked packages, but without a shell or a package manager."""
     root = folder / "root"
     download = f"cd /root && apt-get download {' '.join(DISTROLESS_PACKAGES)}"
     hooks = (f"chroot $1 sh -c '{download}'", f"cp $1/root/*.deb {folder}")
@@ -260,10 +260,10 @@ EXPORTER = Image(
 DESCHEDULER = Image(DESCHEDULER_IMAGE, ["deploy/descheduler"], _build_descheduler)
 PAUSE = Image("localhost/pause:1", ["tests/tools/pause"], _build_pause)
 LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"], _build_launcher)
-"""Its name is virt-controller's default."""
+"""The image has the name that virt-controller uses by default."""
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
-"""Whether to run the tests that take longer, too."""
+"""Whether to run also the tests that take longer."""
 OPERATOR = of_binaries("prometheus-operator", "prometheus-operator", "prometheus-operator")
 RELOADER = of_binaries(
     "prometheus-operator-reloader", "prometheus-operator", "prometheus-config-reloader"

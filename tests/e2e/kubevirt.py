@@ -25,7 +25,7 @@ _FEW = "100"
 
 
 class RunningCluster(RealCluster):
-    """The e2e cluster in the form that the rig needs; its servers run already."""
+    """The e2e cluster with the interface that the rig needs; its servers run already."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.directory = cluster.directory

@@ -1,7 +1,7 @@
 """What `make e2e` and `make vms` need, checked before anything is built.
 
-`python -m tests.e2e.needs [vms]` names what is missing and the command that installs it. It runs
-before there is a virtual environment.
+`python -m tests.e2e.needs [vms]` prints what is missing and the command that installs it. It needs
+no virtual environment.
 """
 
 import os
@@ -23,10 +23,10 @@ PROGRAMS = {
 }
 """The Debian package of each program."""
 VMS_PROGRAMS = {"gcc": "gcc libc6-dev", "pkg-config": "pkg-config"}
-"""The same for `make vms`, which compiles with cgo."""
+"""The additional packages for `make vms`, which compiles with cgo."""
 LIBVIRT = Path("/usr/include/libvirt/libvirt.h")
 VMS_MEMORY = 5
-"""GB for two nodes and five VMs, each of which may be on both nodes at once."""
+"""Memory in GB for two nodes and five VMs, all of which may migrate at once."""
 CNI = Path("/usr/lib/cni/ptp")
 CGROUP = Path("/sys/fs/cgroup/memory")
 
@@ -62,7 +62,7 @@ def _available_memory() -> float:
 
 
 def main() -> int:
-    """Print what is missing; exit code 1 if anything is."""
+    """Print what is missing; the exit code is 1 if anything is missing."""
     target = sys.argv[1] if sys.argv[1:] else "e2e"
     missing = find_missing(target)
     for one in missing:

@@ -1,4 +1,4 @@
-"""Nodes of a real cluster, each in its own namespaces, which leave nothing behind."""
+"""Nodes of a real cluster, each in its own Linux namespaces; they leave nothing behind."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ class Node:
         os.kill(self.init, signal.SIGKILL)
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """The command that runs another one inside the node."""
+        """The command that runs another command inside the node."""
         namespaces = ["-m", "-n", "-p", "-u", "-i", "-C"]
         return ["nsenter", f"--target={self.init}", *namespaces, *map(str, arguments)]
 

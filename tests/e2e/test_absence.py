@@ -1,4 +1,4 @@
-"""A cluster leaves nothing on the machine, even if it is killed. Runs before the other tests."""
+"""A cluster leaves nothing on the machine, even if it is killed. This test runs first."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def left_behind() -> dict[str, set[str]]:
 
 
 def read(path: Path) -> str:
-    """The text of a file, "" if it has gone."""
+    """The text of a file; empty if the file no longer exists."""
     try:
         return path.read_text()
     except OSError:
@@ -68,7 +68,7 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.timeout(600)
 def test_nothing_is_left(tmp_path: Path, prove: Callable[[str], None]) -> None:
-    """Nothing is left after two runs, the second of them killed."""
+    """After two runs of a cluster nothing is left; the second run is killed."""
     before = left_behind()
 
     trial = start(tmp_path / "ended")

@@ -46,7 +46,7 @@ def top(sizes: Counter[str]) -> str:
 
 @pytest.mark.parametrize("image", [EXPORTER, DESCHEDULER], ids=["exporter", "descheduler"])
 def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
-    """An image has its source as label, runs as nobody, and has no shell or installer."""
+    """An image has its source as a label, does not run as root, and has no shell or installer."""
     config, sizes = unpack(image)
 
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}

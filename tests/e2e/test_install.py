@@ -26,14 +26,14 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "way",
-    # Another test compares the objects of Helm and kustomize: one way by Helm is enough here.
+    # Another test compares the objects of Helm and kustomize, so one way by Helm is enough here.
     [
         pytest.param(way, marks=ONLY_FULL if "Helm" in way and "sidecar" not in way else ())
         for way in WAYS
     ],
 )
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
-    """The documented commands install it, so that it is Ready and answers; others uninstall it."""
+    """The documented commands install an exporter that gets Ready and answers, and uninstall it."""
     with cluster.terminal(scratch) as terminal:
         *_, said = type_section(terminal, way).values()
         print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
@@ -55,7 +55,7 @@ def containers(pod: dict[str, dict[str, list[dict[str, bool]]]]) -> list[dict[st
 
 
 def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
-    """Run the commands to uninstall; only what the document names is left."""
+    """Run the commands to uninstall; check that only the documented objects are left."""
     with cluster.terminal(scratch) as terminal:
         for command in commands_of_uninstall(by_helm=by_helm):
             terminal.type(command)
@@ -70,7 +70,7 @@ def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
 
 
 def commands_of_uninstall(*, by_helm: bool) -> list[str]:
-    """The command for Helm, or the lines for kustomize, without the one that removes everything."""
+    """The command for Helm, or those for kustomize, without the one that deletes the namespace."""
     listed = commands(SECTIONS[UNINSTALL])
     helm = [one for one in listed if one.startswith("helm ")]
     everything = [one for one in listed if "delete namespace" in one]

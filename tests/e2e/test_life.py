@@ -1,4 +1,4 @@
-"""Two replicas over certificate renewal, memory limits and upgrades; history is kept."""
+"""Two replicas keep their history through upgrades, a certificate renewal and the OOM killer."""
 
 import http.client
 import ssl
@@ -22,7 +22,7 @@ from tests.support.lives import rfc3339
 
 
 HISTORY = 2
-"""Migrations of shop/db2; its VMI has only the last one."""
+"""How many migrations shop/db2 has; its VMI has only the last one."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def installation(cluster: Cluster, scratch: Path) -> Iterator[tuple[Terminal, Ca
 
 @pytest.fixture(scope="module")
 def terminal(installation: tuple[Terminal, Caller]) -> Terminal:
-    """The shell of the user who has installed them."""
+    """The shell of the user who has installed the replicas."""
     return installation[0]
 
 
@@ -61,7 +61,7 @@ def moves(caller: Caller) -> int:
 def test_an_upgrade_and_the_way_back_lose_nothing(
     cluster: Cluster, caller: Caller, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """An upgrade from an earlier commit and the way back lose nothing, while a caller asks."""
+    """An upgrade from an earlier commit and back loses no history and gives no wrong answer."""
     check_out(EARLIER_COMMIT, tmp_path, "deploy")
     (tmp_path / "kustomization.yaml").write_text(
         "resources: [deploy/overlays/standalone]\n"
@@ -74,7 +74,8 @@ def test_an_upgrade_and_the_way_back_lose_nothing(
             cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(folder))
             cluster.rolled_out()
             revisions.append({image for pod in cluster.pods() for image in images(pod)})
-            # The old writer writes once more when it ends, after the new replicas are ready.
+            # The old writer writes once more before it ends, when the new replicas are already
+            # ready.
             wait_for(lambda: caller.history("shop", "db2") == before, "the whole history")
     cluster.kubectl(
         "apply",
@@ -147,7 +148,7 @@ def test_a_container_killed_by_memory_comes_back_with_its_history(
 
 
 def take_memory(cluster: Cluster, pod: Object) -> None:
-    """Limit a container's memory to what it uses now, without caches."""
+    """Limit a container's memory to its present use without caches."""
     (status,) = pod["status"]["containerStatuses"]
     uid = status["containerID"].rpartition("/")[2]
     script = f"""

@@ -25,7 +25,7 @@ MONITORING = "monitoring"
 METADATA = {"name": "stack", "namespace": MONITORING}
 STUCK_FOR = timedelta(hours=2)
 VERSION = re.compile(r"github.com/prometheus/alertmanager (v\S+)")
-"""Finds the version in the tool's go.mod: the operator passes the flags of this version."""
+"""Finds Alertmanager's version in go.mod: the operator passes the flags of this version."""
 
 
 def operator() -> list[Object]:
@@ -125,7 +125,7 @@ def stuck() -> Object:
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, scratch: Path) -> Iterator[None]:
-    """The metrics installation by kustomize, with a certificate of openssl."""
+    """The installation of mode metrics by kustomize, with a certificate from openssl."""
     cluster.apply([stuck()])
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
@@ -142,7 +142,7 @@ async def test_the_page_through_a_port_forward(
     tmp_path: Path,
     prove: Callable[[str], None],
 ) -> None:
-    """In a real Chromium the page shows the stuck evacuation through a port-forward."""
+    """Through a port-forward, the page in a real Chromium shows the stuck evacuation."""
     with cluster.terminal(scratch) as terminal:
         forward, url, *_ = commands(SECTIONS["Check that it works"])
         terminal.type(forward)
@@ -162,7 +162,7 @@ async def test_the_page_through_a_port_forward(
 def test_an_alert_reaches_alertmanager(
     cluster: Cluster, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """With nothing but our overlay, targets are scraped by TLS and token, and an alert is sent."""
+    """With only our overlay, Prometheus scrapes by TLS with a token, and sends an alert."""
     cluster.apply(operator_crds())
     cluster.apply(operator())
     wait_for(lambda: cluster.try_kubectl("get", "prometheus,alertmanager").returncode == 0, "kinds")

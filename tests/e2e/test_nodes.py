@@ -1,4 +1,4 @@
-"""A node is lost: the other replica answers, and the lost one is replaced on another node."""
+"""A node is lost: the other replica answers, and the lost replica is replaced."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def second(cluster: Cluster) -> Iterator[Node]:
 def test_a_node_that_goes(
     cluster: Cluster, second: Node, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """After the loss of one of two nodes every answer is right, and the history is kept."""
+    """While and after one of two nodes is lost, no answer is wrong, and the history is kept."""
     with let_in(cluster, scratch) as (_, caller):
         assert {pod["spec"]["nodeName"] for pod in cluster.pods()} == {"n1", second.name}
         before = wait_for(lambda: caller.history("shop", "db1"), "history")

@@ -21,9 +21,9 @@ from tests.generate.manifests import NAMESPACE
 
 STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
-"""The example that a reader replaces by the name of the attempt."""
+"""The example name, which a reader replaces by the name of his migration attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
-"""What a reader of this cluster exports instead of the runbooks' example for the demo."""
+"""The exports for this cluster, instead of the runbooks' examples for the demo."""
 
 
 @pytest.fixture(scope="module")

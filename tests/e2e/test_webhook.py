@@ -1,4 +1,4 @@
-"""The admission webhook before KubeVirt's own, by the steps of docs/hold-evictions.md."""
+"""The steps of docs/hold-evictions.md, on a cluster with KubeVirt's own webhook."""
 
 import asyncio
 import json
@@ -37,9 +37,9 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
         async def evict_until(expected: str) -> None:
             """Evict repeatedly until the answer is as expected.
 
-            Until the API server has read the webhook's configuration, and while a replica with the
-            old mode still answers, KubeVirt evacuates the VM. The webhook lets a VM that is marked
-            for evacuation pass, so each attempt cancels the evacuation.
+            KubeVirt evacuates the VM as long as the API server does not know the webhook, or a
+            replica with the old mode still answers. The webhook allows evictions of a VM that is
+            marked for evacuation, so each attempt cancels the evacuation.
             """
             answers = []
             try:

@@ -1,6 +1,6 @@
 """A cluster with a pod, for the test that kills it: `python -m tests.e2e.trial DIRECTORY`.
 
-It prints a line when the pod runs, and ends with its standard input.
+It prints a line when the pod runs, and ends when its standard input ends.
 """
 
 import sys
@@ -12,7 +12,7 @@ from tests.e2e.node import inside_network, prepare, running
 
 
 def main() -> None:
-    """Run it."""
+    """Run the cluster."""
     directory = Path(sys.argv[1])
     config = prepare(directory, IMAGES)
     with running("n1", directory) as node, inside_network(node):
