@@ -1,1 +1,1 @@
-"""The whole of KubeVirt, with libvirt and QEMU, on two real nodes: `make vms`."""
+"""All of KubeVirt, with libvirt and QEMU, on two real nodes: `make vms`."""

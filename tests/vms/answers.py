@@ -20,7 +20,7 @@ def ask_evacuation(caller: Caller, name: str) -> Object:
 
 
 def ask_node(caller: Caller, node: str) -> Object:
-    """The answer about a node: what a drain would do, and how far a drain is."""
+    """The answer about a node: the forecast for a drain, and the progress of a running drain."""
     status, answer = caller.ask("GET", f"/v1/nodes/{node}")
     assert status == 200, answer
     found: Object = answer

@@ -28,7 +28,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, d
     directory = tmp_path_factory.mktemp("cluster")
     with running_vms(directory) as nodes:
         yield nodes
-    # If no cgroup is left, no process of the nodes is left, and so no mount and no network.
+    # If no cgroup is left, no process of the nodes is left. Then their mounts and networks are
+    # gone, too.
     ours = {str(node.supervisor.pid) for node in nodes[1].values()}
     assert ours.isdisjoint(one.rpartition("-")[2] for one in left_behind()["cgroups"])
     assert not list(directory.glob("n?/*"))
@@ -64,7 +65,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exporter(
     cluster: Cluster, checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Terminal, Caller]]:
-    """Two replicas with the webhook, installed by the documents, and a caller."""
+    """Two replicas with the webhook, installed by the documented commands, and a caller."""
     apply, rollout, trust, *_ = commands(SECTIONS["Five steps"])
     with let_in(cluster, tmp_path_factory.mktemp("scratch"), checkout) as (terminal, caller):
         for command in (apply, rollout, trust):
@@ -80,7 +81,7 @@ def exporter(
 
 @pytest.fixture(scope="session")
 def terminal(exporter: tuple[Terminal, Caller]) -> Terminal:
-    """The shell of the user who has installed it."""
+    """The shell of the user who has installed the exporter."""
     return exporter[0]
 
 

@@ -1,10 +1,11 @@
 """Real VMs under the real descheduler: alone, with our plugin, and with our webhook.
 
-`python -m tests.vms.descheduling [--minutes 30] [--write]` runs the descheduler that long in each
-of the three ways, one after another on one cluster, and prints a table; `--write` puts it into
-docs/hold-evictions.md. It needs what `make vms` needs, and what that builds.
+`python -m tests.vms.descheduling [--minutes 30] [--write]` runs the descheduler for so many minutes
+in each of the three ways, one after another on one cluster, and prints a table. `--write` puts the
+table into docs/hold-evictions.md. First run `make vms`, which checks the machine and builds the
+images.
 
-Three equal VMs on two nodes can never be balanced: every cycle finds one to move.
+Three equal VMs on two nodes can never be balanced, so every cycle finds a VM to move.
 """
 
 import argparse
@@ -62,7 +63,7 @@ class Moves:
         return sorted(mine, key=lambda key: self.requested[key])
 
     def too_early(self) -> int:
-        """How many migrations were requested inside a cooldown, which doubles with each."""
+        """How many migrations were requested inside a cooldown, which each migration doubles."""
         count = 0
         for name in VMS:
             mine = self.of(name)
@@ -74,7 +75,7 @@ class Moves:
 
 
 def measure(cluster: Cluster, nodes: dict[str, Node], way: str, minutes: float) -> Moves:
-    """Run the descheduler in one of the ways; returns the migrations."""
+    """Run the descheduler in one of the three ways; returns the migrations."""
     machines = [Machine(name, cluster, nodes) for name in VMS]
     moves = Moves(minutes * 60 / 2)
     with tempfile.TemporaryDirectory() as folder, _installed(cluster, Path(folder), way, moves):
@@ -198,7 +199,7 @@ def render(found: dict[str, Moves], minutes: float) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.vms.descheduling", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of each way")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for each way")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     arguments = parser.parse_args()
     with (

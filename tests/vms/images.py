@@ -1,6 +1,6 @@
 """The images of the cluster with real VMs: KubeVirt's, a guest's, and ours.
 
-`python -m tests.vms.images` brings them up to date, as `tests.e2e.images` does with its own.
+`python -m tests.vms.images` builds the outdated images, as `tests.e2e.images` does for its own.
 """
 
 import json
@@ -48,7 +48,7 @@ busybox dd if=/dev/urandom of=/fill/memory bs=1M count="$count"
 echo filled >/dev/console
 while true; do busybox sleep 60; done
 """
-"""Fills the MiB of memory that `fill=` says, for a migration to copy, and then does nothing."""
+"""Fills as many MiB of memory as `fill=` says, so that a migration copies them, and then waits."""
 
 
 def _build_launcher(revision: str) -> None:
@@ -98,7 +98,7 @@ def _build_guest(_: str) -> None:
 
 
 def digest_name(image: Image) -> str:
-    """The name by which KubeVirt asks for an image on a migration's target: by its digest."""
+    """The name with a digest, by which KubeVirt requests an image on a migration's target."""
     with tarfile.open(image.archive) as archive:
         manifest = archive.extractfile("manifest.json")
         assert manifest

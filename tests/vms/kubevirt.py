@@ -17,11 +17,11 @@ from tests.vms.images import GUEST, IMAGES, digest_name
 
 SPACE = "shop"
 SLOW = "slow"
-"""The label of a VM whose memory is copied at 1 MiB/s: a migration takes over a minute."""
+"""The label of a VM whose memory is copied at 1 MiB/s, so that a migration takes over a minute."""
 LATE = "late"
-"""The same, but KubeVirt gives up after about ten seconds."""
+"""The same, but KubeVirt aborts the migration after about ten seconds."""
 PATIENCE = 600.0
-"""The longest wait in seconds for what takes a minute on an idle machine."""
+"""The longest wait in seconds; an idle machine needs about a minute."""
 _INSTALLED_WITHIN = 1200.0
 _SMALL = {"cpu": "50m"}
 
@@ -49,7 +49,8 @@ def install(cluster: Cluster) -> None:
     """Install KubeVirt, and wait until both nodes can run VMs."""
     cluster.kubectl("label", "node", "n1", "node-role.kubernetes.io/control-plane=")
     cluster.apply(json.loads(find_operator().read_bytes())["items"])
-    # An account can grant only permissions that it has. Here the operator has all.
+    # An account can grant only permissions that it has itself. So the operator gets all
+    # permissions.
     account = "--serviceaccount=kubevirt:kubevirt-operator"
     cluster.kubectl(
         "create", "clusterrolebinding", "operator", "--clusterrole=cluster-admin", account
@@ -67,8 +68,8 @@ def install(cluster: Cluster) -> None:
 
 def _kubevirt() -> Object:
     migrations = {"bandwidthPerMigration": "64Mi", "parallelMigrationsPerCluster": 5}
-    # KubeVirt 1.9 has these on by default, but containerd 1.6 has no image volumes, and there are
-    # no modules to build virt-template from. KubeVirt 1.7 does not know the field.
+    # KubeVirt 1.9 enables these feature gates by default, but containerd 1.6 has no image volumes,
+    # and there are no modules to build virt-template from. KubeVirt 1.7 does not know the field.
     disabled = {"disabledFeatureGates": ["ImageVolume", "Template"]}
     if not is_kubevirt_at_least("1.8"):
         disabled = {}
@@ -115,7 +116,7 @@ class Machine:
 
     @property
     def node(self) -> str:
-        """The node where it runs."""
+        """The node where the VM runs."""
         return str(self.get()["status"]["nodeName"])
 
     def state(self) -> Object:
@@ -124,7 +125,7 @@ class Machine:
         return state
 
     def migrations(self) -> list[Object]:
-        """Its VMIMs, the oldest first."""
+        """The VM's VMIMs, the oldest first."""
         found = self.cluster.get("-n", SPACE, "vmim", "-l", f"kubevirt.io/vmi-name={self.name}")
         return sorted(found["items"], key=lambda one: str(one["metadata"]["creationTimestamp"]))
 
@@ -134,7 +135,7 @@ class Machine:
         return [one for one in pods if one["status"]["phase"] not in {"Succeeded", "Failed"}]
 
     def launcher(self) -> str:
-        """The name of the launcher pod where it runs."""
+        """The name of the launcher pod in which the VM runs."""
         node = self.node
         return next(
             str(one["metadata"]["name"])

@@ -33,7 +33,7 @@ def test_a_drain(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """All five VMs leave as forecast. If a listed user drains, each leaves after its cooldown."""
+    """All five VMs leave as forecast; if a listed user drains, VMs leave after their cooldowns."""
     five = [machine(f"vm{number}") for number in range(COUNT)]
     for one in five:
         one.start("n2", fill=8)
@@ -96,7 +96,7 @@ def test_a_budget_of_zero(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """With a budget of 0 a VM that would restart stays; one that KubeVirt migrates leaves."""
+    """With a budget of 0 a VM that would restart stays, and a VM that KubeVirt migrates leaves."""
     restarts, leaves = machine("restarts"), machine("leaves")
     restarts.start("n2", strategy="None")
     leaves.start("n2")
@@ -130,7 +130,7 @@ def counted(caller: Caller, **counts: int) -> Object:
 def test_an_external_vm_that_somebody_moves(
     caller: Caller, machine: Callable[[str], Machine], prove: Callable[[str], None]
 ) -> None:
-    """Migrations of an External VM are attempts of its evacuation: two fail, the third ends it."""
+    """Migrations of an External VM are attempts of its evacuation: two fail, one succeeds."""
     db = machine("db1")
     db.start("n1", copied=SLOW, strategy="External")
     db.evict()

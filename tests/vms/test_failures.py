@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """Two targets are killed: failed attempts, backoff and next step match what KubeVirt does."""
+    """After two targets were killed, failed attempts, backoff and next step match KubeVirt's."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()
@@ -122,7 +122,7 @@ def test_a_timeout(
 def test_a_target_that_cannot_pull(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """The container's reason is shown; once the node has the image, the VM is migrated."""
+    """Without its image on the target, the container's reason is shown; with it the VM moves."""
     db = machine("db1")
     image = "localhost/rare"
     name_guest_image(db.nodes["n1"], image)
@@ -178,7 +178,7 @@ def test_an_unschedulable_target_and_the_cancel_line(
 
 
 def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
-    """Run the line that `explain` prints."""
+    """Run the command that `explain` prints."""
     name = f"{SPACE}/{machine.name}"
     printed = cluster.exec("python", "-m", "exporter", "explain", name)
     (line,) = [one for one in printed.splitlines() if "/evacuate/cancel" in one]
@@ -188,7 +188,7 @@ def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
 def test_a_migration_that_is_cancelled(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """A migration cancelled during the copy fails; cancelled at the end it succeeds."""
+    """A migration that is cancelled during the copy fails; if cancelled at the end, it succeeds."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     vmim = db.migrate()

@@ -41,7 +41,7 @@ def test_evict_migrate_cool_down(
     machine: Callable[[str], Machine],
     prove: Callable[[str], None],
 ) -> None:
-    """Verdict, page, metrics and log at each phase of a real migration."""
+    """Verdict, page, metrics and log are right in each phase of a real migration."""
     db = machine("db1")
     db.start("n1", fill=8, copied=SLOW)
     db.until(lambda: caller.verdict(SPACE, "db1")["known"], "known to the exporter")

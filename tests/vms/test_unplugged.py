@@ -1,4 +1,4 @@
-"""The target's node loses power during a migration. It runs as the last test."""
+"""The target's node loses power during a migration. This test runs last."""
 
 from collections.abc import Callable
 
@@ -21,8 +21,7 @@ def test_the_node_of_the_target_is_lost(
 ) -> None:
     """The attempt fails when KubeVirt gives up, and the VM stays.
 
-    The pod on the lost node ends when the Node object is deleted, and the next attempt comes only
-    then.
+    The pod on the lost node ends when the Node object is deleted. Only then KubeVirt tries again.
     """
     db = machine("db1")
     db.start("n1", copied=SLOW)
