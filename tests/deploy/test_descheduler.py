@@ -114,7 +114,8 @@ async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
         await poll(is_done, what="an eviction and its event")
     finally:
         process.kill()
-        await cluster.admin.send("DELETE", LEASES.path(NAMESPACE))  # the next one need not wait
+        # Now the next descheduler need not wait for the Lease.
+        await cluster.admin.send("DELETE", LEASES.path(NAMESPACE))
     return process.log.read_text()
 
 

@@ -26,7 +26,7 @@ def instructions(name: str) -> list[str]:
 
 
 def test_it_runs_the_program_as_nobody() -> None:
-    """The entry point is the module in exec form, and the user is a number other than root's."""
+    """The entry point is the module in exec form, and the user is numeric and not root."""
     assert json.loads(instructions("ENTRYPOINT")[0]) == ["python", "-m", "exporter"]
     user, group = instructions("USER")[0].split(":")
     assert int(user) > 0
@@ -34,7 +34,7 @@ def test_it_runs_the_program_as_nobody() -> None:
 
 
 def test_only_what_is_copied_is_sent() -> None:
-    """.dockerignore lets through what COPY needs, and nothing else."""
+    """.dockerignore allows only the files that COPY needs."""
     copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in ignore if line.startswith("!")}

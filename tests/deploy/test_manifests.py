@@ -107,7 +107,7 @@ def test_what_is_derived_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("folder", EVERYTHING)
 def test_only_the_release_s_images_are_pulled(folder: str) -> None:
-    """Every overlay has the images of this version, and no moving tag."""
+    """Every overlay has the images of this version, and no tag such as `latest`."""
     wanted = {"exporter": EXPORTER_IMAGE, "descheduler": DESCHEDULER_IMAGE}
     found = {
         name: container["image"]
@@ -409,7 +409,7 @@ def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -
 
 @pytest.mark.parametrize("folder", ENCRYPTED)
 def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) -> None:
-    """The certificate is mounted without subPath, so that the volume follows the Secret."""
+    """The certificate is mounted without subPath, so that pods see a changed Secret."""
     template = only(render(folder), "Deployment")["spec"]["template"]
     mounts = {one["name"]: one for one in containers(template)["exporter"]["volumeMounts"]}
     volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]

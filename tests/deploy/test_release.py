@@ -71,7 +71,7 @@ def test_two_runs_are_equal(dist: Path, tmp_path: Path) -> None:
 
 
 def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
-    """The chart has no links, Helm accepts it, and the runbooks' URLs have the tag."""
+    """The packed chart has no symbolic links, Helm accepts it, and runbook URLs have the tag."""
     packed = dist / f"{NAME}-{__version__}.tgz"
     with tarfile.open(packed) as archive:
         assert all(member.isreg() for member in archive)

@@ -1,4 +1,4 @@
-"""The memory that the pods request is enough, by measurement."""
+"""A measurement shows that the memory request of the pods is enough."""
 
 import asyncio
 import time

@@ -21,12 +21,12 @@ class Row:
     held_by: str
     """What prevents moves of VMs: nothing, the plugin, or the webhook."""
     first_cycle: int
-    """The VMs that were evicted in the descheduler's first cycle."""
+    """How many VMs were evicted in the descheduler's first cycle."""
     moved: int
-    """The VMs that were migrated at least once."""
+    """How many VMs were migrated at least once."""
     migrations: int
     most: int
-    """The migrations of the VM that was migrated most often."""
+    """How often the VM with the most migrations was migrated."""
     counted: dict[str, int]
     """`descheduler_pods_evicted_total` by result."""
 

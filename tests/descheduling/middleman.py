@@ -13,7 +13,7 @@ from tests.support.serving import serving
 
 VERDICTS = "/v1/verdicts"
 Tamper = Callable[[web.Request, bytes], web.Response | None]
-"""Answers a request in the exporter's place, or lets it pass."""
+"""Answers a request in the exporter's place; after None the request is forwarded."""
 _HEADERS = ("Content-Type", "ETag", "If-None-Match", "Retry-After")
 _TIMEOUT = aiohttp.ClientTimeout(total=90)
 

@@ -185,7 +185,7 @@ async def test_exceptions_are_held_for_their_own_time(
         async with stage.descheduler(Verdicts(exporter.query)) as asking:
             await _until_evicted(stage, space, 2, by=asking, within=90)
             await asking.ran(3)
-        # The first reason of each VM: once a VM is evicted, its migration blocks it as well.
+        # Only the first reason of each VM: after an eviction the VM's migration blocks it, too.
         blocks = reversed(asking.said("Eviction blocked"))
         blocked = {one["vmi"]["name"]: one["reason"] for one in blocks}
         moved = stage.ledger(space).evictions
@@ -340,7 +340,7 @@ async def test_a_sidecar_that_fails(
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """Without verdicts the descheduler evicts a target pod, and counts it as under way too long.
+    """Without verdicts the descheduler evicts a target pod, and still counts it afterwards.
 
     KubeVirt answers the eviction of any pod of a marked VMI with the message by which the
     descheduler recognises an eviction under way. But a target pod does not end after that.

@@ -78,8 +78,8 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
     for name, run in story.items():
         early = run.ledger.too_early(RULES)
         if name in ("plugin", "enforce"):
-            # The webhook allows the eviction of an evacuating VM until it has read the end of the
-            # migration.
+            # The webhook allows the eviction of an evacuating VM until the exporter has read the
+            # end of the migration.
             late = [one for one, _ in early if not is_news(one, run)]
             # The API server allows an eviction if the webhook takes more than a second.
             assert len(late) + len(run.ledger.moving()) <= run.failed_open

@@ -1,1 +1,1 @@
-"""A real cluster in its own namespaces, with pods of the built images."""
+"""A real cluster in its own Linux namespaces, with pods of the built images."""

@@ -9,7 +9,7 @@ from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, c
 CERTIFICATE = "A certificate first"
 SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
 WAYS = parts(SECTIONS["In at most five lines"])
-"""The ways to install it, by heading."""
+"""The ways to install the exporter, by heading."""
 
 
 def commands(text: str) -> list[str]:

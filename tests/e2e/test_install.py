@@ -1,4 +1,4 @@
-"""Every way to install it, by the commands of docs/install.md."""
+"""Every way to install the exporter, by the commands of docs/install.md."""
 
 from collections.abc import Iterator
 from pathlib import Path

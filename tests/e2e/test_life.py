@@ -128,7 +128,7 @@ def restarts(pod: Object) -> int:
 def test_a_container_killed_by_memory_comes_back_with_its_history(
     cluster: Cluster, caller: Caller
 ) -> None:
-    """A container that the OOM killer ended restarts with its history."""
+    """A container that the OOM killer has killed restarts with its history."""
     before = caller.history("shop", "db2")
     pod = cluster.pods()[0]
     name = pod["metadata"]["name"]

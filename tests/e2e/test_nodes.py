@@ -26,7 +26,7 @@ def second(cluster: Cluster) -> Iterator[Node]:
 def test_a_node_that_goes(
     cluster: Cluster, second: Node, scratch: Path, prove: Callable[[str], None]
 ) -> None:
-    """While and after one of two nodes is lost, no answer is wrong, and the history is kept."""
+    """When one of two nodes is lost, no answer is wrong, and the history is kept."""
     with let_in(cluster, scratch) as (_, caller):
         assert {pod["spec"]["nodeName"] for pod in cluster.pods()} == {"n1", second.name}
         before = wait_for(lambda: caller.history("shop", "db1"), "history")

@@ -21,7 +21,7 @@ from tests.generate.manifests import NAMESPACE
 
 STUCK = "KubeVirtEvacuationStuck"
 EXAMPLE = "kubevirt-evacuation-x1x1x"
-"""The example name, which a reader replaces by the name of his migration attempt."""
+"""The example name, which a reader replaces by the name of the migration attempt."""
 OURS = {"NAMESPACE=bank NAME=churn-1": "NAMESPACE=shop NAME=db1", "NODE=node-1": "NODE=n1"}
 """The exports for this cluster, instead of the runbooks' examples for the demo."""
 

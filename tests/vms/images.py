@@ -73,7 +73,7 @@ def _qemu(folder: Path) -> Path:
 
 
 def _build_guest(_: str) -> None:
-    """Debian's kernel and busybox, without a disk."""
+    """Build the guest's image: Debian's kernel and busybox, without a disk."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         folder = Path(name)
         depends = run("apt-cache", "depends", _KERNEL).split()

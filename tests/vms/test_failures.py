@@ -122,7 +122,7 @@ def test_a_timeout(
 def test_a_target_that_cannot_pull(
     caller: Caller, machine: Callable[[str], Machine], quote: Callable[[Object], str]
 ) -> None:
-    """Without its image on the target, the container's reason is shown; with it the VM moves."""
+    """If the target has no image, the container's reason is shown; with an image the VM moves."""
     db = machine("db1")
     image = "localhost/rare"
     name_guest_image(db.nodes["n1"], image)
@@ -218,7 +218,7 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """If a target pod is deleted, the migration fails or the VM ends, with a warning."""
+    """If a target pod is deleted, the migration fails, or the VM ends after a warning."""
     db = machine("db1")
     db.start("n1", fill=8, copied=SLOW)
     db.evict()

@@ -38,7 +38,7 @@ func (s *snapshot) contains(at checkpoint, key vmiKey) bool {
 }
 
 // find returns why the VMI with this UID is blocked. At preEviction, the blocks of both
-// checkpoints apply. An empty UID matches any.
+// checkpoints apply. An empty UID matches any UID.
 func (s *snapshot) find(at checkpoint, key vmiKey, uid string) (block, bool) {
 	for one := range at + 1 {
 		if found, ok := s.blocks[one][key]; ok && (uid == "" || uid == found.vmiUID) {

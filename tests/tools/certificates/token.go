@@ -13,8 +13,8 @@ import (
 	"strconv"
 )
 
-// token signs a JWT (ES256) as a kube-apiserver does with this signing key: the arguments are the
-// key's file, the issuer, the subject and the Unix second at which it expires.
+// token signs a JWT (ES256), like a kube-apiserver with this signing key. The arguments are the
+// key's file, the issuer, the subject and the Unix time of the expiry.
 func token(arguments []string) (string, error) {
 	if len(arguments) != 4 {
 		return "", errors.New("usage: certificates token KEY ISSUER SUBJECT EXPIRES")
