@@ -16,8 +16,9 @@ from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_sta
 # The background job of a script ignores Ctrl-C, and programs that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The servers in Go then need a sixth less CPU time, and twice the memory.
+# With both, the servers in Go need about a third less CPU time, and twice the memory.
 os.environ.setdefault("GOGC", "300")
+os.environ.setdefault("GOMAXPROCS", "1")
 
 # Only `make e2e` and `make vms` run these, which need root, containerd and built images.
 collect_ignore = ["e2e", "vms"]
