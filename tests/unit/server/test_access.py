@@ -1,4 +1,4 @@
-"""Access checks while the API server does not answer."""
+"""Access checks: their caches, and an API server that does not answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class HangingApi(ApiServer):
 
 @in_its_own_time
 async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
-    """Hanging reviews of strangers delay a known caller by at most 0.25 s."""
+    """If the reviews of unknown callers hang, a known caller waits at most 0.25 s."""
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
     await access.check("Bearer alice", "GET", "/metrics")

@@ -91,7 +91,7 @@ async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> Non
 
 
 async def test_a_warning_is_no_block() -> None:
-    """In mode `warn` only the outcome is counted, and the log line is a different one."""
+    """In mode `warn` only the outcome is counted, and `eviction_would_be_denied` is logged."""
     async with opened(AdmissionMode.WARN) as webhook:
         with capture_logs() as logs:
             response = await webhook.ask()
@@ -158,7 +158,7 @@ async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
 
 
 async def test_a_hold_ends(webhook: Webhook) -> None:
-    """After admission.maxHold the evictions of a denied VM are allowed, with a warning."""
+    """After `admission.maxHold` the evictions of a denied VM are allowed, with a warning."""
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     held, step = 86_400, 600
     answers = []
@@ -178,7 +178,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
-    """After stuck.migrationTimeout, a denied VM has a series with the time of its first denial."""
+    """After `stuck.migrationTimeout` a denied VM has a series with the time of its first denial."""
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     began = webhook.api.clock.instant
@@ -219,7 +219,7 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
 
 
 async def test_the_vmi_has_its_blocked_evictions(webhook: Webhook) -> None:
-    """GET /v1/vmis lists the last blocked evictions by user, the newest first, with counts."""
+    """The API's answer about a VMI counts its blocked evictions by user, the newest first."""
     for _ in range(2):
         await webhook.ask()
     webhook.api.clock.instant += 7
