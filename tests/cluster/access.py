@@ -68,7 +68,7 @@ def binding(role: str, user: str, namespace: str | None = None, *, subject: str 
 
 
 async def _until_granted(admin: Client, user: str, rule: Object, namespace: str | None) -> None:
-    """Wait until a user has a rule's permissions, checked by its last verb and resource."""
+    """Wait until a user has a rule's permissions; only its last verb and resource are checked."""
     spec: Object = {"user": user}
     if "nonResourceURLs" in rule:
         spec["nonResourceAttributes"] = {
