@@ -52,12 +52,12 @@ class Gate:
         await self.cut()
 
     def open(self) -> None:
-        """Relay again."""
+        """Undo `shut` and `stall`."""
         self._shut = False
         self._flowing.set()
 
     def stall(self) -> None:
-        """Keep connections open without data, like a hung peer."""
+        """Keep connections open but relay no data, as if the server hangs."""
         self._flowing.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
