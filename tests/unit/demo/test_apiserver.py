@@ -115,8 +115,7 @@ class TestLists:
     """Lists, pages and selectors."""
 
     async def test_a_custom_list_names_the_kind_in_each_item(self, served: SimulatedStage) -> None:
-        """A list of custom resources has its items before its metadata, and each item has a kind.
-        """
+        """In a list of custom resources items come before metadata, and each item has a kind."""
         await fill(served.admin, 2)
         body = await served.admin.send("GET", VMIS.path())
         listed = await served.admin.list(VMIS)
@@ -245,8 +244,7 @@ class TestWatches:
         assert event["object"]["message"] == "too old resource version: 3 (4)"
 
     async def test_a_selecting_watch_sees_objects_come_and_go(self, served: SimulatedStage) -> None:
-        """A selecting watch sends ADDED for a new match, DELETED when an object no longer matches.
-        """
+        """A selecting watch sends ADDED for a new match, and DELETED when a match ends."""
         async with served.admin.watch(PODS, labelSelector="a=1", resourceVersion="2") as events:
             last = await served.admin.create(PODS, pod("p1"))
             for label in ({"a": "1"}, {"b": "1"}, {"a": "2"}):
