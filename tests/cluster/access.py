@@ -44,7 +44,8 @@ async def grant(
 ) -> None:
     """Bind a user to this role in these namespaces; None stands for all.
 
-    Returns when the API server grants the permissions: it watches roles, so this takes a moment.
+    Returns when the API server grants the permissions, which takes a moment because it watches
+    roles.
     """
     await admin.create(CLUSTER_ROLES, role(name, rules))
     for namespace in namespaces:

@@ -1,4 +1,4 @@
-"""Builders of facts and of the JSON objects that they are parsed from.
+"""Builders of facts, and of the JSON objects from which facts are parsed.
 
 Each builder has valid defaults; a test overrides the fields that matter for the test.
 """

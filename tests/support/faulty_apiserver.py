@@ -87,7 +87,7 @@ class FaultyApiServer(SimulatedApiServer):
         times: int | None = None,
         verbs: Collection[str] = ("list", "watch"),
     ) -> None:
-        """Refuse these verbs on a resource with a code, `times` times or until `recover`."""
+        """Answer these verbs on a resource with this code, `times` times or until `recover`."""
         left = math.inf if times is None else times
         self._faults[_resource_named(resource)] = Fault(code, retry_after, left, verbs)
 

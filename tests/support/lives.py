@@ -1,4 +1,4 @@
-"""Creates, migrates and deletes random VMs on an API server, with the writes of KubeVirt.
+"""Creates, migrates and deletes random VMs on an API server, as KubeVirt does.
 
 A `Script` also puts every object that it writes into the store `expected`. A watch without faults
 must lead to an equal store. The script's time begins five hours ago, and each step advances it.

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 class Gate:
-    """`async with Gate(url) as gate` relays connections to `gate.url` to the server at `url`."""
+    """`async with Gate(url) as gate` relays connections from `gate.url` to the server at `url`."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

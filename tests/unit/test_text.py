@@ -38,7 +38,7 @@ def test_a_span_is_written_in_its_units(seconds: float, written: str) -> None:
 
 
 def test_a_span_in_two_units_is_cut_off() -> None:
-    """A span in two units has the largest and the next smaller unit, if that is not zero."""
+    """A span in two units has the largest unit, and the next smaller unit if it is not zero."""
     assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
 
 

@@ -208,7 +208,7 @@ async def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
 
 
 async def test_nobody_there_is_told(tmp_path: Path) -> None:
-    """If nothing listens at the URL, the error names the URL and how to set another."""
+    """If nothing listens at the URL, the error names the URL and how to set another one."""
     port = free_port()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
         said = await trouble(Endpoint(url))

@@ -131,7 +131,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     ],
 )
 def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
-    """The least time of a drain is shown with the durations and limits behind it."""
+    """The least time of a drain is shown with the durations and limits that determine it."""
     store = a_store(KubeVirtSettings(MigrationLimits(5, 2)), *facts)
     assert write_bound(drain_of(store)) == said
 

@@ -85,7 +85,7 @@ def test_the_policy_of_a_vm_is_named() -> None:
 
 
 def test_blocked_evictions_are_listed_by_user() -> None:
-    """Each user whose evictions were blocked is listed, with their number and time."""
+    """Each user whose evictions were blocked is listed, with the number and the last time."""
     vmi = explained(
         cooling(),
         blocked_evictions=(

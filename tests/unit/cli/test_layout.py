@@ -36,7 +36,7 @@ from tests.unit.server.test_answers import explained
 
 @pytest.mark.parametrize("screen", [NARROW, COLORED], ids=["plain", "colored"])
 def test_nothing_is_wider_than_the_terminal(screen: Screen) -> None:
-    """Every line fits into 80 columns, also with long names; only commands are never broken."""
+    """Every line fits into 80 columns, also with long names; only commands are not wrapped."""
     long = {"namespace": "a" * 63, "name": "b" * 253, "node": "n" * 63}
     evidence = stuck(**long, evacuation_node="n" * 63)
     texts = [

@@ -244,7 +244,7 @@ class TestWatches:
         assert event["object"]["message"] == "too old resource version: 3 (4)"
 
     async def test_a_selecting_watch_sees_objects_come_and_go(self, served: SimulatedStage) -> None:
-        """A selecting watch sends ADDED for a new match, and DELETED when a match ends."""
+        """A watch with a selector sends ADDED for a new match, and DELETED when a match ends."""
         async with served.admin.watch(PODS, labelSelector="a=1", resourceVersion="2") as events:
             last = await served.admin.create(PODS, pod("p1"))
             for label in ({"a": "1"}, {"b": "1"}, {"a": "2"}):

@@ -72,7 +72,7 @@ def migrate(lab: Lab) -> None:
 
 
 def _with_latest(versions: list[Object], seen: int) -> list[Object]:
-    """All versions after the first `seen`, preceded by each object's version at that time."""
+    """Each object's state after the first `seen` versions, and then all later versions."""
     latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
     return [*latest.values(), *versions[seen:]]
 

@@ -37,7 +37,7 @@ def named(cluster: Cluster, role: Role) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def minutes() -> Cluster:
-    """The default scenario after three and a half minutes: its past and its first minute."""
+    """The default scenario after 3.5 minutes, that is, after its past and its first minute."""
     return play(210)
 
 

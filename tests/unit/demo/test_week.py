@@ -184,7 +184,7 @@ class TestExpectations:
     ],
 )
 def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
-    """Two runs of `replay --scenario week-pilot` write the same to standard output."""
+    """Two runs of `replay --scenario week-pilot` write the same bytes to standard output."""
     command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
     runs = [
         subprocess.run([*command, "--days", days], capture_output=True, check=True)

@@ -80,7 +80,7 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
-    """A denial is counted by reason and node, in the histogram, and by its outcome."""
+    """A denial is counted by reason and node, by outcome, and in the histogram of cooldowns."""
     response = await webhook.ask()
     assert response["allowed"] is False
     assert response["status"]["code"] == 429
@@ -104,7 +104,7 @@ async def test_a_warning_is_no_block() -> None:
 
 
 async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
-    """A dry run has the real answer and leaves nothing in metrics, log or memory."""
+    """A dry run gets the normal answer, and changes no metric, log or memory."""
     with capture_logs() as logs:
         assert (await webhook.ask(a_review(dryRun=True)))["allowed"] is False
     assert webhook.counted() == {}

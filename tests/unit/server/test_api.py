@@ -685,7 +685,7 @@ class TestBlocked:
     async def test_one_checkpoint_has_only_its_entries(
         self, api: ServedApi, checkpoint: str
     ) -> None:
-        """With a checkpoint in the query, only its entries are listed, with another ETag."""
+        """A query with a checkpoint lists only its entries, and has another ETag."""
         api.cool()
         api.store.put(a_vmim())
         both = await api.get(BLOCKED)
@@ -721,7 +721,7 @@ class TestBlocked:
         assert (answer.body == b"") is (status == 304)
 
     async def test_several_headers_are_one_list(self, api: ServedApi) -> None:
-        """ETags in two If-None-Match headers are both compared."""
+        """If a request has two If-None-Match headers, the ETags of both are compared."""
         etag = (await api.get(BLOCKED)).headers["ETag"]
         headers = [("If-None-Match", '"another"'), ("If-None-Match", etag)]
         answer = await api.ask("GET", BLOCKED, headers=headers)
@@ -965,7 +965,7 @@ class TestListeners:
     @pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.name))
     @pytest.mark.parametrize("listener", ["query", "metrics"])
     async def test_serves_its_routes(self, listener: str, route: Route) -> None:
-        """The query listener serves all routes; the other one serves metrics, probes and page."""
+        """The query listener serves all routes, the metrics listener metrics, probes and page."""
         api = ServedApi()
         api.cool()
         make = make_query_app if listener == "query" else make_metrics_app

@@ -154,7 +154,7 @@ class TestRead:
         assert len({fresh.etag, stale.etag, dead.etag}) == 3
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
-        """While a migration's end is ahead of our clock, `notBefore` moves, but not the ETag."""
+        """If a migration's end is ahead of our clock, `notBefore` moves but the ETag does not."""
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
         found = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
@@ -299,7 +299,7 @@ class TestWait:
         assert answer.etag == none
 
     async def test_the_clock_releases(self) -> None:
-        """The end of a cooldown answers a long poll at that instant."""
+        """A long poll is answered when a cooldown ends."""
         scene = ServedApi(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()

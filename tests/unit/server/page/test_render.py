@@ -104,7 +104,7 @@ class Document(HTMLParser):
 
 
 def draining_service() -> Service:
-    """A service; a drain of n2 would restart one of two VMs, a drain of n3 would migrate its VM."""
+    """A service with two VMs on n2, of which a drain restarts one, and a migratable VM on n3."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -431,7 +431,7 @@ class TestTimeline:
     AXIS = Axis(to_datetime(NOW - 900.0), to_datetime(NOW), to_datetime(NOW + 100.0))
 
     def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
-        """One bar shows a migration from start to end, another the cooldown up to the release."""
+        """A migration is a bar from start to end; a cooldown is another bar, up to the release."""
         line = draw_timeline(the_vmi(make_service(cooling("db1", left=50.0))), self.AXIS)
 
         (bar,) = line.bars

@@ -1,4 +1,4 @@
-"""The page of one VM, with all of GET /v1/vmis/{namespace}/{name}."""
+"""The page of one VM, which shows the whole answer of GET /v1/vmis/{namespace}/{name}."""
 
 import pytest
 
