@@ -68,8 +68,7 @@ class TestExits:
         ],
     )
     async def test_with_a_kubeconfig_that_cannot_be_used(self, tmp_path: Path, text: str) -> None:
-        """With an invalid kubeconfig the exporter exits with 5, and logs the path but no content.
-        """
+        """With an invalid kubeconfig the exporter exits with 5; it logs the path but no content."""
         path = tmp_path / "kubeconfig"
         path.write_text(text, encoding="utf-8")
         code, stopped = await finished(tmp_path, "--kubeconfig", str(path))
