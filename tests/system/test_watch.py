@@ -295,7 +295,7 @@ class TestOnTheSimulatedServer:
             assert watch.names(namespace) == {"a"}
 
     async def test_opening_a_watch_is_no_contact(self, simulated: SimulatedStage) -> None:
-        """A watch that opens and fails at once counts as no contact; a new list follows later."""
+        """A watch that opens and fails at once does not count as contact; a list follows later."""
         tries: list[tuple[str, float | None]] = []
 
         async def err(request: web.Request) -> web.StreamResponse:
