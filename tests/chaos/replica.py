@@ -41,8 +41,7 @@ class Replica:
 
     @property
     def now(self) -> Program:
-        """The running process. Raises `Down` if there is none: its port may be in use by another.
-        """
+        """The running process. Raises `Down` if there is none: another one may use its port now."""
         if self._now is None:
             raise Down(self.name)
         return self._now
