@@ -41,7 +41,7 @@ class Replica:
 
     @property
     def now(self) -> Program:
-        """The running process. Raises `Down` if there is none: another one may use its port now."""
+        """The running process. Raises `Down` if there is none, because its port may be reused."""
         if self._now is None:
             raise Down(self.name)
         return self._now
@@ -62,7 +62,7 @@ class Replica:
         assert state_of(killed.process.pid) is None
 
     async def freeze(self) -> None:
-        """Freeze the process with SIGSTOP, so that it keeps its connections and its state."""
+        """Freeze the process with SIGSTOP; it keeps its connections and its state."""
         freeze(self.now.process.pid)
 
     def thaw(self) -> None:

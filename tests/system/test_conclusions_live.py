@@ -40,7 +40,8 @@ def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
 
 
 async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If the watch of VMIMs fails, an evacuation is `unknown`, and `migrating` once handed off."""
+    """If VMIMs cannot be watched, an evacuation is `unknown`, and `migrating` after its hand-off.
+    """
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     made = await admin.create(VMIS, vmi("db", namespace))

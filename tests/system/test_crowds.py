@@ -1,4 +1,4 @@
-"""The cost of callers without a token: compressed bodies, half requests, connections."""
+"""The cost of callers without a token: compressed bodies, unfinished requests, connections."""
 
 import asyncio
 import gzip
@@ -32,7 +32,7 @@ Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 MIB = 2**20
 SLACK = 32
-"""The MiB that the memory allocator does not give back, as docs/reference.md says."""
+"""How many freed MiB the memory allocator may keep, as docs/reference.md says."""
 AT_ONCE = 50
 STRANGER = "127.0.0.2"
 BOMB = gzip.compress(bytes(240 * MIB))
@@ -54,7 +54,7 @@ class Exporter:
     held: list[Streams] = field(default_factory=list)
 
     async def open(self, url: str, *, tls: bool = True) -> Streams:
-        """A stranger's connection, with or without a TLS handshake."""
+        """Open a stranger's connection, with or without a TLS handshake."""
         parts = urlsplit(url)
         context = self.trust if tls and parts.scheme == "https" else None
         streams = await asyncio.open_connection(
@@ -143,7 +143,7 @@ class Exporter:
 
 @asynccontextmanager
 async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIterator[Exporter]:
-    """The exporter with TLS on the metrics and the admission listener."""
+    """Run the exporter with TLS on the metrics and the admission listener."""
     write_certificates(directory, "localhost")
     pair = {
         name: str(directory / f"localhost.{end}")
@@ -218,7 +218,7 @@ async def send_compressed(exporter: Exporter, url: str, line: bytes) -> tuple[by
     try:
         await asyncio.wait_for(reader.read(), 5)
     except ConnectionError:
-        pass  # the exporter closed it before it had read all bytes
+        pass  # closed before the exporter had read all bytes
     except TimeoutError:
         return status, False
     return status, True

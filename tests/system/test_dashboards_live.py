@@ -41,10 +41,7 @@ from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
-"""Seconds.
-
-An evacuation whose pod lost its annotation has diverged after two minutes; a run takes longer.
-"""
+"""The seconds of a run: an evacuation whose pod lost its annotation has diverged after 120 s."""
 SPEED = 3.0
 HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
 EAST, WEST = "east", "west"
@@ -312,7 +309,7 @@ def _find_first_value(matrix: list[dict[str, Any]]) -> str | None:
 
 
 def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
-    """Remove the annotation of a pod in CrashLoopBackOff, so that KubeVirt does not restore it."""
+    """Remove the annotation of a pod; CrashLoopBackOff keeps KubeVirt from restoring it."""
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
 

@@ -229,7 +229,7 @@ class Story:
         return drained
 
     async def estimate(self, name: str) -> tuple[float, float]:
-        """Drain a node; returns an estimate when half the VMs have left, and the actual seconds."""
+        """Drain a node; returns the estimate after half of the VMs, and the seconds of the rest."""
         self.fleet.cordoned = name
         self.cluster.cordon(name)
         vms = [one for one in self.fleet.vms if self._is_on(one, name)]

@@ -387,7 +387,7 @@ async def test_nobody_there_is_told() -> None:
 
 
 async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
-    """The token is sent to loopback or over TLS only."""
+    """The token is sent only over TLS or to loopback."""
     app = answering(body=json.dumps({"status": "success", "data": {"result": [A_SERIES]}}).encode())
     token = tmp_path / "token"
     token.write_text("abc\n")

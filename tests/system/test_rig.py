@@ -251,7 +251,7 @@ async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: R
 
 
 async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
-    """If the target pod ends after its migration, the next attempt waits for a Node event."""
+    """If the target pod ends after its migration, the next attempt waits for a Node update."""
     key = "between/db1"
     async with rig.vmi(key, "fails"):
         rig.player.beating.clear()

@@ -157,7 +157,7 @@ async def cut(_stage: Stage, gate: Gate, script: Script) -> Restart:
 
 
 async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
-    """Break the connection for some steps, and compact the server: a 410."""
+    """Break the connection for some steps, and compact the server, which causes a 410."""
     await gate.shut()
     await script.play(SHUT_STEPS)
     await stage.force_gone()

@@ -349,7 +349,7 @@ async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
-    """A ConfigMap that another replica wrote and the watch has not sent is not overwritten."""
+    """A shard that another replica has just written is merged, not overwritten."""
     namespace = await real.make_namespace()
     shard = shard_of(UID)
     other_uid = next(uid for uid in map(str, count()) if shard_of(uid) == shard)
