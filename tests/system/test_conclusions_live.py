@@ -40,8 +40,7 @@ def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
 
 
 async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If VMIMs cannot be watched, an evacuation is `unknown`, and `migrating` after its hand-off.
-    """
+    """If VMIMs cannot be watched, the state is `unknown`, and `migrating` after the hand-off."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     made = await admin.create(VMIS, vmi("db", namespace))
