@@ -1,4 +1,4 @@
-"""TLS of a listener: renewal, old protocols, and client certificates."""
+"""TLS of a listener: renewal, client certificates, sessions and expiry."""
 
 import asyncio
 import shutil
