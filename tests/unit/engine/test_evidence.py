@@ -91,7 +91,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 300
 
     def test_attempts_of_an_older_evacuation(self) -> None:
-        """Attempts before the newest success, or before we last read the VMI without a marker, are
+        """Attempts before the newest success, or before the VMI was last read without a marker, are
         ignored.
         """
         store = a_store(a_vmi())
@@ -192,7 +192,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last", "history"])
     def test_back_on_its_node_after_a_gap(self, shown_by: str) -> None:
-        """Before KubeVirt 1.7 a success after the marker was first seen ends the evacuation."""
+        """Before KubeVirt 1.7, a success that is later than `seen_at` ends the evacuation."""
         store = a_store(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
         success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
@@ -271,7 +271,7 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 0
 
     def test_a_failure_that_came_before_everything(self) -> None:
-        """A failure from before we last read the VMI without a marker does not count."""
+        """A failure that is not later than `not_before` does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
         marker.note_failure("old", NOW - 10)
         marker.note_failure("new", NOW)

@@ -184,7 +184,7 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
-    """The first Event has state, action and cause; the Event at the end has the new node."""
+    """The first Event of a stuck evacuation has its cause; the last Event has the new node."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
@@ -222,7 +222,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     ids=["cancelled", "stopped"],
 )
 async def test_other_ends(vmi: Vmi, outcome: str) -> None:
-    """The Event at the end says that the VM has stopped, or that it has not moved."""
+    """The Event at the end of an evacuation says if the VM has stopped or has not moved."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(vmi)
