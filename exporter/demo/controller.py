@@ -70,7 +70,7 @@ class MigrationView:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What one reconcile writes; an object without a difference is not written."""
+    """What one reconcile writes; an unchanged object is not written."""
 
     migration: Object | None = None
     vmi: Object | None = None
@@ -269,7 +269,7 @@ def set_phase(migration: Object, phase: str, now: datetime) -> Object:
 
 
 def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Object:
-    """`handleTargetPodHandoff`: replaces the whole `migrationState`, with its start and end."""
+    """`handleTargetPodHandoff`: replaces the whole `migrationState`, also its start and end."""
     target = objects.node_of(pod)
 
     def hand(obj: Object) -> None:

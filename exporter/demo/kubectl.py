@@ -70,7 +70,7 @@ class PracticeServer(SimulatedApiServer):
                 return None
 
     def _evict(self, namespace: str, name: str) -> Object:
-        """Answers as kube-apiserver does with KubeVirt's validating webhook."""
+        """Evict a pod, and answer like kube-apiserver with KubeVirt's validating webhook."""
         answer = self._cluster.evict(namespace, name)
         if answer.code == 200:
             return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}

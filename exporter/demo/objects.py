@@ -1,6 +1,7 @@
 """Objects as KubeVirt writes them: names, builders, readers, and changed copies.
 
-Objects are plain dicts. Only `set_condition` and `drop_condition` change them in place.
+Objects are plain dicts. The functions here return changed copies, except `set_condition` and
+`drop_condition`, which change an object in place.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -59,7 +59,7 @@ ABOVE_MEAN = 0.10
 """A node this far above the mean is over-utilised (`useDeviationThresholds`, high 10)."""
 
 HOT_HOURS = (10, 18)
-"""Hotspots follow one another in these hours of weekdays, on Tuesday twice as fast."""
+"""In these hours of weekdays, one hotspot follows another; on Tuesday each is half as long."""
 HOT_LASTS = 2
 HOT_LASTS_ON_TUESDAY = 1
 HOT_NODES = 2

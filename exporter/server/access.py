@@ -4,9 +4,9 @@ As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview ide
 a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
 non-resource URL. A limited number of answers is cached; a token is cached only as a hash.
 
-Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
-`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review continues in
-the background.
+Both reviews together take at most `PATIENCE`. A caller with an expired yes in the cache waits at
+most `RENEWAL_PATIENCE` for a new answer. After that the cached yes still counts, and the review
+continues in the background.
 """
 
 import asyncio

@@ -81,9 +81,9 @@ log = structlog.stdlib.get_logger()
 class _Parts(Payload):
     """A body that is sent part by part, and yields to other tasks after each part.
 
-    To send 2 MB at once would block for 4 ms. Answers can share parts, because aiohttp keeps the
-    last answer of each connection. With one copy for each of 10,000 long polls, a blocked set of
-    1,000 VMIs would take 2 GB.
+    To send 2 MB at once would block for 4 ms. Answers can share parts. That saves memory, because
+    aiohttp keeps the last answer of each connection: for 10,000 long polls, copies of a blocked set
+    of 1,000 VMIs would take 2 GB.
     """
 
     _autoclose = True

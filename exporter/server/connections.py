@@ -123,7 +123,7 @@ class _HeadTooLong(HttpProcessingError):
 class _Parser(HttpRequestParser):
     """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
-    aiohttp's parser gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an
+    The parser gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an
     unfinished head. After an error it gets no more bytes. `whole` is called when a request and its
     body are complete.
     """

@@ -39,7 +39,7 @@ def explain_vmi(
     why: tuple[Why, ...] = (),
     blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule; `why` is from the cluster."""
+    """Everything known about one VMI, and the result of each rule; `why` is `Store.reasons`."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
     policy = policy.of(vmi)

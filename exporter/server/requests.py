@@ -27,7 +27,7 @@ _CHECKPOINTS = " or ".join(Checkpoint)
 
 
 class Candidate(Struct, rename="camel", gc=False):
-    """A VMI whose verdict is requested; `vmiUid` is the label created-by of its pod."""
+    """A VMI whose verdict is requested; `vmiUid` is its pod's label `kubevirt.io/created-by`."""
 
     namespace: Annotated[Namespace, means("the VMI's namespace")]
     name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]

@@ -56,7 +56,7 @@ LOSSES = {
 
 
 class Sort(StrEnum):
-    """The sort order. TIME: stuck and long evacuations first; of blocked VMs, early releases."""
+    """The sort order. TIME: stuck and long evacuations first, or the VMs released soonest first."""
 
     TIME = "time"
     NAME = "name"
