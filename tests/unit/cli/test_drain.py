@@ -114,7 +114,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
         pytest.param(
             [*(a_moved(n, 90.0) for n in (1, 2, 3)), a_movable(4)],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
-            " most 2 at once out of a node."
+            " most 2 at once from a node."
             " VMs left out, because no migration of theirs is known: 1.",
             id="the-limits",
         ),
@@ -125,7 +125,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
                 a_vmim(name="mig-4", uid="m4", vmi_name="db4", phase="Running"),
             ],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
-            " most 2 at once out of a node.",
+            " most 2 at once from a node.",
             id="what-migrates-already",
         ),
     ],
@@ -183,7 +183,7 @@ def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
         shown(moving)
     )
     still = a_drain(NOW - 60, remaining=1)
-    assert "[##########..........] 1 of 2 VMs have left, nothing has left for 1m." in shown(still)
+    assert "[##########..........] 1 of 2 VMs have left, no VM has left for 1m." in shown(still)
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:

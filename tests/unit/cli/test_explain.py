@@ -167,7 +167,7 @@ Evacuation from n1
   requested        2027-01-15T06:00:00Z (2h ago), source unknown
   failed attempts  at least 1
   current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
-  to cancel it (KubeVirt 1.7), unless it has turned post-copy, run
+  to cancel it (KubeVirt 1.7, and not in post-copy), run
     echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text

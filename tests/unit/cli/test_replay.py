@@ -195,7 +195,7 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Input(events, whole=HOUR, done=lambda now: now - events[0].at)
     play(source, [BUILTIN["ours"]], errors)
 
-    assert "playing" in errors.getvalue()
+    assert "replaying" in errors.getvalue()
     assert "events" in errors.getvalue()
 
 

@@ -120,7 +120,7 @@ def shown(service: Service, filters: PageFilter | None = None) -> Document:
 
 STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
 DEAD = "Dead: the last contact was 2 h ago; only cooldowns still block."
-NOT_READY = "Not ready: waiting for pods. Until then verdicts are answered 503."
+NOT_READY = "Not ready: waiting for pods. Until then, verdict requests get a 503."
 WAITING = {"health": a_health(Watched(Resource.PODS, None))}
 SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
     "now": ({}, 0.5, "yes", "Synced, last contact now."),
