@@ -1,8 +1,8 @@
 """What the person on call does about an evacuation: one action for each obstacle.
 
 `ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
-take their words from it. The action follows the last cause, not the state of the retries, which
-changes every few seconds.
+take their sentences from it. The action depends on the last cause. It does not depend on the state
+of the retries, which changes every few seconds.
 """
 
 from enum import StrEnum
@@ -51,11 +51,11 @@ class Obstacle(StrEnum):
     NOT_VISIBLE = "not_visible"
     UNEXPLAINED = "unexplained"
     NONE = "none"
-    """KubeVirt is at work, and nothing is wrong."""
+    """KubeVirt is working on the evacuation, and nothing is wrong."""
 
 
 class Action(Struct, frozen=True):
-    """One sentence of what to do, one shell command, and the runbook with more.
+    """A sentence that says what to do, a shell command, and the runbook with the details.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
     (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
@@ -315,12 +315,12 @@ _OBSTACLES = {
     State.TARGET_UNSCHEDULABLE: Obstacle.UNSCHEDULABLE,
     State.UNKNOWN: Obstacle.NOT_VISIBLE,
 }
-"""The states with an obstacle of their own, whatever the last cause was."""
+"""The states with an obstacle of their own, which does not depend on the last cause."""
 _WAITING = {
     State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
     State.CAPACITY: Obstacle.CAPACITY,
 }
-"""The states that are obstacles only until an attempt fails: later attempts pass through them."""
+"""The states that are obstacles only until an attempt fails; then the failure's cause is one."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,

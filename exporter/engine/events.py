@@ -1,14 +1,15 @@
 """Decides which Kubernetes Events about VMIs are due, and limits their number.
 
-There are three kinds: a stuck evacuation, the end of one that was reported as stuck, and evictions
-of a VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first,
-and while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
+An Event is about one of three things: a stuck evacuation, the end of an evacuation that was
+reported as stuck, or evictions of a VMI that were blocked for one reason. Each of these is an
+`Episode`. An Event is written when an episode begins. While the episode goes on, another Event
+follows every `REPEATED_AFTER`, with the count of the series.
 
 There are two limits: one Event per minute about each VMI, and for all VMIs together `BURST` Events
 at once, and after them `PER_SECOND` Events per second. So at most 3,700 Events are written in one
-hour. The API server keeps Events for that long by default (`--event-ttl`). If more are due, they
-wait, stuck evacuations first. If an episode is over before its Event is written, the Event is
-dropped and counted.
+hour. The API server keeps Events for that long by default (`--event-ttl`). If more Events are due,
+they wait; those about stuck evacuations are written first. If an episode is over before its Event
+is written, the Event is dropped and counted.
 """
 
 import math
@@ -81,7 +82,7 @@ class BlockedEpisode(Episode, kw_only=True):
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the block is over; if its end is unknown, half an hour after the last denial."""
+        """Whether the block is over; if its end is unknown, 30 minutes after the last eviction."""
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
@@ -146,7 +147,7 @@ class EventQueue:
         self._due[EventReason.EVACUATION_ENDED].clear()
 
     def prune(self, now: Instant) -> Iterator[None]:
-        """Drop what is over; yields after each `SLICE`, so that others can run."""
+        """Drop episodes that are over; yields after each `SLICE`, so that other tasks can run."""
         taken = self._taken_at.items()
         self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
         for count, blocked in enumerate(list(self._blocked.values()), 1):

@@ -10,7 +10,7 @@ from exporter.engine.vmi_record import VmiRecord
 
 
 class HistoryMerger:
-    """Keeps the newest `keep` endings of each VMI.
+    """Merges records into histories; `keep` is that of `History.put`.
 
     `departures`: when VMs last left each node. `unseen`: the stored history of VMIs that have not
     been seen yet, by UID.
@@ -84,7 +84,7 @@ class HistoryMerger:
             self.merge_remembered(record, remembered, at)
 
     def keep_unseen(self, remembered: Remembered) -> bool:
-        """Keep what a stored history says until its VMI is seen; True if it is new."""
+        """Keep the stored history of a VMI until the VMI is seen; True if that changed anything."""
         known = self.unseen.get(remembered.uid)
         self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
         return self.unseen[remembered.uid] != known

@@ -83,7 +83,7 @@ class ClusterObjects:
         *,
         platform_updating: bool,
     ) -> Evidence:
-        """Gather what is known about a VMI, in 3 us."""
+        """Gather what is known about a VMI; this takes 3 us."""
         vmi, marker = record.vmi, record.marker
         vmims_seen = visibility.sees_vmims_of(vmi.namespace)
         pods_seen = visibility.sees_pods_of(vmi.namespace)
