@@ -1,4 +1,4 @@
-"""What the person on call does about an evacuation: one action for each obstacle.
+"""What the person on call should do about an evacuation: one action for each obstacle.
 
 `ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
 take their sentences from it. The action depends on the last cause. It does not depend on the state
@@ -320,7 +320,8 @@ _WAITING = {
     State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
     State.CAPACITY: Obstacle.CAPACITY,
 }
-"""The states that are obstacles only until an attempt fails; then the failure's cause is one."""
+"""The states that are obstacles only until an attempt fails. Then the cause of the failure is the
+obstacle."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,

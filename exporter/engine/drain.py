@@ -325,7 +325,7 @@ def follow_drains(
 def find_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
-    """What a drain of its node would do to a VMI with this diagnosis."""
+    """What would happen to a VMI with this diagnosis if its node were drained."""
     outcome = _find_own_outcome(evidence, conditions, diagnosis)
     if outcome is DrainOutcome.RESTARTS and conditions.find_budget(evidence):
         return DrainOutcome.STAYS

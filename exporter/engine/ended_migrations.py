@@ -144,7 +144,7 @@ VMIS_KEPT = 10_000
 
 
 class NodesLeft:
-    """When each VMI last left each node by a successful migration, to count VMs that come back."""
+    """When each VMI last left each node by a successful migration, to count VMs that return."""
 
     def __init__(self) -> None:
         self._left: dict[str, dict[str, Instant]] = {}

@@ -32,13 +32,13 @@ PER_SECOND = 1.0
 MOST_BLOCKED = 20_000
 """How many VMIs can have a `BlockedEpisode` at once."""
 SLICE = 500
-"""How many episodes are checked without yielding: about 1 ms."""
+"""How many episodes are checked without yielding, which takes about 1 ms."""
 
 
 class Episode(Struct, kw_only=True):
-    """What one Event, or a series of them, is about.
+    """The subject of one Event, or of a series of Events.
 
-    It was observed from `began` to `last`; `count` is the number in the series.
+    It was observed from `began` to `last`; `count` is the count of the series.
     """
 
     reason: EventReason
@@ -59,13 +59,13 @@ class EvacuationEpisode(Episode, kw_only=True):
     diagnosis: Diagnosis
 
     def identify(self, now: Instant) -> str:
-        """The ID: from the node, the request and the half hour."""
+        """The ID consists of the node, the request and the half hour."""
         requested_at = self.diagnosis.requested_at
         half_hour = (now - requested_at) // REPEATED_AFTER
         return f"{self.diagnosis.node} {requested_at:.0f} {half_hour:.0f}"
 
     def is_same(self, other: Diagnosis | Marker) -> bool:
-        """Whether this is the same evacuation, perhaps with an earlier request instant."""
+        """Whether `other` is the same evacuation, perhaps with an earlier time of the request."""
         own = self.diagnosis
         return other.node == own.node and other.requested_at <= own.requested_at
 
@@ -76,7 +76,7 @@ class BlockedEpisode(Episode, kw_only=True):
     verdict: Verdict
 
     def identify(self, now: Instant) -> str:
-        """The ID: from the reason, the end of the block (if known) and the half hour."""
+        """The ID consists of the reason, the end of the block (if known) and the half hour."""
         released_at = self.verdict.released_at or 0.0
         half_hour = (released_at - now) // REPEATED_AFTER
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
@@ -200,5 +200,5 @@ class EventQueue:
 
 
 def _is_repeated(episode: Episode, now: Instant) -> bool:
-    """Whether the last Event of a running episode is old enough for another."""
+    """Whether the last Event of an episode is old enough to write another Event."""
     return episode.written_at is not None and now - episode.written_at >= REPEATED_AFTER

@@ -57,7 +57,7 @@ class HistoryMerger:
         self._evacuations.note_success(record, at)
 
     def merge_remembered(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
-        """Merge what a stored history says of a VMI; True if that changed anything."""
+        """Merge the stored history of a VMI; True if that changed anything."""
         migrations = remembered.migrations
         record.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
         changed = [
@@ -78,7 +78,7 @@ class HistoryMerger:
         return True
 
     def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
-        """Merge what a stored history says of a VMI that is seen for the first time."""
+        """Merge the stored history of a VMI that is seen for the first time."""
         remembered = self.unseen.pop(record.vmi.uid, None)
         if remembered is not None:
             self.merge_remembered(record, remembered, at)

@@ -178,7 +178,7 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
 
 
 def _source_nodes(vmi: Vmi) -> set[str]:
-    """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
+    """The nodes for which KubeVirt counts a migration of this VMI (`evacuation.go`).
 
     These are the VMI's node, and the source node of its last hand-off, even of an older migration.
     """

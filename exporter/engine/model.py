@@ -95,7 +95,7 @@ class WaitReason(StrEnum):
     """A VMIM's own condition or phase that keeps it from being handed off."""
 
     SYNC = "sync"
-    """A migration between clusters waits for its other half."""
+    """A migration between clusters waits for its VMIM on the other side."""
     QUOTA = "quota"
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
@@ -351,7 +351,7 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 
 
 class KubeVirtSettings(Struct, frozen=True, gc=False):
-    """What is read from the KubeVirt object.
+    """The settings and the status that are read from the KubeVirt object.
 
     `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`:
     KubeVirt reports VMIs that it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
@@ -420,7 +420,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
 
 
 Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | ConfigMap
-"""What is read from one object of the cluster."""
+"""A value that is read from one object of the cluster."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):

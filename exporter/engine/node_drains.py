@@ -1,4 +1,4 @@
-"""Follows the drain of each node: which VMs are still asked to leave it, and when others left.
+"""Follows the drain of each node: which VMs are asked to leave it, and when other VMs left it.
 
 A drain begins with the first evacuation from a node. It goes on while a VM is evacuating from the
 node, and for `PAUSE` after that, because an evictor may evict one VM after the other. VMs that left
@@ -70,7 +70,7 @@ class NodeDrains:
         self._drains: dict[str, NodeDrain] = {}
 
     def read(self) -> dict[str, Departed]:
-        """The VMs that have left each node from which others are still evacuating."""
+        """For each node from which VMs are evacuating, the VMs that have already left it."""
         return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
 
     def ask(self, node: str, vmi_uid: str, now: Instant) -> None:

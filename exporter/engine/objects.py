@@ -54,7 +54,7 @@ class ClusterObjects:
                 return False, None
 
     def find_unlisted(self, listed: Listed) -> list[Removed]:
-        """The deletions of all objects that a complete list lacks."""
+        """The `Removed` changes of all known objects that a complete list does not contain."""
         known: Iterable[Key] = ()
         match listed.resource:
             case Resource.VMIS:

@@ -69,7 +69,7 @@ class RuleResult(Struct, frozen=True, kw_only=True):
 def decide_both(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
 ) -> tuple[Verdict, Verdict, Cooldown | None]:
-    """The verdicts at `filter` and `preEviction`, and the cooldown that they were made with."""
+    """The verdicts at `filter` and `preEviction`, and the cooldown that they are based on."""
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
@@ -109,7 +109,7 @@ def explain(
     *,
     dead: frozenset[Resource] = frozenset(),
 ) -> list[RuleResult]:
-    """Evaluate every rule in order, also after one that blocks."""
+    """Evaluate every rule in order, even after a rule that blocks."""
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)

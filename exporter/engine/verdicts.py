@@ -281,8 +281,8 @@ def _find_expiry(
     """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
 
     Such an instant is the end of the cooldown, the time at which a fact becomes too old to be
-    believed, and the time at which a migration leaves the window. If an end lies ahead of our
-    clock, our clock may also reach that end, or come within `CLOCK_SKEW` of it.
+    believed, or the time at which a migration leaves the window. If an end lies ahead of our clock,
+    our clock may also reach that end, or come within `CLOCK_SKEW` of it.
     """
     until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:
