@@ -110,7 +110,7 @@ def _read_state(state: wire.ReportedState) -> MigrationState:
 
 
 def _state_outcome(state: wire.ReportedState) -> Outcome:
-    """`completed` is true for a failed migration too."""
+    """The outcome of a migration; `completed` is true even if it failed."""
     if state.failed:
         return Outcome.FAILED
     return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
@@ -166,7 +166,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
 
 
 def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:
-    """What a VMIM was made for. A workload update's annotation is empty, but present."""
+    """Why a VMIM was created. The annotation of a workload update is present, but empty."""
     if EVACUATION in annotations:
         return Trigger.EVACUATION
     if VOLUME_UPDATE in labels:
@@ -207,7 +207,7 @@ def read_pod(found: wire.PodObject) -> Pod:
 
 @lru_cache(maxsize=4096)
 def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Pods with the same labels share one tuple."""
+    """Return the same tuple for all pods with the same labels."""
     return labels
 
 

@@ -47,7 +47,7 @@ from exporter.settings import KubeSettings
 
 
 LIST_SILENCE: Seconds = 8.0
-"""The longest pause within a streamed list; after it, pages are requested instead.
+"""The longest pause within a streamed list; after it, the list is requested in pages instead.
 
 A server that ignores `sendInitialEvents` never ends its list.
 """
@@ -55,11 +55,11 @@ SHORT_LIVED: Seconds = 5.0
 """A watch that the server ended sooner than this is reopened with a backoff. An event after this
 time resets the backoff."""
 FUTILE_TRIES = 8
-"""List again after this many attempts in a row that the API server answered without an event (some
+"""List again after this many watches in a row that the API server answered without an event (about
 20 s of backoff)."""
 FINAL_AFTER = 4
-"""After this many 401s, 403s or 404s in a row they count as final. An API server that has just
-started returns some until it has loaded its roles and custom resources."""
+"""After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
+has just started returns such errors until it has loaded its roles and custom resources."""
 FINAL_AFTER_SYNC = 7
 """The same for a resource that was listed before: about 20 s of backoff."""
 
@@ -192,7 +192,7 @@ class Reflector:
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
 
-        Otherwise an object that the list has not shown yet would count as seen just now.
+        During a list, objects that the list has not shown yet must not count as up to date.
         """
         if listing is None:
             self._note_progress()
@@ -328,7 +328,7 @@ class Reflector:
 
 
 _CONSEQUENCES = {
-    Resource.VMIS: "this namespace is not updated any more; what is known soon stops blocking",
+    Resource.VMIS: "VMIs of this namespace are not updated, and soon only a cooldown blocks them",
     Resource.VMIMS: "pending migrations do not block, and the history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
