@@ -28,7 +28,7 @@ LONGEST_RETRY_AFTER: Seconds = 60.0
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
-"""The most bytes read at once. A list arrives in chunks of up to 4 MiB. To process 4 MiB blocks the
+"""The most bytes read at once. A list arrives in chunks of up to 4 MiB. Processing 4 MiB blocks the
 event loop for 14 ms; this many bytes take 0.5 ms."""
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -94,7 +94,7 @@ class EventWriter:
         for count, evidence in enumerate(list(self.store.evacuating()), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
-                stuck.add(evidence.vmi.uid)  # we do not know whether it has ended
+                stuck.add(evidence.vmi.uid)  # it is unknown whether the evacuation has ended
             elif diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
                 self.queue.note_stuck(evidence.vmi, diagnosis, now)

@@ -245,7 +245,7 @@ def read_node(found: wire.NodeObject) -> Node:
 def read_budget(found: wire.BudgetObject) -> Budget:
     """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
-    KubeVirt's own budgets forbid nothing either: they are for VMs that KubeVirt migrates.
+    KubeVirt's own budgets count as forbidding nothing: they are for VMs that KubeVirt migrates.
     """
     metadata, selector = found.metadata, found.spec.selector if found.spec else None
     wanted = selector or wire.LabelSelector()

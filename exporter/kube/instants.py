@@ -11,7 +11,7 @@ from exporter.text import FIRST_INSTANT, LAST_INSTANT
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt](?!24)\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
-"""`fromisoformat` alone accepts more, such as a week, a comma, or hour 24 (Python 3.13)."""
+"""`fromisoformat` also accepts other formats, such as a week, a comma, or hour 24 (Python 3.13)."""
 
 
 def parse_instant(value: object) -> Instant | None:

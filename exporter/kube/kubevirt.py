@@ -95,7 +95,8 @@ class Traits(Struct, frozen=True, gc=False):
 class Changed(Struct, frozen=True, gc=False):
     """An object was added or modified, or is an item of a list.
 
-    `reasons` were read by the module `reasons`. `ended` is the record of a finished VMIM. The `traits` of a VMI decide its policy.
+    `reasons` were read by the module `reasons`. `ended` is the record of a finished VMIM. The
+    `traits` of a VMI choose its policy.
     """
 
     fact: Fact

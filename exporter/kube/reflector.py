@@ -61,7 +61,7 @@ FINAL_AFTER = 4
 """After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
 has just started returns such errors until it has loaded its roles and custom resources."""
 FINAL_AFTER_SYNC = 7
-"""The same for a resource that was listed before: about 20 s of backoff."""
+"""`FINAL_AFTER` for a resource that was listed before; this is about 20 s of backoff."""
 
 
 class KubeVirtMissing(Exception):
@@ -230,7 +230,7 @@ class Reflector:
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
         gone, objects = self._feed.retain(listing), len(listing)
-        listing.names.clear()  # the watch that follows keeps `listing` for as long as it lasts
+        listing.names.clear()  # the watch that follows keeps `listing` until the watch ends
         watched = self.watched
         watched.lists += 1
         if watched.refused:
@@ -274,7 +274,8 @@ class Reflector:
             await self.api.renew()
             self._refusals += 1
             if self._refusals >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
-                # VMIs are required, unless forbidden here and visible in another namespace.
+                # VMIs are required, unless they are forbidden here and visible in another
+                # namespace.
                 is_required = self.watched.resource is Resource.VMIS
                 if not is_required or (isinstance(error, Forbidden) and self.is_optional()):
                     return self._go_without(error)

@@ -1,4 +1,4 @@
-"""Where a reflector puts the objects that it reads, including unusable ones."""
+"""Where a reflector puts the objects that it reads, including objects that cannot be used."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Listing:
 
 @dataclass
 class Feed:
-    """Puts one resource's objects into a sink, and logs unusable ones."""
+    """Puts one resource's objects into a sink, and logs objects that cannot be used."""
 
     sink: FactSink
     watched: Watched
