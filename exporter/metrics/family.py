@@ -17,7 +17,7 @@ from exporter.health import Health
 
 
 class Sample(Struct, frozen=True, gc=False):
-    """One value of a family; `labels` has the family's order, `suffix` is used for histograms."""
+    """One value of a family; `labels` are in the family's order, `suffix` is for histograms."""
 
     labels: tuple[str, ...]
     value: float
