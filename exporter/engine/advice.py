@@ -103,8 +103,8 @@ ACTIONS = {
         "Cancel the evacuation: the VM has left that node already.", "{cancel}"
     ),
     Obstacle.STALLED: Action(
-        "Abort the migration by deleting its VMIM: it has outlived stuck.migrationTimeout, and is"
-        " not post-copy.",
+        "Abort the migration by deleting its VMIM: it has run for longer than"
+        " stuck.migrationTimeout, and is not post-copy.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.POST_COPY: Action(
@@ -122,8 +122,8 @@ ACTIONS = {
         _VMI + _CONDITIONS,
     ),
     Obstacle.MULTIPLE_ACTIVE_PODS: Action(
-        "Wait ten minutes; if more than one launcher pod is then still active, delete the stale"
-        " one, never {launcher}, which runs the VM.",
+        "Wait ten minutes; if more than one launcher pod is still active then, delete the stale"
+        " pod, but never {launcher}, which runs the VM.",
         _PODS,
     ),
     Obstacle.WAITING_FOR_SYNC: Action(
@@ -140,7 +140,7 @@ ACTIONS = {
         _VMI + """ -o jsonpath='{{.status.changedBlockTracking}}{{"\\n"}}'""",
     ),
     Obstacle.UTILITY_VOLUMES: Action(
-        "Detach the VM's utility volumes, or wait for whoever attached them: until then KubeVirt"
+        "Detach the VM's utility volumes, or wait until they are detached: until then KubeVirt"
         " does not migrate the VM.",
         _VMI + """ -o jsonpath='{{.spec.utilityVolumes}}{{"\\n"}}'""",
     ),
@@ -155,7 +155,7 @@ ACTIONS = {
     ),
     Obstacle.TARGET_DELETED: Action(
         "Abort the migration at once by deleting its VMIM: its target pod is being deleted, and the"
-        " VM dies if it arrives there.",
+        " VM is killed if it moves there.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.NOT_CONVERGING: Action(
@@ -177,8 +177,8 @@ ACTIONS = {
         "KubeVirtEvacuationsStuckMany",
     ),
     Obstacle.NOT_VISIBLE: Action(
-        "Give the exporter the permission that it lacks, or repair its watch: what holds this VM up"
-        " is unknown without {missing}.",
+        "Give the exporter the permission that it lacks, or repair its watch: without {missing}, it"
+        " is unknown what delays this VM.",
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
         "KubeVirtEvictionExporterBlindSpot",
     ),

@@ -51,7 +51,7 @@ class UnknownVersion(Exception):
     """An intact shard in another version of the format."""
 
     def __init__(self, version: int, raw: bytes) -> None:
-        super().__init__(f"its format version is {version}, but this program reads {VERSION}")
+        super().__init__(f"format version {version}, but this program reads {VERSION}")
         self.version = version
         self.raw = raw
 
