@@ -150,7 +150,7 @@ class NodesLeft:
         self._left: dict[str, dict[str, Instant]] = {}
 
     def note(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
-        """Add a migration; True if the VMI left its target node less than `window` before."""
+        """Add a migration; True if the VMI had left the target node at most `window` earlier."""
         if not vmi_uid or not source or not target:
             return False
         left = self._left.get(vmi_uid, {})

@@ -47,7 +47,7 @@ class Binding(Struct, gc=False):
 
 
 class VmimIndex:
-    """All VMIMs with their bindings; at most `keep` deleted ones wait per VMI."""
+    """All VMIMs with their bindings; at most `keep` deleted VMIMs wait per VMI."""
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
@@ -134,7 +134,7 @@ class VmimIndex:
 
         A Pending migration counts if it has a target pod.
 
-        Only unfinished VMIMs are visited, because there are up to five finished ones per VMI.
+        Only unfinished VMIMs are visited, because there are up to five finished VMIMs per VMI.
         """
         outbound: Counter[str] = Counter()
         running = 0

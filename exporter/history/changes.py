@@ -67,7 +67,7 @@ class PendingChanges:
 
     @property
     def unwritten(self) -> list[int]:
-        """The shards that differ from what is stored."""
+        """The shards that differ from the stored shards."""
         return [shard for shard in range(SHARDS) if self._unwritten[shard]]
 
     @property

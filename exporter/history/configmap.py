@@ -72,7 +72,7 @@ class ConfigMapWriter(HistoryWriter):
             await self._write_shards(missed, is_holder=False)
 
     async def _write_shards(self, shards: Iterable[int], *, is_holder: bool) -> None:
-        """Write these shards, existing ConfigMaps first: a quota only prevents new ones.
+        """Write these shards, existing ConfigMaps first: a quota prevents only new ConfigMaps.
 
         If `REFUSALS` shards cannot be written, the others wait. Next time they are written first.
         """
@@ -96,7 +96,7 @@ class ConfigMapWriter(HistoryWriter):
             note_fault(self.status, HistoryFault.NOT_WRITTEN, str(refused[0]))
 
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
-        """Write one shard. After a conflict, merge what another replica wrote and retry once.
+        """Write one shard. After a conflict, merge the other replica's version and retry once.
 
         If the watch has not delivered the ConfigMap, it is read first: it may exist without our
         label. Then an apply without a resourceVersion would overwrite another replica's data.

@@ -7,8 +7,8 @@ is big-endian, and begins with the same header in every version:
 
 The payload is a msgpack array with one entry per VMI, sorted by UID, so that equal content gives
 equal bytes. UUIDs take 16 bytes and whole seconds are integers, so a migration takes about 30
-bytes. A file is the concatenation of its sealed shards; a ConfigMap holds one. Damage in one shard
-does not affect the others.
+bytes. A file is the concatenation of its sealed shards; a ConfigMap holds one shard. Damage in one
+shard does not affect the others.
 """
 
 import hashlib

@@ -33,7 +33,7 @@ class ConfigMapReader:
     """Merges every ConfigMap that a `Reflector` delivers, in slices.
 
     `apply` only notes what to merge; `run` merges it. `shards` are the ConfigMaps that exist, as
-    they were last merged or written. `lock` is held while one of them is merged or written.
+    they were last merged or written. `lock` is held while a ConfigMap is merged or written.
     """
 
     changes: PendingChanges

@@ -2,7 +2,7 @@
 
 `Reflector.run` reconnects with backoff until it is cancelled. One connection (`_list_and_watch`)
 lists if needed and then watches until the server ends the stream or an error occurs. A list
-replaces what was known, which repairs missed deletions. The watch resumes from the last
+replaces all known objects, which repairs missed deletions. The watch resumes from the last
 resourceVersion that was read; if that has expired, or there is none, the resource is listed again.
 """
 

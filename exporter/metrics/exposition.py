@@ -142,7 +142,7 @@ class Exposition:
             self._lines.clear()
 
     def _write_lines(self, entry: Entry) -> tuple[str, ...]:
-        """The lines of a VMI, one for each of `COOLING`.
+        """The lines of a VMI, one for each family of `COOLING`.
 
         The lines are kept, because writing them takes 12 us, and most cooldowns are the same in the
         next scrape.
@@ -210,7 +210,7 @@ def _sample_vmis(
     counts: dict[str, Counter[DrainOutcome]],
     departed: Mapping[str, Departed],
 ) -> Iterator[Piece]:
-    """The samples of single VMIs, evacuating ones first, and of their totals.
+    """The samples of single VMIs, evacuating VMIs first, and of their totals.
 
     `counts` are the results of `count_undiagnosed`. `departed` are the VMs that have left each
     node. Because this runs in slices, it reads only data that cannot change.
@@ -246,7 +246,7 @@ def _sample_vmis(
 
 
 def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
-    """Cut a sequence into slices; an empty one gives one empty slice."""
+    """Cut a sequence into slices; an empty sequence gives one empty slice."""
     return (whole[at : at + SLICE] for at in range(0, max(1, len(whole)), SLICE))
 
 

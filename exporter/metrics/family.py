@@ -26,7 +26,7 @@ class Sample(Struct, frozen=True, gc=False):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What a scrape reads at `now`.
+    """The data that a scrape reads at `now`.
 
     `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have series of their
     own.
