@@ -210,7 +210,7 @@ def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], p
     evidence = an_evacuation(pods=pods)
     sentence = advise(evidence, diagnosis(evidence)).sentence
 
-    assert sentence.endswith(f"delete the stale one, never {place}, which runs the VM.")
+    assert sentence.endswith(f"delete the stale pod, but never {place}, which runs the VM.")
 
 
 def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
