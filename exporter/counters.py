@@ -145,10 +145,10 @@ class DenialPeriods:
 
 @dataclass
 class Counters:
-    """Counts of blocked answers (by reason, node, namespace), requests, refusals and reviews.
+    """Counts of blocked answers (by reason, node, namespace), of requests and of reviews.
 
-    Refused connections are counted by listener, refused requests by status. `blocked_at`: for each
-    node and namespace, when the last answer was blocked, or when VMIs were last found there.
+    Rejected connections are counted by listener, rejected requests by status. `blocked_at`: for
+    each node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
     the history window.
@@ -159,8 +159,8 @@ class Counters:
     cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
     unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
     requests: dict[str, Histogram] = field(default_factory=dict)
-    refused_connections: Counter[str] = field(default_factory=Counter)
-    refused_requests: Counter[int] = field(default_factory=Counter)
+    rejected_connections: Counter[str] = field(default_factory=Counter)
+    rejected_requests: Counter[int] = field(default_factory=Counter)
     reviews: Counter[ReviewOutcome] | None = None
     events: Counter[tuple[EventReason, EventOutcome]] | None = None
     migrations: Counter[tuple[Outcome, Trigger, EndReason]] = field(default_factory=Counter)

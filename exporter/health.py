@@ -55,24 +55,24 @@ class Staleness(StrEnum):
 class Watched:
     """The watch of one resource in one namespace (None: in all).
 
-    `synced`: the resource was listed completely. `refused`: why the server refuses it, or "".
+    `synced`: the resource was listed completely. `rejected`: why the list is rejected, or "".
     `contact`: when the last event, bookmark or list was read. `trouble`: the present error, or "".
     """
 
     resource: Resource
     namespace: str | None
     synced: bool = False
-    refused: str = ""
+    rejected: str = ""
     contact: Instant | None = None
     trouble: str = ""
     lists: int = 0
     restarts: Counter[Restart] = field(default_factory=Counter)
-    refused_objects: int = 0
+    invalid_objects: int = 0
 
     @property
     def settled(self) -> bool:
-        """Whether the resource is synced or refused."""
-        return self.synced or bool(self.refused)
+        """Whether the resource is synced or rejected."""
+        return self.synced or bool(self.rejected)
 
     @property
     def is_awaited(self) -> bool:
@@ -142,13 +142,13 @@ class Health:
         """The watches of one resource: one per namespace."""
         return [watched for watched in self.watched if watched.resource is resource]
 
-    def is_refused(self, resource: Resource) -> bool:
-        """Whether the server refuses the resource in at least one watched namespace."""
-        return any(one.refused for one in self.of(resource))
+    def is_rejected(self, resource: Resource) -> bool:
+        """Whether the server rejects the resource in at least one watched namespace."""
+        return any(one.rejected for one in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
-        """Whether there is a watched namespace where the resource is synced and not refused."""
-        return any(one.synced and not one.refused for one in self.of(resource))
+        """Whether there is a watched namespace where the resource is synced and not rejected."""
+        return any(one.synced and not one.rejected for one in self.of(resource))
 
     @property
     def ready(self) -> bool:
@@ -164,41 +164,41 @@ class Health:
         return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
 
     def blind_namespaces(self, resource: Resource) -> frozenset[str]:
-        """The watched namespaces in which the resource is refused or not synced yet."""
+        """The watched namespaces in which the resource is rejected or not synced yet."""
         return frozenset(
             one.namespace
             for one in self.of(resource)
-            if one.namespace is not None and (one.refused or not one.synced)
+            if one.namespace is not None and (one.rejected or not one.synced)
         )
 
     def waiting_for(self) -> list[str]:
         """The names of the watches that are not ready yet, or else of the stored history."""
         waiting = [_place(one) for one in self.watched if one.is_awaited]
         is_loaded = self.history is None or self.history.loaded
-        if waiting or is_loaded or self.is_refused(Resource.CONFIGMAPS):
+        if waiting or is_loaded or self.is_rejected(Resource.CONFIGMAPS):
             return waiting
         return ["the stored history"]
 
-    def refused_resources(self) -> dict[str, str]:
-        """The refused resources, and why."""
-        return {_place(one): one.refused for one in self.watched if one.refused}
+    def rejected_resources(self) -> dict[str, str]:
+        """The rejected resources, and why."""
+        return {_place(one): one.rejected for one in self.watched if one.rejected}
 
     @property
     def observed_at(self) -> Instant | None:
         """The oldest of the last contacts with the VMIs of each namespace.
 
         Other resources do not count: if pod events counted, a dead VMI watch would seem alive.
-        Refused namespaces are left out.
+        Rejected namespaces are left out.
         """
         contacts = [
             one.contact
             for one in self.watched
-            if one.contact is not None and one.synced and not one.refused and one.resource is _VMIS
+            if one.contact is not None and one.synced and not one.rejected and one.resource is _VMIS
         ]
         return min(contacts, default=None)
 
     def staleness(self, now: Instant) -> Staleness:
-        """Whether the evidence is fresh, stale or dead; refused namespaces do not count."""
+        """Whether the evidence is fresh, stale or dead; rejected namespaces do not count."""
         observed = self.observed_at
         if observed is None:
             return Staleness.STALE
@@ -208,7 +208,7 @@ class Health:
         return Staleness.STALE if age < self._dead_age else Staleness.DEAD
 
     def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
-        """Whether an answer about VMIs of these namespaces is stale, or one of them is refused."""
+        """Whether an answer about VMIs of these namespaces is stale, or one of them is rejected."""
         if self.staleness(now) is not Staleness.FRESH:
             return True
         lost = self.lost_namespaces
@@ -217,7 +217,7 @@ class Health:
     def find_dead(self, now: Instant) -> DeadResources:
         """The dead resources by namespace; their evidence no longer blocks."""
         dead = [one for one, contact in self._contacts() if now - contact >= self._dead_age]
-        dead += [one for one in self.of(Resource.KUBEVIRTS) if one.refused]
+        dead += [one for one in self.of(Resource.KUBEVIRTS) if one.rejected]
         if not dead:
             return ALL_ALIVE
         everywhere = frozenset(one.resource for one in dead if one.namespace is None)
@@ -233,7 +233,7 @@ class Health:
         outdated = {
             one.resource
             for one in self.watched
-            if not one.synced or one.refused or now - (one.contact or 0.0) >= self._dead_age
+            if not one.synced or one.rejected or now - (one.contact or 0.0) >= self._dead_age
         }
         watched = {one.resource for one in self.watched if one.resource in OPTIONAL_RESOURCES}
         return frozenset(watched - outdated)
@@ -273,14 +273,14 @@ class Health:
 
     @property
     def lost_namespaces(self) -> frozenset[str]:
-        """The watched namespaces whose VMIs are refused."""
-        refused = [one.namespace for one in self.watched if one.refused and one.resource is _VMIS]
-        return frozenset([namespace for namespace in refused if namespace is not None])
+        """The watched namespaces whose VMIs are rejected."""
+        rejected = [one.namespace for one in self.watched if one.rejected and one.resource is _VMIS]
+        return frozenset([namespace for namespace in rejected if namespace is not None])
 
     def _contacts(self) -> list[tuple[Watched, Instant]]:
         """The synced watches that rules need, with their last contact.
 
-        Refused watches other than those of VMIs are left out, because the store ignores their
+        Rejected watches other than those of VMIs are left out, because the store ignores their
         evidence.
         """
         return [
@@ -289,7 +289,7 @@ class Health:
             if one.contact is not None
             and one.synced
             and one.resource in EVIDENCE_RESOURCES
-            and (not one.refused or one.resource is _VMIS)
+            and (not one.rejected or one.resource is _VMIS)
         ]
 
 

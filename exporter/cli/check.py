@@ -24,14 +24,14 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     chosen = settings.policy.choose_by_namespace(namespace)
     if chosen is None:
         from exporter.kube.client import ApiError, NoCredentials
-        from exporter.kube.kubevirt import Refused
+        from exporter.kube.kubevirt import InvalidObject
 
         cannot = f"{namespace}/{name}: its labels or priority class decide, and it cannot be read"
         try:
             chosen = asyncio.run(_ask_cluster(settings, namespace, name, kubeconfig))
         except NoCredentials as trouble:
             return complain(Exit.NO_CREDENTIALS, f"{cannot}: {trouble}")
-        except (ApiError, Refused) as trouble:
+        except (ApiError, InvalidObject) as trouble:
             return complain(Exit.CANNOT_ASK, f"{cannot}: {trouble}")
         if chosen is None:
             return complain(Exit.NO_SUCH_VMI, f"{cannot}: there is no such VMI")
@@ -56,7 +56,7 @@ async def _ask_cluster(
     """The name of the VMI's override, "" if it has none; None if there is no such VMI.
 
     It uses `list`, because the exporter's role does not allow `get`. Raises `ApiError`,
-    `NoCredentials` or `Refused`.
+    `NoCredentials` or `InvalidObject`.
     """
     from exporter.engine.model import Resource
     from exporter.kube.client import ApiServer, Login

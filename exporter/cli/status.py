@@ -88,10 +88,10 @@ def _judge(status: StatusAnswer) -> list[Cell]:
 def _warnings(status: StatusAnswer) -> list[str]:
     warnings = [f"{place} cannot be watched: {why}." for place, why in status.blind_spots.items()]
     for one in status.resources:
-        if one.trouble is not None and one.refused is None:
+        if one.trouble is not None and one.rejected is None:
             warnings.append(f"{one.resource}: {one.trouble}.")
-        if one.refused_objects:
-            warnings.append(f"{one.resource}: {one.refused_objects} objects could not be read.")
+        if one.invalid_objects:
+            warnings.append(f"{one.resource}: {one.invalid_objects} objects could not be read.")
     if status.history is not None:
         for fault, count in status.history.faults.items():
             warnings.append(f"history: {count} x {fault} since the start.")
@@ -100,7 +100,7 @@ def _warnings(status: StatusAnswer) -> list[str]:
 
 def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
     place = str(one.resource) if one.namespace is None else f"{one.resource} in {one.namespace}"
-    if one.refused is not None:
+    if one.rejected is not None:
         return [place, ("cannot be watched", BAD)]
     if not one.synced:
         return [place, ("not listed yet", BAD)]

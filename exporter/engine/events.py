@@ -111,11 +111,11 @@ class EventQueue:
             if _is_repeated(known, now):
                 self._due[known.reason][vmi.uid] = known
         elif len(self._blocked) < MOST_BLOCKED:
-            reason = EventReason.EVICTION_HELD
+            reason = EventReason.EVICTION_BLOCKED
             blocked = BlockedEpisode(reason=reason, vmi=vmi, began=now, last=now, verdict=verdict)
             self._blocked[vmi.uid] = self._due[reason][vmi.uid] = blocked
         else:
-            self._outcomes[EventReason.EVICTION_HELD, EventOutcome.DROPPED] += 1
+            self._outcomes[EventReason.EVICTION_BLOCKED, EventOutcome.DROPPED] += 1
 
     def note_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
         """Note a stuck evacuation at `now`; queue its Event if due."""

@@ -60,7 +60,7 @@ class EventReason(StrEnum):
 
     EVACUATION_STUCK = "EvacuationStuck"
     EVACUATION_ENDED = "EvacuationEnded"
-    EVICTION_HELD = "EvictionHeld"
+    EVICTION_BLOCKED = "EvictionBlocked"
 
 
 class EventOutcome(StrEnum):
@@ -69,7 +69,7 @@ class EventOutcome(StrEnum):
     WRITTEN = "written"
     EXISTING = "existing"
     """Another replica, or this replica before a restart, has written the Event already."""
-    REFUSED = "refused"
+    REJECTED = "rejected"
     UNREACHABLE = "unreachable"
     """The API server did not answer, or was overloaded; the Event is tried again."""
     DROPPED = "dropped"

@@ -21,11 +21,11 @@ from exporter.kube.client import (
     Silent,
     Unreachable,
 )
-from exporter.kube.kubevirt import HISTORY_LABEL, Refused, parse_object
+from exporter.kube.kubevirt import HISTORY_LABEL, InvalidObject, parse_object
 from exporter.kube.lease import Lease
 
 
-REFUSALS = 3
+REJECTIONS = 3
 """After this many shards that could not be written, the others wait for the next interval."""
 MISSED_AFTER = 2
 """After this many intervals another replica writes a change that the holder of the Lease missed."""
@@ -48,7 +48,7 @@ class ConfigMapWriter(HistoryWriter):
     _: KW_ONLY
     reader: ConfigMapReader
     lease: Lease
-    _refusals: Counter[int] = field(default_factory=Counter)
+    _rejections: Counter[int] = field(default_factory=Counter)
 
     async def close(self) -> None:
         """Write the pending changes at shutdown, including those that only this replica knows."""
@@ -74,33 +74,33 @@ class ConfigMapWriter(HistoryWriter):
     async def _write_shards(self, shards: Iterable[int], *, is_holder: bool) -> None:
         """Write these shards, existing ConfigMaps first: a quota prevents only new ConfigMaps.
 
-        If `REFUSALS` shards cannot be written, the others wait. Next time they are written first.
+        If `REJECTIONS` shards cannot be written, the others wait. Next time they are written first.
         """
-        refused: list[ApiError | Refused] = []
+        rejected: list[ApiError | InvalidObject] = []
         known = self.reader.shards
-        for shard in sorted(shards, key=lambda one: (self._refusals[one], one not in known, one)):
+        for shard in sorted(shards, key=lambda one: (self._rejections[one], one not in known, one)):
             if self.reader.is_behind(shard):
                 continue
             try:
                 async with self.reader.lock:
                     await self._write_shard(shard, is_holder=is_holder)
-            except (ApiError, Refused) as error:
-                self._refusals[shard] += 1
-                refused.append(error)
+            except (ApiError, InvalidObject) as error:
+                self._rejections[shard] += 1
+                rejected.append(error)
                 is_away = isinstance(error, Unreachable | Silent | Overloaded)
-                if is_away or len(refused) >= REFUSALS:
+                if is_away or len(rejected) >= REJECTIONS:
                     break
             else:
-                del self._refusals[shard]
-        if refused:
-            note_fault(self.status, HistoryFault.NOT_WRITTEN, str(refused[0]))
+                del self._rejections[shard]
+        if rejected:
+            note_fault(self.status, HistoryFault.NOT_WRITTEN, str(rejected[0]))
 
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
         """Write one shard. After a conflict, merge the other replica's version and retry once.
 
         If the watch has not delivered the ConfigMap, it is read first: it may exist without our
         label. Then an apply without a resourceVersion would overwrite another replica's data.
-        Raises `ApiError`, or `Refused` if the response is not a ConfigMap.
+        Raises `ApiError`, or `InvalidObject` if the response is not a ConfigMap.
         """
         is_hidden = shard not in self.reader.shards
         if is_hidden:

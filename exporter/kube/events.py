@@ -44,7 +44,7 @@ LONGEST_PREFIX = 200
 TYPES_AND_ACTIONS = {
     EventReason.EVACUATION_STUCK: ("Warning", "Evacuate"),
     EventReason.EVACUATION_ENDED: ("Normal", "Evacuate"),
-    EventReason.EVICTION_HELD: ("Normal", "Evict"),
+    EventReason.EVICTION_BLOCKED: ("Normal", "Evict"),
 }
 
 log = structlog.stdlib.get_logger()
@@ -126,7 +126,7 @@ class EventWriter:
         except Conflict:
             return EventOutcome.EXISTING
         except (Denied, Absent, Unsupported) as error:
-            return self._note_failure(EventOutcome.REFUSED, error, now)
+            return self._note_failure(EventOutcome.REJECTED, error, now)
         except ApiError as error:
             return self._note_failure(EventOutcome.UNREACHABLE, error, now)
         return EventOutcome.WRITTEN
@@ -194,9 +194,11 @@ def write_blocked(verdict: Verdict) -> str:
     if verdict.reason is Reason.COOLDOWN and verdict.not_before is not None:
         until = write_instant(math.ceil(verdict.not_before))
         count = verdict.migrations_in_window
-        return f"Eviction held: {verdict.reason} until {until}, migrations in the window: {count}"
+        return (
+            f"Eviction blocked: {verdict.reason} until {until}, migrations in the window: {count}"
+        )
     until = UNTIL[verdict.reason or Reason.MIGRATION_IN_PROGRESS]
-    return f"Eviction held: {verdict.reason}, until {until}"
+    return f"Eviction blocked: {verdict.reason}, until {until}"
 
 
 def write_stuck(

@@ -25,7 +25,7 @@ class NotSynced(Exception):
 class Informers:
     """Runs a reflector for each watch in `health`, except the watch of the stored history.
 
-    `settled` is called after every complete list, and when a resource is refused.
+    `settled` is called after every complete list, and when a resource is rejected.
     """
 
     api: ApiServer
@@ -89,10 +89,10 @@ class Informers:
     def _is_seen_elsewhere(self, watched: Watched) -> bool:
         """Whether the same resource is visible in another namespace."""
         others = (one for one in self.health.of(watched.resource) if one is not watched)
-        return any(one.synced and not one.refused for one in others)
+        return any(one.synced and not one.rejected for one in others)
 
     def _update_visibility(self) -> None:
-        """Update the store's visibility after a resource was listed or refused."""
+        """Update the store's visibility after a resource was listed or rejected."""
         health = self.health
         visibility = Visibility(
             vmims=health.is_seen(Resource.VMIMS),

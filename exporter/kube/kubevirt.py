@@ -1,7 +1,7 @@
 """Parses Kubernetes and KubeVirt objects and watch events.
 
-From raw JSON, this module reads facts of `engine.model` and reasons, or raises `Refused`. Only
-fields in use are decoded: `wire` defines them, `facts` and `reasons` read them, and `writing`
+From raw JSON, this module reads facts of `engine.model` and reasons, or raises `InvalidObject`.
+Only fields in use are decoded: `wire` defines them, `facts` and `reasons` read them, and `writing`
 writes them. No other module knows field paths.
 """
 
@@ -28,7 +28,7 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..
 """An escape in JSON; the group is half a surrogate pair."""
 
 
-class Refused(Exception):
+class InvalidObject(Exception):
     """An object that cannot be used; `why` says what was expected.
 
     `namespace` and `name` are None and `uid` is "" if they cannot be read either.
@@ -145,19 +145,19 @@ class Page(Struct, frozen=True):
 
 
 def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
-    """Parse one object. Raises `Refused`."""
+    """Parse one object. Raises `InvalidObject`."""
     decoder = _DECODERS[resource]
     try:
         return decoder.changed(decoder.object(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         mended = _mend(raw)
         if mended is None:
-            raise _refusal(raw, error) from None
+            raise _invalid(raw, error) from None
     return parse_object(resource, mended)
 
 
 def parse_event(resource: Resource, line: bytes) -> Event:
-    """Parse one line of a watch. Raises `Refused`."""
+    """Parse one line of a watch. Raises `InvalidObject`."""
     decoder = _DECODERS[resource]
     try:
         event = decoder.event(line)
@@ -170,11 +170,11 @@ def parse_event(resource: Resource, line: bytes) -> Event:
 
 
 def parse_page(body: bytes) -> Page:
-    """Parse the response to a list. Raises `Refused` if it is not a list."""
+    """Parse the response to a list. Raises `InvalidObject` if it is not a list."""
     try:
         page = msgspec.json.decode(body, type=_Page)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"not a Kubernetes list: {error}") from None
+        raise InvalidObject(f"not a Kubernetes list: {error}") from None
     return Page(
         items=page.items or [],
         resource_version=page.metadata.resourceVersion or "",
@@ -209,18 +209,18 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     try:
         envelope = msgspec.json.decode(line, type=_Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
-        raise Refused(f"not a watch event: {broken}") from None
+        raise InvalidObject(f"not a watch event: {broken}") from None
     if envelope.type == "ERROR":
         status = _read_status(envelope.object)
         return Failed(status.code or 0, status.reason or "", status.message or "")
     if envelope.type not in ("DELETED", "BOOKMARK"):
         if error is not None:
-            raise _refusal(envelope.object, error)
-        raise Refused(f"unknown watch event type {envelope.type[:40]!r}")
+            raise _invalid(envelope.object, error)
+        raise InvalidObject(f"unknown watch event type {envelope.type[:40]!r}")
     try:
         metadata = msgspec.json.decode(envelope.object, type=_Named).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
-        raise Refused(f"{envelope.type} without readable metadata: {broken}") from None
+        raise InvalidObject(f"{envelope.type} without readable metadata: {broken}") from None
     if envelope.type == "BOOKMARK":
         annotations = metadata.annotations if isinstance(metadata.annotations, dict) else {}
         return Bookmark(
@@ -228,7 +228,7 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
             listed=annotations.get(INITIAL_EVENTS_END) == "true",
         )
     if not text_of(metadata.name):
-        raise Refused("DELETED without metadata.name")
+        raise InvalidObject("DELETED without metadata.name")
     return Deleted(
         namespace=text_of(metadata.namespace),
         name=text_of(metadata.name),
@@ -237,14 +237,14 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     )
 
 
-def _refusal(raw: bytes | msgspec.Raw, error: Exception) -> Refused:
-    """The refusal of an object, with its name if that can be read."""
+def _invalid(raw: bytes | msgspec.Raw, error: Exception) -> InvalidObject:
+    """The error about an object, with its name if that can be read."""
     metadata = wire.LooseMetadata()
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         metadata = msgspec.json.decode(raw, type=_Named).metadata
     if not text_of(metadata.name):
-        return Refused(str(error))
-    return Refused(
+        return InvalidObject(str(error))
+    return InvalidObject(
         str(error),
         namespace=text_of(metadata.namespace),
         name=text_of(metadata.name),
@@ -271,13 +271,13 @@ class _Decoder(Generic[_Object, _Fact]):
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
     def changed(self, found: _Object, *, modified: bool = False) -> Changed:
-        """The `Changed` for a decoded object. Raises `Refused`."""
+        """The `Changed` for a decoded object. Raises `InvalidObject`."""
         metadata, fact = found.metadata, self._read(found)
         namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
-            raise Refused(fact, namespace=namespace if name else None, name=name or None)
+            raise InvalidObject(fact, namespace=namespace if name else None, name=name or None)
         if not name and not isinstance(fact, KubeVirtSettings):
-            raise Refused("metadata.name: expected a name, there is none")
+            raise InvalidObject("metadata.name: expected a name, there is none")
         return Changed(
             fact=fact,
             namespace=namespace,

@@ -30,7 +30,7 @@ from exporter.kube.kubevirt import (
     Deleted,
     Event,
     Failed,
-    Refused,
+    InvalidObject,
     parse_event,
     parse_object,
     parse_page,
@@ -72,7 +72,7 @@ class KubeVirtMissing(Exception):
 class Reflector:
     """Lists and watches one resource in one namespace, or in all.
 
-    `settled` is called after every complete list, and when the API server finally refuses the
+    `settled` is called after every complete list, and when the API server finally rejects the
     resource. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
     """
 
@@ -94,7 +94,7 @@ class Reflector:
         self._futile = 0
         self._version: str | None = None
         self._streams_lists = True
-        self._refusals = 0
+        self._rejections = 0
         self._connected_at = self.clock()
         self._log = self._feed.log
 
@@ -149,14 +149,14 @@ class Reflector:
             )
             try:
                 page = parse_page(body)
-            except Refused as refusal:
-                raise Unreachable(refusal.why) from refusal
+            except InvalidObject as invalid:
+                raise Unreachable(invalid.why) from invalid
             self._feed.begin_batch(listing)
             for raw in page.items:
                 try:
                     changed = parse_object(self.watched.resource, raw)
-                except Refused as refusal:
-                    self._feed.refuse(refusal, listing)
+                except InvalidObject as invalid:
+                    self._feed.note_invalid(invalid, listing)
                 else:
                     self._feed.put(changed, listing)
             token = page.continue_token
@@ -176,8 +176,8 @@ class Reflector:
                 for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)
                     try:
                         event = parse_event(self.watched.resource, line)
-                    except Refused as refusal:
-                        self._feed.refuse(refusal, listing)
+                    except InvalidObject as invalid:
+                        self._feed.note_invalid(invalid, listing)
                     else:
                         listing = self._apply(event, listing)
             except ApiError:
@@ -233,9 +233,9 @@ class Reflector:
         listing.names.clear()  # the watch that follows keeps `listing` until the watch ends
         watched = self.watched
         watched.lists += 1
-        if watched.refused:
+        if watched.rejected:
             self._log.info("resource_permitted")
-        watched.synced, watched.refused = True, ""
+        watched.synced, watched.rejected = True, ""
         self._note_progress()
         self._backoff.reset()
         self._log.info(
@@ -272,8 +272,8 @@ class Reflector:
             self._forget_version()
         if recovery.log_in:
             await self.api.renew()
-            self._refusals += 1
-            if self._refusals >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
+            self._rejections += 1
+            if self._rejections >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
                 # VMIs are required, unless they are forbidden here and visible in another
                 # namespace.
                 is_required = self.watched.resource is Resource.VMIS
@@ -285,7 +285,7 @@ class Reflector:
                             "the API server has no virtualmachineinstances.kubevirt.io (404): is"
                             " KubeVirt installed? Set kube.waitForKubeVirt: true to wait for it."
                         )
-                    if self._refusals == FINAL_AFTER:
+                    if self._rejections == FINAL_AFTER:
                         self._log.warning("waiting_for_kubevirt", why=str(error))
         pause = shorten(self._backoff.next(), error)
         self._log.warning(
@@ -311,21 +311,21 @@ class Reflector:
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
         self._forget_version()
-        if not self.watched.refused:
+        if not self.watched.rejected:
             self._log.warning(
-                "resource_refused",
+                "resource_rejected",
                 why=str(error),
                 consequence=_CONSEQUENCES[self.watched.resource],
-                retry_in=self.settings.refused_retry,
+                retry_in=self.settings.rejected_retry,
             )
-        self.watched.refused = str(error)
+        self.watched.rejected = str(error)
         self.settled()
-        return self.settings.refused_retry
+        return self.settings.rejected_retry
 
     def _note_progress(self) -> None:
         self.watched.contact = self.clock()
         self.watched.trouble = ""
-        self._refusals = self._futile = 0
+        self._rejections = self._futile = 0
 
 
 _CONSEQUENCES = {

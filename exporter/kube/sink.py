@@ -13,7 +13,7 @@ from exporter.engine.model import Instant, Vmi
 from exporter.engine.overrides import OverrideChooser
 from exporter.engine.policy import Policy
 from exporter.health import Watched
-from exporter.kube.kubevirt import Changed, Deleted, Refused
+from exporter.kube.kubevirt import Changed, Deleted, InvalidObject
 from exporter.logs import Throttle
 
 
@@ -66,7 +66,7 @@ class Feed:
     def __post_init__(self) -> None:
         self._overrides = OverrideChooser(self.policy)
         self._read_at: Instant = 0.0
-        self._refusals_logged = Throttle(1)
+        self._invalid_logged = Throttle(1)
         place = self.watched.namespace
         scope = {} if place is None else {"in_namespace": place}
         self.log = structlog.stdlib.get_logger().bind(resource=str(self.watched.resource), **scope)
@@ -105,24 +105,24 @@ class Feed:
         listed = Listed(watched.resource, listing.names, watched.namespace)
         return self.sink.apply(listed, self._read_at)
 
-    def refuse(self, refusal: Refused, listing: Listing | None) -> None:
+    def note_invalid(self, invalid: InvalidObject, listing: Listing | None) -> None:
         """Count and log an unusable object. Earlier facts about it are kept."""
-        self.watched.refused_objects += 1
+        self.watched.invalid_objects += 1
         if listing is not None:
-            if refusal.name is None:
+            if invalid.name is None:
                 listing.complete = False
             else:
-                listing.names[refusal.namespace or ""].add(refusal.name)
+                listing.names[invalid.namespace or ""].add(invalid.name)
         is_new = False
-        if refusal.name:
-            place = (refusal.namespace or "", refusal.name, refusal.uid or "")
+        if invalid.name:
+            place = (invalid.namespace or "", invalid.name, invalid.uid or "")
             unreadable = Unreadable(self.watched.resource, *place)
             is_new = bool(self.sink.apply(unreadable, self._read_at))
-        if self._refusals_logged.lets_through("", self.clock()) or is_new:
+        if self._invalid_logged.lets_through("", self.clock()) or is_new:
             self.log.warning(
-                "object_refused",
-                why=refusal.why,
-                namespace=refusal.namespace,
-                name=refusal.name,
-                refused_so_far=self.watched.refused_objects,
+                "object_invalid",
+                why=invalid.why,
+                namespace=invalid.namespace,
+                name=invalid.name,
+                invalid_so_far=self.watched.invalid_objects,
             )

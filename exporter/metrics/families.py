@@ -65,7 +65,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             "namespace, and works without it there."
         ),
         labels=("resource",),
-        read=read_watches(lambda watches: any(one.refused for one in watches)),
+        read=read_watches(lambda watches: any(one.rejected for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
@@ -77,7 +77,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         labels=("resource",),
         read=read_watches(
             lambda watches: min(
-                (one.contact or 0.0 for one in watches if not one.refused), default=0.0
+                (one.contact or 0.0 for one in watches if not one.rejected), default=0.0
             )
         ),
     ),
@@ -107,13 +107,13 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         ],
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_refused_objects_total",
+        name="kubevirt_eviction_exporter_invalid_objects_total",
         help=(
             "Invalid objects and watch lines; the exporter keeps the last valid version of an "
             "object."
         ),
         labels=("resource",),
-        read=read_watches(lambda watches: sum(one.refused_objects for one in watches)),
+        read=read_watches(lambda watches: sum(one.invalid_objects for one in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
@@ -131,21 +131,22 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         read=lambda view: sorted(view.counters.requests.items()),
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_refused_connections_total",
+        name="kubevirt_eviction_exporter_rejected_connections_total",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
         read=lambda view: [
-            (listener, view.counters.refused_connections[listener])
+            (listener, view.counters.rejected_connections[listener])
             for listener in ("query", "metrics", "admission")
             if listener != "admission" or view.counters.reviews is not None
         ],
     ),
     ViewFamily(
-        name="kubevirt_eviction_exporter_refused_requests_total",
+        name="kubevirt_eviction_exporter_rejected_requests_total",
         help="Requests answered with an error, by HTTP status.",
         labels=("status",),
         read=lambda view: [
-            (str(status), count) for status, count in sorted(view.counters.refused_requests.items())
+            (str(status), count)
+            for status, count in sorted(view.counters.rejected_requests.items())
         ],
     ),
     ViewFamily(
@@ -161,7 +162,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         read=lambda view: (view.counters.reviews or Counter()).items(),
     ),
     ViewFamily(
-        name="kubevirt_vmi_eviction_held_timestamp_seconds",
+        name="kubevirt_vmi_eviction_denied_timestamp_seconds",
         help=(
             "Time since which the webhook has denied evictions of the VMI. Present only if this "
             "time is more than stuck.migrationTimeout ago, and the last denial was because of a "

@@ -103,7 +103,7 @@ def list_evacuations(
         observed_at=to_optional_datetime(health.observed_at),
         stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
-        blind_spots=health.refused_resources(),
+        blind_spots=health.rejected_resources(),
     )
 
 
@@ -197,14 +197,14 @@ def describe_status(
                 resource=watched.resource,
                 namespace=watched.namespace,
                 synced=watched.synced,
-                refused=watched.refused or None,
+                rejected=watched.rejected or None,
                 trouble=watched.trouble or None,
                 contact_at=to_optional_datetime(watched.contact),
-                refused_objects=watched.refused_objects,
+                invalid_objects=watched.invalid_objects,
             )
             for watched in health.watched
         ],
-        blind_spots=health.refused_resources(),
+        blind_spots=health.rejected_resources(),
         history=None
         if history is None
         else HistoryStatus(

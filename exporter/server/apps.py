@@ -147,7 +147,7 @@ def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) 
             detail = "the exporter failed to answer this request; its log says why"
             response = Refusal(500, "Internal error", detail).answer()
         if response.status >= 400:
-            counters.refused_requests[response.status] += 1
+            counters.rejected_requests[response.status] += 1
         return response
 
     return answer_problems

@@ -97,7 +97,7 @@ class ConnectionBudget:
             (one for one in candidates if totals[one.peer] == most), key=lambda one: one.since
         )
         self.remove(chosen)
-        self._counters.refused_connections[chosen.listener] += 1
+        self._counters.rejected_connections[chosen.listener] += 1
         chosen.abort()
 
 

@@ -294,15 +294,15 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     resource: Annotated[Resource, means("its plural name")]
     namespace: Annotated[str | None, means("the watched namespace; null: all namespaces")]
     synced: Annotated[bool, means("whether it has been listed completely")]
-    refused: Annotated[
+    rejected: Annotated[
         str | None,
-        means("why the API server refuses to list or watch it; null: it does not refuse"),
+        means("why the API server rejects the list or watch (HTTP 4xx); null: it does not"),
     ]
     trouble: Annotated[str | None, means("the present error of its watch; null: none")]
     contact_at: Annotated[
         Timestamp | None, means("when the last event, bookmark or list arrived; null: none yet")
     ]
-    refused_objects: Annotated[int, means("how many objects could not be read since the start")]
+    invalid_objects: Annotated[int, means("how many objects could not be read since the start")]
 
 
 class HistoryStatus(Struct, rename="camel", kw_only=True):

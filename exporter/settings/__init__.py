@@ -98,7 +98,7 @@ class KubeSettings:
     read_timeout: PositiveDuration = 120.0
     watch_timeout: PositiveDuration = 600.0
     page_size: int = 500
-    refused_retry: PositiveDuration = 300.0
+    rejected_retry: PositiveDuration = 300.0
     history_interval: PositiveDuration = 15.0
     lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
 

@@ -160,14 +160,14 @@ class Stuck(Struct):
 class Touched(Struct, rename="camel"):
     """The VMs that had the entry `name` of `policy.overrides`, named as in JSON.
 
-    `allowed` and `refused` count the evictions of these VMs.
+    `allowed` and `blocked` count the evictions of these VMs.
     """
 
     name: str
     vms: int = 0
     first_vms: list[str] = []
     allowed: int = 0
-    refused: int = 0
+    blocked: int = 0
 
     def add(self, vm: str) -> None:
         """Add a VM."""
@@ -184,7 +184,7 @@ class Account(Struct, kw_only=True):
 
     contender: Contender
     allowed: int = 0
-    refused: Counter[Reason] = field(default_factory=Counter)
+    blocked: Counter[Reason] = field(default_factory=Counter)
     others: int = 0
     migrations: MigrationCounts = field(default_factory=MigrationCounts)
     cooldown_seconds: Seconds = 0.0
@@ -192,36 +192,36 @@ class Account(Struct, kw_only=True):
     stuck: Stuck = field(default_factory=Stuck)
     touched: dict[str, Touched] = {}
     allowed_over_time: TimeSeries = field(default_factory=TimeSeries)
-    refused_over_time: TimeSeries = field(default_factory=TimeSeries)
+    blocked_over_time: TimeSeries = field(default_factory=TimeSeries)
     cooling_over_time: TimeSeries = field(default_factory=TimeSeries)
 
     @property
     def asked(self) -> int:
         """The number of evictions that the policy decided about."""
-        return self.allowed + self.refused.total()
+        return self.allowed + self.blocked.total()
 
     @property
     def series(self) -> tuple[TimeSeries, ...]:
         """All time series of this account."""
-        return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
+        return self.allowed_over_time, self.blocked_over_time, self.cooling_over_time
 
     def count_decision(
         self, reason: Reason | None, at: Instant, times: int = 1, *, override: str
     ) -> None:
-        """Count an eviction: refused for `reason`, or allowed if None. `times=-1` undoes this.
+        """Count an eviction: blocked for `reason`, or allowed if None. `times=-1` undoes this.
 
         `override` is the VM's entry of `policy.overrides`.
         """
         if override:
             touched = self.touched[override]
             touched.allowed += times if reason is None else 0
-            touched.refused += 0 if reason is None else times
+            touched.blocked += 0 if reason is None else times
         if reason is None:
             self.allowed += times
             self.allowed_over_time.add(at, times)
         else:
-            self.refused[reason] += times
-            self.refused_over_time.add(at, times)
+            self.blocked[reason] += times
+            self.blocked_over_time.add(at, times)
 
 
 class Comparison(Struct, kw_only=True):

@@ -118,11 +118,11 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     yield "", each(lambda _: "")
     yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
-    yield "  refused", each(lambda a: _part(a.refused.total(), a.asked))
+    yield "  blocked", each(lambda a: _part(a.blocked.total(), a.asked))
     possible = {reason for policy in policies for reason in policy.reasons}
     for reason, name in _REASONS.items():
         if reason in possible:
-            yield f"  {name}", each(lambda a, r=reason: f"{a.refused[r]:,}")
+            yield f"  {name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
     yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
@@ -179,7 +179,7 @@ def _draw_stuck(comparison: Comparison) -> Table:
 
 
 def _draw_touched(comparison: Comparison) -> Table:
-    counts = ("VMs", "evictions allowed", "refused")
+    counts = ("VMs", "evictions allowed", "blocked")
     table = _make_table("policy", "exception", *counts, "first VMs", right=counts)
     for account in comparison.accounts:
         for touched in account.touched.values():
@@ -187,7 +187,7 @@ def _draw_touched(comparison: Comparison) -> Table:
             table.add_row(
                 Text(escape(account.contender.name)),
                 Text(escape(touched.name)),
-                *(f"{count:,}" for count in (touched.vms, touched.allowed, touched.refused)),
+                *(f"{count:,}" for count in (touched.vms, touched.allowed, touched.blocked)),
                 Text(escape(first + (", …" if touched.vms > VMS_SHOWN else ""))),
             )
     return table
@@ -219,7 +219,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
         "evictions": {
             "asked": account.asked,
             "allowed": account.allowed,
-            "refused": {reason: account.refused[reason] for reason in Reason},
+            "blocked": {reason: account.blocked[reason] for reason in Reason},
             "notAsked": account.others,
         },
         "migrations": {
@@ -251,7 +251,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
         },
         "overTime": {
             "allowed": _series_json(account.allowed_over_time),
-            "refused": _series_json(account.refused_over_time),
+            "blocked": _series_json(account.blocked_over_time),
             "cooldownSeconds": _series_json(account.cooling_over_time),
         },
     }

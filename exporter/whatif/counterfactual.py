@@ -3,7 +3,7 @@
 A VMI is evicted when its `evacuationNodeName` is set, or changes to another node. The rules judge
 the eviction by the evidence just before it.
 
-If the policy allows it, everything that follows happens as recorded. If the policy refuses it, the
+If the policy allows it, everything that follows happens as recorded. If the policy blocks it, the
 evacuation does not happen. Its marker, its VMIMs and the `migrationState` of its migrations are
 hidden from the policy's store, so they count towards no later cooldown. Nothing replaces them.
 
@@ -14,7 +14,7 @@ often does, the decision is undone. An eviction of unknown source counts as the 
 
 The events of VMIs and VMIMs come from two watches, so their order is unknown. A VMIM may arrive
 before its marker, and the state of a migration before its VMIM. Until the VMIM is known, the state
-counts as part of the refused evacuation.
+counts as part of the blocked evacuation.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class _Eviction(Struct):
 
     It is kept while its evacuation runs, and while any migration of the VMI is hidden.
     `node` is "" once the evacuation is over. `needs_permission` is False for a drain. `reason` is
-    why the policy refused it, or None, and `override` the VM's entry of `policy.overrides`.
+    why the policy blocked it, or None, and `override` the VM's entry of `policy.overrides`.
     `hidden` has the IDs of its hidden migrations (see `migration_id`), `hidden_before` those of
     earlier evictions.
     """
@@ -158,7 +158,7 @@ class Counterfactual:
         self._put_visible(vmi, eviction)
 
     def _hide_new_migration(self, eviction: _Eviction, vmi: Vmi, before: Vmi | None) -> None:
-        """Hide a migration that begins during a refused evacuation, and may be part of it."""
+        """Hide a migration that begins during a blocked evacuation, and may be part of it."""
         state = vmi.migration
         if not eviction.node or eviction.reason is None or state is None or not state.uid:
             return

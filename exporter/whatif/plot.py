@@ -56,13 +56,13 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_evictions(axes: Axes, comparison: Comparison) -> None:
-    """Over time, the total of allowed (solid) and of refused evictions (dashed)."""
-    axes.set_title("Evictions so far: allowed (solid), refused (dashed)", loc="left")
+    """Over time, the total of allowed (solid) and of blocked evictions (dashed)."""
+    axes.set_title("Evictions so far: allowed (solid), blocked (dashed)", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)
         for series, line in (
             (account.allowed_over_time, "-"),
-            (account.refused_over_time, "--"),
+            (account.blocked_over_time, "--"),
         ):
             sums = list(accumulate(series.bins))
             axes.plot(

@@ -178,13 +178,13 @@ class Recorder(Store):
             self._write(at, kind, resource, body, self._reason)
         return changed
 
-    def note_refusals(self, health: Health, now: Instant) -> None:
+    def note_rejections(self, health: Health, now: Instant) -> None:
         """Record which resources may not be listed in any watched namespace, once each."""
         for resource in EVIDENCE_RESOURCES:
-            is_unseen = health.is_refused(resource) and not health.is_seen(resource)
+            is_unseen = health.is_rejected(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._refused:
                 self._refused.add(resource)
-                self._write(now, Kind.REFUSED, resource)
+                self._write(now, Kind.REJECTED, resource)
 
     def end(self, now: Instant) -> None:
         """Record when the recording was stopped, which may be long after its last event."""
@@ -229,7 +229,7 @@ async def record(
                 health,
                 settings.kube,
                 clock=clock,
-                settled=lambda: recorder.note_refusals(health, clock()),
+                settled=lambda: recorder.note_rejections(health, clock()),
                 listener=recorder,
                 rng=random.Random(),  # noqa: S311 (jitter)
             )
@@ -242,8 +242,8 @@ async def record(
         else:
             file.discard()
     events = {f"{kind} {resource}": n for (resource, kind), n in sorted(recorder.counts.items())}
-    refused = sum(watched.refused_objects for watched in health.watched)
-    log.info("recorded", file=str(path), size=file.size, refused_objects=refused, **events)
+    invalid = sum(watched.invalid_objects for watched in health.watched)
+    log.info("recorded", file=str(path), size=file.size, invalid_objects=invalid, **events)
 
 
 async def _run_until(

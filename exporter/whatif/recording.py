@@ -6,7 +6,7 @@ The first line is a header, each further one an event:
     {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","object":{...}}
 
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
-(objects that it lacks were DELETED before). REFUSED means that the resource may not be listed.
+(objects that it lacks were DELETED before). REJECTED means that the resource may not be listed.
 ENDED comes once, when the recorder is stopped. An object has only the fields that the exporter
 uses: no cloud-init password, no image, no volume. A VMI has its labels and its priority class
 only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
@@ -32,7 +32,7 @@ from msgspec import Struct
 from exporter.engine.ended_migrations import EndReason
 from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.instants import parse_instant
-from exporter.kube.kubevirt import Changed, Deleted, Refused, Traits, parse_event
+from exporter.kube.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
 from exporter.text import write_instant
 
 
@@ -59,7 +59,7 @@ class Kind(StrEnum):
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
     SYNCED = "SYNCED"
-    REFUSED = "REFUSED"
+    REJECTED = "REJECTED"
     ENDED = "ENDED"
 
 
@@ -207,15 +207,15 @@ def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
             event = _read_event(line, is_first=number == 1)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             faults.note(number, f"not an event: {error}")
-        except Refused as refusal:
-            faults.note(number, refusal.why)
+        except InvalidObject as invalid:
+            faults.note(number, invalid.why)
         else:
             if event is not None:
                 yield event
 
 
 def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
-    """The event of one line, None for the header. Raises `Refused`."""
+    """The event of one line, None for the header. Raises `InvalidObject`."""
     head = _read_line(line)
     if head.format is not None:
         if head.format != FORMAT or head.version != VERSION:
@@ -228,11 +228,11 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
         raise UnknownFormat("neither a recording nor watch events: the first line has no type")
     at = parse_instant(head.at) if head.at is not None else _latest_instant(line)
     if at is None:
-        raise Refused("no instant: expected `at` as RFC 3339, or an object with an instant")
+        raise InvalidObject("no instant: expected `at` as RFC 3339, or an object with an instant")
     if head.type == Kind.ENDED:
         return Recorded(at, Kind.ENDED)
     resource = _find_resource(head)
-    if head.type in (Kind.SYNCED, Kind.REFUSED):
+    if head.type in (Kind.SYNCED, Kind.REJECTED):
         return Recorded(at, Kind(head.type), resource)
     match parse_event(resource, line):
         case Changed(fact=fact, modified=modified, traits=traits):
@@ -251,7 +251,7 @@ def _find_resource(head: _Line) -> Resource:
     kind = "" if head.object is None else head.object.kind
     found = _RESOURCES.get(str(head.resource)) or _KINDS.get(str(kind))
     if found is None:
-        raise Refused(f"unknown resource {str(head.resource or kind)[:60]!r}")
+        raise InvalidObject(f"unknown resource {str(head.resource or kind)[:60]!r}")
     return found
 
 

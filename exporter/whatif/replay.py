@@ -2,19 +2,19 @@
 
 Each policy has its own `Store`, as a running exporter has, and one pass replays the recording for
 all of them. `counterfactual` decides about each recorded eviction and hides what follows from a
-refused one. `vm_totals` and `stuck_timers` count what is left, into an `Account`.
+blocked one. `vm_totals` and `stuck_timers` count what is left, into an `Account`.
 
 Limits:
 
 - A request that changes nothing is in no recording. Such a request is the eviction of a VMI that is
   already evacuating, so the guard `evacuations` has almost no effect in a replay.
-- Nothing reacts to a refusal. A VM whose eviction is refused still has its recorded node, pods and
-  load, and the descheduler's later choices are as recorded. If evictions were refused during the
+- Nothing reacts to a block. A VM whose eviction is blocked still has its recorded node, pods and
+  load, and the descheduler's later choices are as recorded. If evictions were blocked during the
   recording, the recording has fewer evictions. The numbers compare policies under the same demand.
   They do not predict a cluster.
 - A Store cannot undo the end of a migration. If the watch of VMIs lags by a whole migration, its
   VMIM finishes before the marker arrives. That migration counts towards the backoff even if the
-  policy then refuses the evacuation.
+  policy then blocks the evacuation.
 - A `system-critical` VMIM undoes the decision at any time. If a drain joins a descheduler's
   evacuation hours later, the whole evacuation counts as a drain.
 
@@ -108,8 +108,8 @@ class Replay:
         self._note_visibility(event)
 
     def _note_visibility(self, event: Recorded) -> None:
-        """A resource counts as visible until the recording says that it was refused."""
-        before, is_visible = self._visibility, event.kind is not Kind.REFUSED
+        """A resource counts as visible until the recording says that it was blocked."""
+        before, is_visible = self._visibility, event.kind is not Kind.REJECTED
         if event.resource is Resource.VMIMS:
             self._visibility = Visibility(is_visible, before.pods)
         elif event.resource is Resource.PODS:

@@ -19,8 +19,8 @@ _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 class Proxy:
     """`async with Proxy(cluster) as proxy` forwards requests to `proxy.url` to the server.
 
-    `refusals` has the status codes to answer with, by method and part of the path; `refused` counts
-    these answers. `held` has parts of paths: a watch whose path has such a part gets no data until
+    `refusals` has the status codes to answer with, by method and part of the path. `rejected`
+    counts these answers. `held` has parts of paths: a watch whose path has such a part gets no data until
     the part is removed from the set.
     """
 
@@ -28,7 +28,7 @@ class Proxy:
         self._cluster = cluster
         self.url = ""
         self.refusals: dict[tuple[str, str], int] = {}
-        self.refused: Counter[int] = Counter()
+        self.rejected: Counter[int] = Counter()
         self.held: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -51,7 +51,7 @@ class Proxy:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         for (method, part), code in self.refusals.items():
             if request.method == method and part in request.path:
-                self.refused[code] += 1
+                self.rejected[code] += 1
                 return _refusal(code)
         headers = {key: request.headers[key] for key in _KEPT if key in request.headers}
         try:
@@ -85,7 +85,7 @@ def _refusal(code: int) -> web.Response:
         "kind": "Status",
         "apiVersion": "v1",
         "status": "Failure",
-        "message": f"refused by the test: {reason}",
+        "message": f"rejected by the test: {reason}",
         "reason": reason,
         "code": code,
     }

@@ -26,7 +26,7 @@ Prove: TypeAlias = Callable[[str], None]
 
 MIB = 2**20
 ROOM = 3 * MIB
-REFUSED = "kubevirt_eviction_exporter_refused_objects_total"
+INVALID_OBJECTS = "kubevirt_eviction_exporter_invalid_objects_total"
 BATCH = 250
 """After this many VMIs the test pauses, so that the simulated server can answer requests."""
 
@@ -106,8 +106,8 @@ async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_
             simulated.server.inject(line, VMIS.plural)
         await create(simulated, namespace, ["late"])
         await until_keeps(exporter, 2)
-        assert await exporter.sample(REFUSED, resource=VMIS.plural) == 4
-        assert exporter.events("object_refused")
+        assert await exporter.sample(INVALID_OBJECTS, resource=VMIS.plural) == 4
+        assert exporter.events("object_invalid")
         assert (await exporter.verdict(namespace, "odd", dryRun=True))["allowed"]
         await until_written(exporter)
     assert list(counted_in(tmp_path / "history").values()) == [1, 1]

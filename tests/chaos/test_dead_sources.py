@@ -46,7 +46,7 @@ def migrating(namespace: str, name: str = "db") -> dict[str, Any]:
 
 def short_lived(*namespaces: str) -> dict[str, Any]:
     """A configuration in which watches end, and data becomes stale, after a few seconds."""
-    kube = {"staleAfter": "3s", "deadAfter": "3s", "refusedRetry": "1s", "watchTimeout": "12s"}
+    kube = {"staleAfter": "3s", "deadAfter": "3s", "rejectedRetry": "1s", "watchTimeout": "12s"}
     return {"namespaces": list(namespaces), "kube": kube}
 
 

@@ -152,7 +152,7 @@ async def test_the_history_goes_on_when_the_server_does(
 
 
 @pytest.mark.parametrize("code", [429, 500])
-async def test_writes_that_are_refused(real: RealStage, tmp_path: Path, code: int) -> None:
+async def test_writes_that_are_rejected(real: RealStage, tmp_path: Path, code: int) -> None:
     """Writes that fail with 429 or 500 are counted and repeated until they succeed."""
     namespace = await real.make_namespace()
     async with (
@@ -173,7 +173,7 @@ async def test_writes_that_are_refused(real: RealStage, tmp_path: Path, code: in
         assert await until_fault(exporter, "not_written")
         assert str(code) in exporter.events("history_fault")[0]["why"]
         assert await exporter.sample(UNWRITTEN) > 0
-        assert proxy.refused[code]
+        assert proxy.rejected[code]
         proxy.refusals.clear()
         await until_written(exporter)
         assert await exporter.end() == 0

@@ -201,7 +201,7 @@ async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
         answered = await prometheus.sample(
             "kubevirt_eviction_exporter_request_duration_seconds_count", endpoint="verdicts"
         )
-        refusals = "kubevirt_eviction_exporter_refused_requests_total"
+        refusals = "kubevirt_eviction_exporter_rejected_requests_total"
         refused = [await prometheus.sample(refusals, status=one) for one in ("401", "403")]
 
     assert EVICTED in said

@@ -55,7 +55,7 @@ async def test_one_verb_is_added(
                     return [
                         one["involvedObject"]["kind"]
                         for one in (await cluster.admin.list(EVENTS, "default"))["items"]
-                        if one["reason"] == "EvictionHeld"
+                        if one["reason"] == "EvictionBlocked"
                     ]
 
                 assert await poll(written, what="an Event") == [VMIS.kind]

@@ -21,7 +21,7 @@ from tests.cluster import PATIENCE
 from tests.support.verdicts import decide
 
 
-QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, refused_retry=0.3)
+QUICK = KubeSettings(sync_timeout=PATIENCE, read_timeout=20.0, rejected_retry=0.3)
 
 
 class Paging(Reflector):
@@ -88,9 +88,9 @@ class Following:
                 counted[str(reason)] = counted.get(str(reason), 0) + times
         return counted
 
-    def refused_objects(self, resource: Resource) -> int:
+    def invalid_objects(self, resource: Resource) -> int:
         """The number of objects of a resource that could not be read."""
-        return sum(one.refused_objects for one in self.health.of(resource))
+        return sum(one.invalid_objects for one in self.health.of(resource))
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ Prove: TypeAlias = Callable[[str], None]
 WEBHOOK = "evictions.kubevirt-eviction-exporter.io"
 REVIEWS = "kubevirt_eviction_exporter_admission_reviews_total"
 FAILED_OPEN = "apiserver_admission_webhook_fail_open_count"
-REFUSED = "kubevirt_eviction_exporter_refused_requests_total"
+REJECTED = "kubevirt_eviction_exporter_rejected_requests_total"
 SOAK = pytest.mark.soak
 MIB = 2**20
 CONNECTIONS = 25
@@ -444,7 +444,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
 
             await ask(reviews[0])
             before = exporter.resident() // MIB
-            refused = await exporter.sample(REFUSED)
+            refused = await exporter.sample(REJECTED)
             began = time.perf_counter()
             numbers = iter(range(rate * seconds))
 
@@ -460,7 +460,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
             lasted = time.perf_counter() - began
         after = exporter.resident() // MIB
         assert await exporter.sample(REVIEWS) == rate * seconds + 1
-        assert await exporter.sample(REFUSED) == refused
+        assert await exporter.sample(REJECTED) == refused
     assert answers == {False: rate * seconds // 2 + 1, True: rate * seconds // 2}
     assert after < before + 30
     cuts = statistics.quantiles(taken, n=100)

@@ -292,7 +292,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             "history": f"file:{directory / 'kept' / 'history'}",
             "kube": {
                 "syncTimeout": "10m",
-                "refusedRetry": "5s",
+                "rejectedRetry": "5s",
                 "staleAfter": "1h",
                 "historyInterval": "250ms",
             },

@@ -308,7 +308,7 @@ async def hold_connections(target: Target, idle: int) -> None:
     """If there are too many idle connections, some are closed, and the process stays up."""
     host, _, port = target.program.query.removeprefix("https://").rpartition(":")
     before = target.program.resident() // MIB
-    before_refused = await refused_connections(target)
+    before_blocked = await rejected_connections(target)
     opened: list[asyncio.StreamWriter] = []
     try:
         for _ in range(idle // 100):
@@ -320,10 +320,10 @@ async def hold_connections(target: Target, idle: int) -> None:
         held = target.program.resident() // MIB
 
         async def most_are_refused() -> bool:
-            return await refused_connections(target) - before_refused >= idle - CONNECTIONS - 100
+            return await rejected_connections(target) - before_blocked >= idle - CONNECTIONS - 100
 
         await poll(most_are_refused, what="connections closed for others")
-        refused = await refused_connections(target)
+        refused = await rejected_connections(target)
     finally:
         for writer in opened:
             writer.close()
@@ -381,7 +381,7 @@ async def count_series(target: Target) -> int:
     return sum(not line.startswith("#") for line in text.splitlines())
 
 
-async def refused_connections(target: Target) -> float:
+async def rejected_connections(target: Target) -> float:
     """How many connections of the query listener were closed to make room for others."""
-    name = "kubevirt_eviction_exporter_refused_connections_total"
+    name = "kubevirt_eviction_exporter_rejected_connections_total"
     return await target.program.sample(name, listener="query")

@@ -41,7 +41,7 @@ async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None])
         # The newest failure appears a moment before KubeVirt deletes the oldest.
         assert most_seen <= KEPT_BY_KUBEVIRT + 1
         assert first == KEPT_BY_KUBEVIRT
-        assert watch.refused_objects(Resource.VMIMS) == 0
+        assert watch.invalid_objects(Resource.VMIMS) == 0
     prove(f"attempts: {first + 12} failures counted, {most_seen} failed VMIMs at most at a time")
 
 

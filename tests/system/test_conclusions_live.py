@@ -135,7 +135,7 @@ async def test_a_vmi_that_cannot_be_read_any_more(
         _, explained = await exporter.get(f"/v1/vmis/{namespace}/db")
         assert explained["rules"][0]["silenced"]
         assert not explained["stale"]
-        assert exporter.events("object_refused")[0]["name"] == "db"
+        assert exporter.events("object_invalid")[0]["name"] == "db"
 
         await admin.merge(VMIS, namespace, "db", {"status": {"nodeName": "n1"}})
         await exporter.until_verdict(namespace, "db", "filter", "migration_in_progress")

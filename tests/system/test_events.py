@@ -170,7 +170,9 @@ async def test_kubectl_shows_them(
     )
     assert re.search(r"Normal\s+EvacuationEnded.*n1 ended after .*: the VM is now on n2", shown[0])
     until = verdict["notBefore"][:16]
-    assert re.search(rf"Normal\s+EvictionHeld.*Eviction held: cooldown until {until}", shown[1])
+    assert re.search(
+        rf"Normal\s+EvictionBlocked.*Eviction blocked: cooldown until {until}", shown[1]
+    )
 
 
 async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
     assert sizes == {(HELD, False): 3, (STUCK, True): 3}
     counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
     assert sorted(counts, key=str) == [2, 3, None]
-    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionHeld", shown)
+    assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionBlocked", shown)
 
 
 async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> Non
         for name in names:
             await exporter.until_verdict(namespace, name, "preEviction", "cooldown")
             assert not (await exporter.verdict(namespace, name))["allowed"]
-        await until_counted(exporter, HELD, EventOutcome.REFUSED, 3)
+        await until_counted(exporter, HELD, EventOutcome.REJECTED, 3)
         for name in names:
             assert not (await exporter.verdict(namespace, name))["allowed"]
         assert await exporter.end() == 0

@@ -21,7 +21,7 @@ from tests.unit.kube.test_kubevirt import WHOLE, attempt, raw
 Prove: TypeAlias = Callable[[str], None]
 
 REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds_count"
-REFUSED = "kubevirt_eviction_exporter_refused_requests_total"
+REJECTED = "kubevirt_eviction_exporter_rejected_requests_total"
 SOAK = pytest.mark.soak
 
 
@@ -50,7 +50,7 @@ async def test_the_api_keeps_its_own_document(
         output = (await schemathesis.communicate())[0].decode()
         assert schemathesis.returncode == 0, output
         asked = await exporter.sample(REQUESTS)
-        failed = [await exporter.sample(REFUSED, status=str(status)) for status in range(500, 503)]
+        failed = [await exporter.sample(REJECTED, status=str(status)) for status in range(500, 503)]
     assert asked >= at_least
     assert not any(failed)
     prove(f"schemathesis: {asked:.0f} requests, no 5xx, no answer against the schema")
@@ -64,7 +64,7 @@ async def test_the_api_keeps_its_own_document(
     ],
 )
 def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
-    """The parser raises only `Refused` for objects with changed bytes."""
+    """The parser raises only `InvalidObject` for objects with changed bytes."""
     rng = random.Random(8)
     bodies = {resource: raw(value) for resource, value in WHOLE.items()}
     read = 0

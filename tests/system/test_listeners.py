@@ -244,7 +244,7 @@ async def test_no_more_connections_than_allowed() -> None:
             await asyncio.wait_for(first[0].readuntil(b"ok"), PATIENCE)
             async with connected(url) as (reader, writer):
                 assert await asyncio.wait_for(second[0].read(), PATIENCE) == b""
-                assert counters.refused_connections == {"query": 1}
+                assert counters.rejected_connections == {"query": 1}
                 for source, sink in ((reader, writer), first, one):
                     sink.write(REQUEST)
                     await asyncio.wait_for(source.readuntil(b"ok"), PATIENCE)

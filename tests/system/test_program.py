@@ -128,7 +128,7 @@ async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: P
     async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
         await exporter.ready()
         await exporter.until("/v1/status", lambda _, body: len(body["blindSpots"]) == 5)
-        refused = [event["resource"] for event in exporter.events("resource_refused")]
+        refused = [event["resource"] for event in exporter.events("resource_rejected")]
         assert sorted(refused) == sorted(
             [VMIMS.plural, PODS.plural, "kubevirts", "nodes", "poddisruptionbudgets"]
         )

@@ -98,13 +98,13 @@ class TestEvents:
         assert (found.asked, found.migrations.ended) == (0, 1)
 
     def test_evictions_are_answered_as_in_a_recording(self) -> None:
-        """An eviction within the cooldown is refused, as in the replay of a recording."""
+        """An eviction within the cooldown is blocked, as in the replay of a recording."""
         found = account(
             a_span("kubevirt-evacuation-a", HOUR, HOUR + 60),
             a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
         )
 
-        assert (found.allowed, found.refused.total(), found.migrations.ended) == (1, 1, 1)
+        assert (found.allowed, found.blocked.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_failures_in_a_row_are_one_evacuation(self) -> None:
         """Failures in a row are one evacuation, which is stuck at the third failure."""
@@ -136,7 +136,7 @@ class TestEvents:
             a_span("kubevirt-evacuation-a", -120, -60), a_span("kubevirt-evacuation-b", 60, 120)
         )
 
-        assert (found.asked, found.refused.total()) == (1, 1)
+        assert (found.asked, found.blocked.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
         """An evacuation that began before the range is not a new request; its migration counts."""
@@ -145,7 +145,7 @@ class TestEvents:
         found = account(going, following)
 
         assert markers(events_of(going, following))[:2] == [(0, "n1"), (60, "")]
-        assert (found.asked, found.refused.total(), found.migrations.ended) == (1, 1, 1)
+        assert (found.asked, found.blocked.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
         """An evacuation whose first attempt failed just before the range is under way."""
@@ -187,7 +187,7 @@ class TestEvents:
         lost.last_seen_at = NOW + 2 * HOUR
         found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
 
-        assert (found.allowed, found.refused.total()) == (2, 0)
+        assert (found.allowed, found.blocked.total()) == (2, 0)
 
     def test_an_attempt_without_a_node_is_one_of_its_evacuation(self) -> None:
         """A failed attempt without a node in the metrics gets the node of its evacuation."""
@@ -341,7 +341,7 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
     }
     events = list(to_events(spans, began, began + 3 * HOUR))
     ours, none = play(events, [BUILTIN["ours"], BUILTIN["none"]]).accounts
-    assert (ours.allowed, ours.refused.total(), ours.migrations.ended) == (2, 1, 2)
+    assert (ours.allowed, ours.blocked.total(), ours.migrations.ended) == (2, 1, 2)
     assert (none.allowed, none.migrations.ended, none.migrations.failed) == (3, 3, 1)
 
 

@@ -193,13 +193,13 @@ async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -
     login = await stage.limited_login([VMIS, VMIMS])
     path = tmp_path / "cluster.ndjson"
     async with recorded(login, path, namespace) as running:
-        refused = {Resource.PODS, Resource.KUBEVIRTS}
+        rejected = {Resource.PODS, Resource.KUBEVIRTS}
         await running.until(
-            lambda events: refused <= {e.resource for e in events if e.kind is Kind.REFUSED}
+            lambda events: rejected <= {e.resource for e in events if e.kind is Kind.REJECTED}
         )
         events = await running.end()
 
-    assert sum(event.kind is Kind.REFUSED for event in events) == len(refused)
+    assert sum(event.kind is Kind.REJECTED for event in events) == len(rejected)
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -260,19 +260,19 @@ def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
     assert b"password" not in (tmp_path / "cluster.ndjson").read_bytes()
 
 
-def test_what_is_seen_in_one_namespace_is_not_refused(tmp_path: Path) -> None:
+def test_what_is_seen_in_one_namespace_is_not_rejected(tmp_path: Path) -> None:
     """A resource that is readable in one namespace is not recorded as forbidden."""
     path = tmp_path / "cluster.ndjson"
     file = LineFile(path)
     recorder = Recorder(file)
     here = Watched(Resource.VMIMS, "here", synced=True)
-    health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", refused="403")])
-    recorder.note_refusals(health, NOW)
-    here.refused = "403"
-    recorder.note_refusals(health, NOW + 1)
+    health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", rejected="403")])
+    recorder.note_rejections(health, NOW)
+    here.rejected = "403"
+    recorder.note_rejections(health, NOW + 1)
     file.close()
 
-    assert [(event.kind, event.at) for event in read(path)] == [(Kind.REFUSED, NOW + 1)]
+    assert [(event.kind, event.at) for event in read(path)] == [(Kind.REJECTED, NOW + 1)]
 
 
 def test_a_recording_is_given_up_where_no_more_can_be_written(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ class TestOnTheSimulatedServer:
         """After a 401 no namespace is given up."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=_Brisk, rejected_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 401)
@@ -358,7 +358,7 @@ class TestOnTheSimulatedServer:
         """If every namespace is forbidden, the last one is still tried."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, reflector=_Brisk, refused_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=_Brisk, rejected_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 403)
@@ -384,7 +384,7 @@ class TestOnTheSimulatedServer:
             verdict = watch.verdict(namespace, "odd", time.time())
             assert verdict is not None
             assert verdict.allowed
-            assert watch.refused_objects(Resource.VMIS) == 1
+            assert watch.invalid_objects(Resource.VMIS) == 1
 
     async def test_refuses_garbage_and_goes_on(self, simulated: SimulatedStage) -> None:
         """Invalid lines are counted and the watch goes on."""
@@ -401,7 +401,7 @@ class TestOnTheSimulatedServer:
                 simulated.server.inject(line, VMIS.plural)
             await simulated.admin.create(VMIS, vmi("a", namespace))
             await watch.knows(namespace, "a")
-            assert watch.refused_objects(Resource.VMIS) == 5
+            assert watch.invalid_objects(Resource.VMIS) == 5
             assert watch.restarts(Resource.VMIS) == {}
 
     async def test_resumes_a_stream_cut_in_the_middle_of_a_line(
@@ -415,7 +415,7 @@ class TestOnTheSimulatedServer:
             assert simulated.server.cut(VMIS.plural, mid_line=True) == 1
             await simulated.admin.create(VMIS, vmi("a", namespace))
             await watch.knows(namespace, "a")
-            assert watch.refused_objects(Resource.VMIS) == 0
+            assert watch.invalid_objects(Resource.VMIS) == 0
 
     async def test_waits_as_long_as_an_overloaded_server_asks(
         self, simulated: SimulatedStage
@@ -438,12 +438,12 @@ class TestOnTheSimulatedServer:
     async def test_sees_what_is_permitted_later(self, simulated: SimulatedStage) -> None:
         """A forbidden resource is tried again, and used once it is permitted."""
         simulated.server.answer(PODS.plural, 403)
-        async with following(simulated.login, refused_retry=0.1) as watch:
+        async with following(simulated.login, rejected_retry=0.1) as watch:
             await watch.ready()
-            assert watch.health.is_refused(Resource.PODS)
+            assert watch.health.is_rejected(Resource.PODS)
             simulated.server.recover(PODS.plural)
             await watch.until(lambda: watch.store.visibility.pods, what="pods seen")
-            assert not watch.health.is_refused(Resource.PODS)
+            assert not watch.health.is_rejected(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
         """After two 404 answers during the start, VMIMs are still read."""

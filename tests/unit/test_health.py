@@ -33,16 +33,16 @@ READY = {
         False,
         ["pods"],
     ),
-    "pods-refused": (
-        health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, refused="403")),
+    "pods-rejected": (
+        health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, rejected="403")),
         True,
         [],
     ),
-    "vmis-refused": (health(watched(Resource.VMIS, synced=False, refused="403")), False, []),
-    "vmis-refused-in-one-of-two-namespaces": (
+    "vmis-rejected": (health(watched(Resource.VMIS, synced=False, rejected="403")), False, []),
+    "vmis-rejected-in-one-of-two-namespaces": (
         health(
             watched(Resource.VMIS, namespace="a"),
-            watched(Resource.VMIS, namespace="b", synced=False, refused="403"),
+            watched(Resource.VMIS, namespace="b", synced=False, rejected="403"),
         ),
         True,
         [],
@@ -72,18 +72,18 @@ def test_what_is_seen() -> None:
     state = health(
         watched(Resource.VMIS),
         watched(Resource.PODS, namespace="a"),
-        watched(Resource.PODS, namespace="b", refused="403 no"),
+        watched(Resource.PODS, namespace="b", rejected="403 no"),
         watched(Resource.VMIMS, synced=False),
     )
     assert [state.is_seen(r) for r in EVIDENCE_RESOURCES] == [True, False, True, False]
     assert state.blind_namespaces(Resource.PODS) == {"b"}
-    assert [state.is_refused(resource) for resource in EVIDENCE_RESOURCES] == [
+    assert [state.is_rejected(resource) for resource in EVIDENCE_RESOURCES] == [
         False,
         False,
         True,
         False,
     ]
-    assert state.refused_resources() == {"pods in namespace b": "403 no"}
+    assert state.rejected_resources() == {"pods in namespace b": "403 no"}
 
 
 OBSERVED_AT = {
@@ -104,7 +104,7 @@ OBSERVED_AT = {
     "a-lost-namespace-is-left-out": (
         health(
             watched(Resource.VMIS, namespace="a"),
-            watched(Resource.VMIS, namespace="b", contact=NOW - 9.0, refused="403"),
+            watched(Resource.VMIS, namespace="b", contact=NOW - 9.0, rejected="403"),
         ),
         NOW - 1.0,
     ),
@@ -162,7 +162,7 @@ def test_no_rule_rests_on_histories() -> None:
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
 
 
-@pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"refused": "403"}])
+@pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
     """The KubeVirt object is dead if it is forbidden or its watch has no contact."""
     state = health(watched(Resource.KUBEVIRTS, **missing))
@@ -173,7 +173,7 @@ def test_a_namespace_dies_alone() -> None:
     """A resource can be dead in one namespace and alive in the others."""
     state = health(
         watched(Resource.VMIS, namespace="a"),
-        watched(Resource.VMIS, namespace="b", contact=NOW - 780.0, refused="403"),
+        watched(Resource.VMIS, namespace="b", contact=NOW - 780.0, rejected="403"),
         watched(Resource.PODS, namespace="a"),
         watched(Resource.PODS, namespace="b", contact=NOW - 780.0),
         watched(Resource.VMIMS, contact=NOW - 780.0),
@@ -185,7 +185,7 @@ def test_a_namespace_dies_alone() -> None:
 
 def test_what_the_store_goes_without_is_not_dead() -> None:
     """Forbidden pods do not count as dead."""
-    state = health(watched(Resource.PODS, contact=NOW - 9999.0, refused="403"))
+    state = health(watched(Resource.PODS, contact=NOW - 9999.0, rejected="403"))
     assert state.find_dead(NOW) == ALL_ALIVE
 
 
@@ -193,7 +193,7 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     """Answers about a forbidden namespace are stale; all other answers are fresh."""
     state = health(
         watched(Resource.VMIS, namespace="a"),
-        watched(Resource.VMIS, namespace="b", refused="403"),
+        watched(Resource.VMIS, namespace="b", rejected="403"),
     )
     asked: list[tuple[str, ...]] = [(), ("a",), ("a", "elsewhere"), ("b",), ("a", "b")]
     assert state.staleness(NOW) is Staleness.FRESH
@@ -212,7 +212,7 @@ def test_restarts_are_counted_by_reason() -> None:
 def test_what_has_not_begun() -> None:
     """A new watch is not synced and has no counts."""
     fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
-    assert (fresh.synced, fresh.settled, fresh.lists, fresh.refused_objects) == (False, False, 0, 0)
+    assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
     assert kept.may_write() is False
     assert (kept.find_unwritten(), kept.vmis, kept.size) == (None, 0, 0)
 
@@ -239,11 +239,11 @@ def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
     assert state.find_optional(NOW) == {Resource.NODES}
     assert state.find_optional(NOW + 778.0) == {Resource.NODES}
     assert state.find_optional(NOW + 779.0) == set()
-    for one in ({"synced": False}, {"refused": "403"}):
+    for one in ({"synced": False}, {"rejected": "403"}):
         assert health(watched(Resource.NODES, **one)).find_optional(NOW) == set()
     both = [watched(Resource.BUDGETS, namespace=name) for name in ("a", "b")]
     assert health(*both).find_optional(NOW) == {Resource.BUDGETS}
-    both[1].refused = "403"
+    both[1].rejected = "403"
     assert health(*both).find_optional(NOW) == set()
 
 
@@ -255,11 +255,11 @@ def test_contacts_by_namespace() -> None:
     assert contacts.of("a") == {Resource.VMIS: NOW - 1.0}
 
 
-@pytest.mark.parametrize("refused", ["", "403"])
-def test_it_is_ready_once_the_stored_history_is_merged(refused: str) -> None:
+@pytest.mark.parametrize("rejected", ["", "403"])
+def test_it_is_ready_once_the_stored_history_is_merged(rejected: str) -> None:
     """The exporter is ready once the stored history is merged, or if the history is forbidden."""
-    state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, refused=refused))
+    state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, rejected=rejected))
     state.history = HistoryHealth(loaded=False)
     assert not state.history.has_outdated()
-    assert state.ready is bool(refused)
-    assert state.waiting_for() == ([] if refused else ["the stored history"])
+    assert state.ready is bool(rejected)
+    assert state.waiting_for() == ([] if rejected else ["the stored history"])

@@ -102,7 +102,7 @@ kube:
   readTimeout: 3m
   watchTimeout: 4m
   pageSize: 7
-  refusedRetry: 6m
+  rejectedRetry: 6m
   retryBackoff: 2s
   historyInterval: 8s
   leaseDuration: 9s

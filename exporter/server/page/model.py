@@ -225,7 +225,7 @@ def build_page(
     if not named:
         # Omit namespaces. Omit errors too, because an error may name a namespace.
         waiting = dict.fromkeys(
-            one.resource for one in status.resources if not (one.synced or one.refused)
+            one.resource for one in status.resources if not (one.synced or one.rejected)
         )
         shown = structs.replace(
             status,
@@ -234,7 +234,7 @@ def build_page(
                 structs.replace(
                     one,
                     namespace=None,
-                    refused=one.refused and "see the log",
+                    rejected=one.rejected and "see the log",
                     trouble=one.trouble and "failing: see the log",
                 )
                 for one in status.resources

@@ -159,10 +159,13 @@ def describe_health(page: PageModel) -> tuple[str, str]:
     contact = "never"
     if status.observed_at is not None:
         contact = _ago(status.as_of - status.observed_at)
-    refused = ", ".join(dict.fromkeys(one.resource for one in status.resources if one.refused))
+    rejected = ", ".join(dict.fromkeys(one.resource for one in status.resources if one.rejected))
     match status.staleness:
-        case Staleness.FRESH if refused:
-            return "mostly", f"Synced, last contact {contact}; the exporter may not read {refused}."
+        case Staleness.FRESH if rejected:
+            return (
+                "mostly",
+                f"Synced, last contact {contact}; the exporter may not read {rejected}.",
+            )
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {contact}."
         case Staleness.STALE:

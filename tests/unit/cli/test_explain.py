@@ -236,7 +236,7 @@ def test_a_pause_and_a_divergence_are_told() -> None:
 
 def test_doubts_come_right_after_the_sentence() -> None:
     """Warnings about stale evidence and blind spots follow the first sentence."""
-    health = some_health(synced=False, refused="forbidden by RBAC")
+    health = some_health(synced=False, rejected="forbidden by RBAC")
     text = show_vmi(explained(cooling(), now=NOW + 400.0, health=health), PIPED)
     first, second, third, *_ = text.splitlines()
 

@@ -84,7 +84,7 @@ class TestSources:
             found = play(source, [BUILTIN["ours"]], StringIO())
             assert source.whole == source.done(0.0) == file.stat().st_size
 
-        assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (1, 1)
+        assert (found.accounts[0].allowed, found.accounts[0].blocked.total()) == (1, 1)
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`-` replays the standard input."""

@@ -23,7 +23,7 @@ from tests.unit.server.test_answers import some_health
 TRUST = {
     "fresh": (some_health(), NOW, "Healthy: ready, all resources visible, last contact 2s ago."),
     "blind": (
-        some_health(synced=False, refused="forbidden"),
+        some_health(synced=False, rejected="forbidden"),
         NOW,
         "Healthy, with blind spots: ready, last contact 2s ago.",
     ),
@@ -62,7 +62,7 @@ def test_the_first_sentence_says_whether_to_believe_it(
 
 def test_a_status_is_shown() -> None:
     """`status` shows the exporter's health, VMs by reason, evacuations, and releases in order."""
-    health = some_health(trouble="watch broke: reset by peer", refused_objects=2)
+    health = some_health(trouble="watch broke: reset by peer", invalid_objects=2)
     health.history = HistoryHealth(may_write=lambda: True, written_at=NOW - 9.0, vmis=3, size=1234)
     health.history.faults[HistoryFault.DAMAGED] = 1
     blocked = (

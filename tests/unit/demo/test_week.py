@@ -172,7 +172,7 @@ class TestExpectations:
         assert {State.BACKOFF, State.TARGET_UNSCHEDULABLE} & set(ours.stuck.by_state)
         assert ours.stuck.alerted >= 2
         assert ours.allowed < none.allowed
-        assert set(none.refused) <= {Reason.MIGRATION_IN_PROGRESS}  # even without guards
+        assert set(none.blocked) <= {Reason.MIGRATION_IN_PROGRESS}  # even without guards
         assert ours.migrations.per_vm.quantile(0.9) < none.migrations.per_vm.quantile(0.9)
 
 

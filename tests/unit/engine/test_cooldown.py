@@ -527,8 +527,8 @@ def test_reasons_of_a_policy() -> None:
 
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
     """After a VMI became invalid, its running migration blocks until `dead_after` has passed."""
-    refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
-    evidence = replace(RUNNING, refused=refused)
+    rejected = ((Resource.VMIS, NOW - DEAD_AFTER),)
+    evidence = replace(RUNNING, rejected=rejected)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
         assert decide(evidence, a_policy(), now).allowed == is_dead
         running, *_ = explain(evidence, a_policy(), now)
@@ -610,11 +610,11 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
         case _:
             pass
     unreadable = st.tuples(st.sampled_from(CLUSTER_RESOURCES), st.integers(-900, 0))
-    refused = draw(st.lists(unreadable, max_size=1))
+    rejected = draw(st.lists(unreadable, max_size=1))
     return some_evidence(
         vmi=a_vmi(migration=own),
         history=history,
-        refused=tuple((resource, NOW + since) for resource, since in refused),
+        rejected=tuple((resource, NOW + since) for resource, since in rejected),
     )
 
 

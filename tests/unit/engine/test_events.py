@@ -22,7 +22,7 @@ from tests.support.builders import NOW, a_vmi
 
 
 STUCK, ENDED, HELD = EventReason
-WRITTEN, EXISTING, REFUSED, UNREACHABLE, DROPPED = EventOutcome
+WRITTEN, EXISTING, REJECTED, UNREACHABLE, DROPPED = EventOutcome
 
 
 def a_diagnosis(**overrides: Any) -> Diagnosis:
@@ -235,16 +235,16 @@ def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
 
 
 def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
-    """An unwritten Event is tried again a minute later, unless the API server refused it."""
+    """An unwritten Event is tried again a minute later, unless the API server rejected it."""
     queue.note_blocked(a_vmi(), a_hold(), NOW)
 
     assert len(queue.write(NOW, UNREACHABLE)) == 1
     assert queue.write(NOW + PER_VMI - 1) == []
-    assert len(queue.write(NOW + PER_VMI, REFUSED)) == 1
+    assert len(queue.write(NOW + PER_VMI, REJECTED)) == 1
     assert queue.write(NOW + 600) == []
     queue.note_blocked(a_vmi(), a_hold(), NOW + 3000)
     assert len(queue.write(NOW + 3000, EXISTING)) == 1
-    assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REFUSED, EXISTING)}
+    assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
 
 
 def test_another_replica_takes_over(queue: Queue) -> None:

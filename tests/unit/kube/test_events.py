@@ -120,9 +120,11 @@ async def test_a_held_eviction() -> None:
         "metadata": {"namespace": "shop"},
         "eventTime": "2027-01-15T08:00:00.000000Z",
         "type": "Normal",
-        "reason": "EvictionHeld",
+        "reason": "EvictionBlocked",
         "action": "Evict",
-        "note": ("Eviction held: cooldown until 2027-01-15T08:30:01Z, migrations in the window: 2"),
+        "note": (
+            "Eviction blocked: cooldown until 2027-01-15T08:30:01Z, migrations in the window: 2"
+        ),
         "regarding": {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
@@ -149,7 +151,7 @@ async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
 
     (event,) = await api.after(0)
 
-    assert event["note"] == f"Eviction held: {reason}, {until}"
+    assert event["note"] == f"Eviction blocked: {reason}, {until}"
 
 
 async def test_a_series_has_another_name_and_a_count() -> None:
@@ -291,10 +293,10 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     ("error", "outcome"),
     [
         (Conflict("409"), EventOutcome.EXISTING),
-        (Denied("401"), EventOutcome.REFUSED),
-        (Forbidden("403"), EventOutcome.REFUSED),
-        (Absent("404"), EventOutcome.REFUSED),
-        (Unsupported("422"), EventOutcome.REFUSED),
+        (Denied("401"), EventOutcome.REJECTED),
+        (Forbidden("403"), EventOutcome.REJECTED),
+        (Absent("404"), EventOutcome.REJECTED),
+        (Unsupported("422"), EventOutcome.REJECTED),
         (Unreachable("500"), EventOutcome.UNREACHABLE),
         (Overloaded("429", 1.0), EventOutcome.UNREACHABLE),
         (Silent("nothing"), EventOutcome.UNREACHABLE),
@@ -302,7 +304,7 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
-    """Failed writes are counted, and repeated later unless the API server refused the Event."""
+    """Failed writes are counted, and repeated later unless the API server rejected the Event."""
     api = ServedApi(a_store(a_vmi()))
     for uid in ("u1", "u2"):
         api.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)

@@ -36,7 +36,7 @@ from exporter.kube.kubevirt import (
     Changed,
     Deleted,
     Failed,
-    Refused,
+    InvalidObject,
     parse_event,
     parse_object,
     parse_page,
@@ -543,7 +543,7 @@ def test_budgets(spec: Json, status: Json, budget: Json) -> None:
 # --- invalid objects
 
 
-REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
+INVALID: dict[str, tuple[Resource, Any, str, bool]] = {
     "no-uid": (Resource.VMIS, a_vmi_json(metadata={"uid": None}), "metadata.uid", True),
     "empty-uid": (Resource.VMIS, a_vmi_json(metadata={"uid": ""}), "metadata.uid", True),
     "no-name": (Resource.VMIS, a_vmi_json(metadata={"name": ""}), "metadata.name", False),
@@ -558,17 +558,17 @@ REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("resource", "value", "why", "named"), REFUSED.values(), ids=REFUSED)
-def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
+@pytest.mark.parametrize(("resource", "value", "why", "named"), INVALID.values(), ids=INVALID)
+def test_invalid_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
     """The error for an invalid object says what is wrong, and has the object's name if known."""
-    with pytest.raises(Refused) as listed:
+    with pytest.raises(InvalidObject) as listed:
         parse_object(resource, raw(value))
-    with pytest.raises(Refused) as watched:
+    with pytest.raises(InvalidObject) as watched:
         parse_event(resource, raw({"type": "MODIFIED", "object": value}))
-    for refusal in (listed.value, watched.value):
-        assert why in refusal.why
-        assert (refusal.name is not None) is named
-        assert (refusal.namespace == NAMESPACE) is named
+    for invalid in (listed.value, watched.value):
+        assert why in invalid.why
+        assert (invalid.name is not None) is named
+        assert (invalid.namespace == NAMESPACE) is named
 
 
 @pytest.mark.parametrize(
@@ -577,13 +577,13 @@ def test_refused_objects(resource: Resource, value: Any, why: str, *, named: boo
 def test_garbage(body: bytes) -> None:
     """Bytes that are not a valid object raise an error."""
     for resource in WHOLE:
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidObject):
             parse_object(resource, body)
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidObject):
             parse_event(resource, body)
-        with pytest.raises(Refused):
+        with pytest.raises(InvalidObject):
             parse_event(resource, b'{"type":"ADDED","object":' + body + b"}")
-    with pytest.raises(Refused, match="not a Kubernetes list"):
+    with pytest.raises(InvalidObject, match="not a Kubernetes list"):
         parse_page(body)
     assert parse_status_message(body) == ""
 
@@ -665,25 +665,25 @@ WRONG: tuple[Any, ...] = (
 
 
 def attempt(resource: Resource, body: bytes) -> list[Fact]:
-    """Parse the bytes in every way. Returns the facts; only `Refused` may be raised."""
+    """Parse the bytes in every way. Returns the facts; only `InvalidObject` may be raised."""
     facts = []
     lines = [b'{"type":"%s","object":%s}' % (kind, body) for kind in KINDS]
     for value in (body, msgspec.Raw(body)):
-        with suppress(Refused):
+        with suppress(InvalidObject):
             facts.append(parse_object(resource, value).fact)
     for line in (*lines, body):
-        with suppress(Refused):
+        with suppress(InvalidObject):
             event = parse_event(resource, line)
             if isinstance(event, Changed):
                 facts.append(event.fact)
-    with suppress(Refused):
+    with suppress(InvalidObject):
         parse_page(body)
     return facts
 
 
 @pytest.mark.parametrize("resource", WHOLE, ids=str)
 def test_every_wrong_type_in_every_place(resource: Resource) -> None:
-    """Any wrong value in any field raises only `Refused`."""
+    """Any wrong value in any field raises only `InvalidObject`."""
     whole = WHOLE[resource]
     assert len(attempt(resource, raw(whole))) == 4
     for path in leaves(whole):
@@ -694,7 +694,7 @@ def test_every_wrong_type_in_every_place(resource: Resource) -> None:
 
 @given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
 def test_mutated_objects(seed: int, resource: Resource) -> None:
-    """Several wrong values or changed bytes raise only `Refused`."""
+    """Several wrong values or changed bytes raise only `InvalidObject`."""
     rng = random.Random(seed)
     value: Any = WHOLE[resource]
     for _ in range(rng.randint(1, 4)):
@@ -792,11 +792,11 @@ def test_errors(value: Any, failed: Failed) -> None:
         pytest.param(raw("ADDED"), "not a watch event", id="no-event"),
     ],
 )
-def test_refused_events(line: bytes, why: str) -> None:
+def test_invalid_events(line: bytes, why: str) -> None:
     """A line that is not a valid event raises an error."""
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(InvalidObject) as invalid:
         parse_event(Resource.VMIS, line)
-    assert why in refusal.value.why
+    assert why in invalid.value.why
 
 
 # --- lists

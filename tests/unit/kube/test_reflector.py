@@ -155,7 +155,7 @@ async def test_refusals_with_events_between_them_do_not_add_up() -> None:
     lives = (one for _ in range(FINAL_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)
     assert watched.restarts[Restart.DENIED] == FINAL_AFTER_SYNC + 3
-    assert not watched.refused
+    assert not watched.rejected
     assert watched.lists == 1
 
 

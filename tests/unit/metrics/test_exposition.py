@@ -94,7 +94,7 @@ def a_view() -> View:
     for number, watched in enumerate(view.health.watched):
         watched.synced, watched.contact, watched.lists = True, NOW + number, 1 + number
     pods = view.health.of(Resource.PODS)[0]
-    pods.synced, pods.refused, pods.refused_objects = False, "403 no", 4
+    pods.synced, pods.rejected, pods.invalid_objects = False, "403 no", 4
     pods.restarts[Restart.DENIED] = 7
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
@@ -105,7 +105,7 @@ def a_view() -> View:
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
     counters.reviews = Counter(dict.fromkeys(ReviewOutcome, 0) | {ReviewOutcome.DENIED: 3})
-    counters.events = Counter({(EventReason.EVICTION_HELD, EventOutcome.WRITTEN): 5})
+    counters.events = Counter({(EventReason.EVICTION_BLOCKED, EventOutcome.WRITTEN): 5})
     view.health.certificates["query"] = NOW + 86_400
     return view
 
@@ -232,7 +232,7 @@ def test_each_policy_has_its_own_settings_and_vms() -> None:
 
 OF_RESOURCES = {
     *("synced", "permission_missing", "last_contact_timestamp_seconds", "objects"),
-    *("lists_total", "refused_objects_total"),
+    *("lists_total", "invalid_objects_total"),
 }
 BOUNDS = ("900.0", "1800.0", "3600.0", "7200.0", "14400.0", "21600.0", "+Inf")
 CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {

@@ -179,7 +179,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
     """After `stuck.migrationTimeout` a denied VM has a series with the time of its first denial."""
-    series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
+    series = 'kubevirt_vmi_eviction_denied_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     began = webhook.api.clock.instant
     for _ in range(9):

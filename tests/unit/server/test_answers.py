@@ -426,7 +426,7 @@ class TestStatus:
     def test_has_the_state_of_each_watch(self) -> None:
         """The status says for each watch whether it is synced or forbidden, and its last error."""
         health = some_health(
-            synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
+            synced=False, rejected="forbidden", trouble="cut", contact=None, invalid_objects=3
         )
         answer = status_of(health)
 
@@ -434,13 +434,13 @@ class TestStatus:
             resource=Resource.VMIMS,
             namespace=None,
             synced=False,
-            refused="forbidden",
+            rejected="forbidden",
             trouble="cut",
             contact_at=None,
-            refused_objects=3,
+            invalid_objects=3,
         )
         assert answer.resources[0].contact_at == answer.observed_at == to_datetime(NOW - 2)
-        assert (answer.resources[0].refused, answer.resources[0].trouble) == (None, None)
+        assert (answer.resources[0].rejected, answer.resources[0].trouble) == (None, None)
         assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
         assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
 

@@ -610,7 +610,7 @@ class TestReadiness:
         pods = api.health.of(Resource.PODS)[0]
         pods.synced = False
         waiting = await api.get("/readyz")
-        pods.refused = "403"
+        pods.rejected = "403"
         ready = await api.get("/readyz")
 
         assert (waiting.status, ready.status) == (503, 200)

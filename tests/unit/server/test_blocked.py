@@ -96,7 +96,7 @@ class TestRead:
         for namespace in "ab":
             scene.store.put(a_vmi(namespace=namespace, uid=namespace, migration=a_running_state()))
         fresh = read(scene.blocked, None)
-        lost.refused = "403 no"
+        lost.rejected = "403 no"
         stale = read(scene.blocked, None)
         scene.clock.instant = healthy.contact = NOW + 780.0
         silent = read(scene.blocked, None)

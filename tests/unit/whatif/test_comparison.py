@@ -67,7 +67,7 @@ def test_exceptions_are_listed() -> None:
     line = next(line for line in table.splitlines() if line.startswith("own  "))
     assert line.split() == ["own", "gold", "2", "0", "4", "shop/busy,", "shop/stuck"]
     names = ["shop/busy", "shop/stuck"]
-    counts = {"vms": 2, "firstVms": names, "allowed": 0, "refused": 4}
+    counts = {"vms": 2, "firstVms": names, "allowed": 0, "blocked": 4}
     told = [policy["overrides"] for policy in to_json(found)["policies"]]
     assert told == [[], [{"name": "gold", **counts}]]
 
@@ -122,11 +122,11 @@ def test_json_is_complete() -> None:
     assert ours["evictions"] == {
         "asked": 4,
         "allowed": 3,
-        "refused": {reason: int(reason is Reason.COOLDOWN) for reason in Reason},
+        "blocked": {reason: int(reason is Reason.COOLDOWN) for reason in Reason},
         "notAsked": 0,
     }
     assert none["migrations"]["perVm"]["counts"] == {"3": 1}
-    assert sum(ours["overTime"]["refused"]["bins"]) == 1
+    assert sum(ours["overTime"]["blocked"]["bins"]) == 1
     (stuck,) = ours["stuck"]["longest"]
     assert (stuck["name"], stuck["endedAt"], stuck["stuckBy"]) == ("stuck", None, ["age"])
     assert stuck["alertedAt"] == "2027-01-15T08:35:05Z"

@@ -158,13 +158,13 @@ def tale() -> Tale:
 class TestEvictions:
     """Which evictions a policy decides about, and what follows from the decision."""
 
-    def test_a_second_within_the_cooldown_is_refused(self, tale: Tale) -> None:
-        """An eviction within the cooldown is refused, and its migration does not happen."""
+    def test_a_second_within_the_cooldown_is_blocked(self, tale: Tale) -> None:
+        """An eviction within the cooldown is blocked, and its migration does not happen."""
         tale.evict(10)
         tale.evict(10 * MINUTE)
         ours, none = tale.played(HOUR, OURS, NONE).accounts
 
-        assert ours.refused == {Reason.COOLDOWN: 1}
+        assert ours.blocked == {Reason.COOLDOWN: 1}
         assert (ours.allowed, ours.migrations.ended) == (1, 1)
         assert (none.allowed, none.migrations.ended) == (2, 2)
 
@@ -234,7 +234,7 @@ class TestEvictions:
         assert (account.allowed, account.cooldown_seconds) == (2, 3 * MINUTE)
         short, unused = account.touched["short"], account.touched["unused"]
         assert (short.vms, short.first_vms) == (1, [f"{NAMESPACE}/{NAME}"])
-        assert (short.allowed, short.refused) == (2, 0)
+        assert (short.allowed, short.blocked) == (2, 0)
         assert unused == Touched("unused")
 
     def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
@@ -244,12 +244,12 @@ class TestEvictions:
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
         account = tale.account(HOUR, Contender(name="own", policy=Policy(overrides=(entry,))))
 
-        assert (account.refused[Reason.POLICY], account.others) == (1, 1)
-        assert (account.touched["no"].allowed, account.touched["no"].refused) == (0, 1)
+        assert (account.blocked[Reason.POLICY], account.others) == (1, 1)
+        assert (account.touched["no"].allowed, account.touched["no"].blocked) == (0, 1)
         assert account.migrations.ended == 1
 
     def test_an_update_of_kubevirt_refuses_all(self, tale: Tale) -> None:
-        """With the guard `platformUpdate` all evictions are refused while KubeVirt is updated."""
+        """With the guard `platformUpdate` all evictions are blocked while KubeVirt is updated."""
         updating = KubeVirtSettings(updating=True)
         tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
         tale.evict(10)
@@ -260,17 +260,17 @@ class TestEvictions:
         ours, own = tale.played(2 * HOUR, OURS, guarded).accounts
 
         assert (ours.allowed, own.allowed) == (2, 1)
-        assert own.refused == {Reason.PLATFORM_UPDATE: 1}
+        assert own.blocked == {Reason.PLATFORM_UPDATE: 1}
 
-    def test_a_refused_eviction_counts_towards_no_cooldown(self, tale: Tale) -> None:
-        """A refused eviction starts no cooldown."""
+    def test_a_blocked_eviction_counts_towards_no_cooldown(self, tale: Tale) -> None:
+        """A blocked eviction starts no cooldown."""
         tale.evict(10)
         for minutes in (5, 9, 13):
             tale.evict(minutes * MINUTE)
         tale.evict(20 * MINUTE)
         account = tale.account(HOUR)
 
-        assert (account.allowed, account.refused) == (2, {Reason.COOLDOWN: 3})
+        assert (account.allowed, account.blocked) == (2, {Reason.COOLDOWN: 3})
         assert account.migrations.ended == 2
 
     def test_the_first_list_has_no_evictions(self, tale: Tale) -> None:
@@ -289,8 +289,8 @@ class TestEvictions:
 
         assert tale.account(HOUR).asked == 2
 
-    def test_a_refused_evacuation_leaves_no_trace_of_its_failures(self, tale: Tale) -> None:
-        """Failed VMIMs of a refused evacuation are not counted."""
+    def test_a_blocked_evacuation_leaves_no_trace_of_its_failures(self, tale: Tale) -> None:
+        """Failed VMIMs of a blocked evacuation are not counted."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         for minutes in (6, 10, 15, 25):
@@ -301,7 +301,7 @@ class TestEvictions:
         assert (none.stuck.found, none.migrations.ended) == (1, 5)
 
     @pytest.mark.parametrize("late", [False, True], ids=["before", "after-its-vmi"])
-    def test_a_migration_by_hand_during_a_refused_evacuation_happens(
+    def test_a_migration_by_hand_during_a_blocked_evacuation_happens(
         self, tale: Tale, *, late: bool
     ) -> None:
         """A user's migration is counted, no matter if the VMIM or the changed VMI arrives first."""
@@ -314,7 +314,7 @@ class TestEvictions:
         assert tale.account(HOUR).migrations.ended == 2
 
     def test_a_decision_taken_back_hides_nothing(self, tale: Tale) -> None:
-        """If a VMIM shows that a refused eviction was a drain, the evacuation is counted."""
+        """If a VMIM shows that a blocked eviction was a drain, the evacuation is counted."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, fails=True)
@@ -326,13 +326,13 @@ class TestEvictions:
             tale.tell(9 * MINUTE + number, replace(failed, finished=True), Kind.ADDED)
         account = tale.account(HOUR)
 
-        assert (account.asked, account.others, account.refused.total()) == (1, 1, 0)
+        assert (account.asked, account.others, account.blocked.total()) == (1, 1, 0)
         assert (account.migrations.ended, account.migrations.failed) == (2, 1)
         assert account.stuck.longest[0].stuck_at == NOW + 9 * MINUTE + 1
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
     def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self, tale: Tale) -> None:
-        """A migration that ran before a refused eviction is counted."""
+        """A migration that ran before a blocked eviction is counted."""
         tale.attempt(10, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
@@ -342,18 +342,18 @@ class TestEvictions:
         tale.events.insert(marked, Recorded(NOW + 30, Kind.MODIFIED, Resource.VMIS, mark))
         account = tale.account(HOUR)
 
-        assert account.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
+        assert account.blocked == {Reason.MIGRATION_IN_PROGRESS: 1}
         assert account.migrations.ended == 1
 
-    def test_a_migration_after_a_refused_evacuation_happens(self, tale: Tale) -> None:
-        """A migration after a refused evacuation is counted, even if the recording has no VMIMs."""
+    def test_a_migration_after_a_blocked_evacuation_happens(self, tale: Tale) -> None:
+        """A migration after a blocked evacuation is counted, even if the recording has no VMIMs."""
         tale.evict(10)
         tale.evict(5 * MINUTE)
         tale.attempt(HOUR, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         account = tale.account(2 * HOUR)
 
-        assert (account.refused.total(), account.migrations.ended) == (1, 2)
+        assert (account.blocked.total(), account.migrations.ended) == (1, 2)
 
     def test_a_drain_is_recognized_if_its_vmim_arrives_first(self, tale: Tale) -> None:
         """A drain is recognized even if its VMIM arrives before the marker."""
@@ -363,10 +363,10 @@ class TestEvictions:
 
         assert tale.account(HOUR).others == 1
 
-    def test_a_vmim_before_a_refused_marker_is_hidden_again(self, tale: Tale) -> None:
+    def test_a_vmim_before_a_blocked_marker_is_hidden_again(self, tale: Tale) -> None:
         """A VMIM that arrives before the marker of its eviction does not block that eviction.
 
-        If the eviction is refused, the migration is not counted.
+        If the eviction is blocked, the migration is not counted.
         """
         tale.evict(10)
         for minutes in (5, 40):
@@ -374,7 +374,7 @@ class TestEvictions:
             _swap_marker_and_vmim(tale)
         account = tale.account(HOUR)
 
-        assert account.refused == {Reason.COOLDOWN: 1}
+        assert account.blocked == {Reason.COOLDOWN: 1}
         assert account.migrations.ended == 2
 
     def test_the_guards_refuse_what_the_reference_allows(self, tale: Tale) -> None:
@@ -383,8 +383,8 @@ class TestEvictions:
         tale.mark(20)
         ours, reference = tale.played(HOUR, OURS, BUILTIN["reference"]).accounts
 
-        assert ours.refused == {Reason.MIGRATION_IN_PROGRESS: 1}
-        assert reference.refused == {}
+        assert ours.blocked == {Reason.MIGRATION_IN_PROGRESS: 1}
+        assert reference.blocked == {}
 
     def test_two_vmims_with_one_uid_are_no_failure(self, tale: Tale) -> None:
         """Two VMIMs with the same UID, which no real cluster has, are no error."""
@@ -406,7 +406,7 @@ class TestEvictions:
         tale.evict(8 * MINUTE)
         found = tale.played(HOUR)
 
-        assert (found.accounts[0].allowed, found.accounts[0].refused.total()) == (2, 1)
+        assert (found.accounts[0].allowed, found.accounts[0].blocked.total()) == (2, 1)
         assert found.vms == 2
 
 
@@ -636,7 +636,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
         if isinstance(event.fact, Vmi) and event.fact.migration and event.fact.migration.ended
     ]
 
-    assert none.refused.total() == 0
+    assert none.blocked.total() == 0
     assert none.migrations.ended == len({e.fact.migration.uid for e in real})  # type: ignore[union-attr]
     assert none.asked + none.others == ours.asked + ours.others
     assert reference.others == ours.others == recommended.others == none.others
@@ -645,7 +645,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
         moves = sum(each * vms for each, vms in account.migrations.per_vm.items())
         assert moves == account.migrations.ended
         assert sum(account.allowed_over_time.bins) == account.allowed
-        assert sum(account.refused_over_time.bins) == account.refused.total()
+        assert sum(account.blocked_over_time.bins) == account.blocked.total()
         assert sum(account.cooling_over_time.bins) == pytest.approx(account.cooldown_seconds)
 
 

@@ -353,7 +353,7 @@ class TestPrivacy:
         """The page has no name and no namespace of a VM."""
         health = a_health(
             Watched(Resource.VMIS, "secret-ns", synced=synced, contact=NOW),
-            Watched(Resource.PODS, "secret-ns", refused="no pods in secret-ns"),
+            Watched(Resource.PODS, "secret-ns", rejected="no pods in secret-ns"),
             Watched(Resource.VMIMS, "secret-ns", synced=True, trouble="cut in secret-ns"),
         )
         vmis = (
@@ -365,7 +365,7 @@ class TestPrivacy:
 
         assert b"secret" not in msgspec.json.encode(model)
         assert b"secret" in msgspec.json.encode(build_model(service))
-        assert [one.resource for one in model.status.resources if one.refused] == [Resource.PODS]
+        assert [one.resource for one in model.status.resources if one.rejected] == [Resource.PODS]
         assert bool(model.status.waiting_for) is not synced
         assert (model.nodes.total > 0) is synced
 

@@ -150,7 +150,7 @@ class TestTrust:
     def test_a_missing_permission_has_its_consequence(self) -> None:
         """A missing permission is shown with its consequence and the API server's message."""
         health = a_health()
-        health.of(Resource.PODS)[0].refused = "403 <no>"
+        health.of(Resource.PODS)[0].rejected = "403 <no>"
         page = shown(make_service(health=health))
 
         assert page.text("verdict").startswith("Mostly healthy. Synced")
@@ -158,21 +158,21 @@ class TestTrust:
             "May not read pods. Missing: the guard evacuations, diverged evacuations, and the"
             " states that depend on pods. in the cluster: 403 <no>"
         )
-        assert "refused" in page.text("watch-pods")
+        assert "rejected" in page.text("watch-pods")
 
     def test_a_resource_has_one_line_for_all_namespaces(self) -> None:
         """A resource has one line for all namespaces, with its counts, contact and error."""
         health = a_health(
             Watched(Resource.VMIS, "shop", synced=True, contact=NOW),
             Watched(Resource.VMIS, "bank", synced=True, contact=NOW - 5),
-            Watched(Resource.PODS, "shop", refused="403 no"),
+            Watched(Resource.PODS, "shop", rejected="403 no"),
             Watched(Resource.PODS, "bank", synced=True, contact=NOW, trouble="slow"),
         )
         page = shown(make_service(health=health))
 
         assert page.text("loss-pods").endswith("shop: 403 no")
         assert page.text("watch-virtualmachineinstances").endswith("synced 5 s ago 07:59:55 UTC")
-        assert "1 of 2 namespaces synced, 1 refused slow now" in page.text("watch-pods")
+        assert "1 of 2 namespaces synced, 1 rejected slow now" in page.text("watch-pods")
 
     def test_the_stored_history_is_shown(self) -> None:
         """The stored history is shown with its place, writer and faults."""
@@ -345,7 +345,7 @@ class TestSafety:
     def test_a_hostile_name_is_text(self) -> None:
         """Malicious names, nodes, UIDs and messages create no element or attribute."""
         health = a_health()
-        health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], refused=HOSTILE[1]))
+        health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], rejected=HOSTILE[1]))
         plain = shown(busy_service())
         facts = [
             fact
