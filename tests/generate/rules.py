@@ -30,7 +30,7 @@ CASES = sorted((Path(__file__).parents[1] / "alerts").glob("*.yaml"))
 
 _HEAD = """\
 # Derived from rules.yaml by `make rules`: edit that file. The labels are those of KubeVirt's own
-# PrometheusRule; add what your Prometheus selects rules by.
+# PrometheusRule. Add the labels by which your Prometheus selects rules.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
