@@ -1,8 +1,8 @@
 """Renders the folders of `deploy/`, and writes the files there that are derived from others.
 
 `python -m tests.generate.manifests` (`make manifests`) writes the version into each file that has
-it. It also writes the copy of the descheduler's policy, the table of our chart's values, and the
-values for the descheduler's chart that are also in the sidecar overlay.
+it. It also writes the copy of the descheduler's policy, and the table of our chart's values. For
+the descheduler's chart it writes the values that the sidecar overlay has, too.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Builds the files of a release. The same commit always results in the same bytes.
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
-distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
-checksums of all files that are then in the folder. `--check` (`make release-check`) fails if a base
+distribution, the chart, install.yaml, and the rules with runbook URLs of this version. It also
+writes the checksums of all files in the folder. `--check` (`make release-check`) fails if a base
 image is not pinned by its digest. The images, signatures and attestations are made by
 .github/workflows/release.yaml, which needs a registry.
 """
