@@ -1,7 +1,7 @@
 """`python -m exporter`: runs the command, handles signals and returns the exit code.
 
-Modules that take long to import are imported inside `main`, so that a signal during the import is
-handled too.
+Modules that take long to import are imported inside functions, so that a signal during the import
+is handled too.
 """
 
 import signal
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TerminatedBySignal(KeyboardInterrupt):
-    """SIGTERM, which ends the program as Ctrl-C does until a command has its own handler."""
+    """SIGTERM ends the program like Ctrl-C, until a command installs its own handler."""
 
 
 def main() -> int:
@@ -84,7 +84,7 @@ def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant
 
 
 def demo(arguments: "argparse.Namespace") -> int:
-    """The command `demo`: the exporter and the simulated cluster that it watches."""
+    """Run the command `demo`: the exporter and the simulated cluster that it watches."""
     import asyncio
     from datetime import UTC, datetime
 
@@ -148,7 +148,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
     )
 
     if arguments.log_level is None and settings.log.level == LogSettings().level:
-        # One log line a second would bury the greeting.
+        # A log line every second would hide the greeting.
         settings = replace(settings, log=replace(settings.log, level="warning"))
     shortened = read_settings(shorten_settings(arguments.speed))
     if settings.policy == Policy():

@@ -145,7 +145,7 @@ async def run(
                 log.info("stopping")
                 service.close()
                 # Meanwhile each admission answer closes its connection, so that the API server
-                # goes to another replica before its idle connections are closed.
+                # connects to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
                 await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
 

@@ -192,7 +192,7 @@ class Counters:
         """Drop the counts of a node and a namespace `BLOCKS_KEPT_FOR` after their last block.
 
         `vmis` are the namespaces and names of all VMIs. If the node and the namespace still have
-        VMIs, the counts are kept for as long again.
+        VMIs, the counts are kept for another `BLOCKS_KEPT_FOR`.
         """
         old = {pair for pair, at in self.blocked_at.items() if now - at >= BLOCKS_KEPT_FOR}
         if not old:

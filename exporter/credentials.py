@@ -1,6 +1,6 @@
-"""What our HTTP clients share: checks of URLs, tokens, CAs, client certificates and errors.
+"""Shared by our HTTP clients: checks of URLs, tokens, CAs and client certificates, and errors.
 
-Messages name the option that helps, and never repeat a password.
+Error messages name the option that helps, and never contain a password.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class InvalidEndpoint(CannotAsk):
 def check_url(url: str, expected: str, *, with_token: bool) -> None:
     """Raises `InvalidEndpoint` if a URL is invalid, or would expose a token.
 
-    `expected` says in the message what a valid URL is.
+    `expected` describes a valid URL in the message.
     """
     try:
         parts = urlsplit(url)
@@ -80,7 +80,7 @@ def describe(error: BaseException) -> str:
 
 
 def _invalid(url: str, fault: str) -> InvalidEndpoint:
-    """The error of a URL. It omits a URL with an @, because a password may be before the @."""
+    """The error for an invalid URL. It omits a URL with an @, because it may contain a password."""
     return InvalidEndpoint(_URL_IS_VISIBLE if "@" in url else f"{url}: {fault}")
 
 
@@ -95,5 +95,5 @@ def is_loopback(host: str) -> bool:
 
 
 def no_password() -> str:
-    """For an encrypted key: without this, OpenSSL would prompt on the terminal."""
+    """Give no password for an encrypted key, so that OpenSSL does not prompt on the terminal."""
     return ""

@@ -1,7 +1,7 @@
 """The health of the exporter: the state of each watch and of the stored history.
 
-Plain values, written by the watches and by the writer of the history, read by the API, the metrics
-and the probes.
+These are plain values. The watches and the writer of the history set them; the API, the metrics and
+the probes read them.
 """
 
 from collections import Counter
@@ -93,7 +93,7 @@ def list_watches(
 
 
 class HistoryFault(StrEnum):
-    """A fault of the stored history; each is counted, none ends the program."""
+    """A fault of the stored history. Every fault is counted, and no fault ends the program."""
 
     DAMAGED = "damaged"
     UNKNOWN_VERSION = "unknown_version"
@@ -109,8 +109,8 @@ class HistoryHealth:
 
     `may_write`: whether this process writes it. `loaded`: whether the history that was stored at
     our start has been merged. `find_unwritten`: when the oldest unwritten change was made, or None.
-    `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when
-    this process last saw that all was written. The history has `vmis` VMIs in `size` bytes.
+    `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when this
+    process last saw that every change was written. The history has `vmis` VMIs in `size` bytes.
     """
 
     may_write: Callable[[], bool] = lambda: False
@@ -125,10 +125,11 @@ class HistoryHealth:
 
 @dataclass
 class Health:
-    """All watches, and the ages at which their evidence turns stale and dead.
+    """All watches, and the ages at which their evidence becomes stale and dead.
 
-    `stale_after` counts from the last contact, `dead_after` from turning stale. `history` is
-    None if no history is stored. `certificates`: when the certificate of each TLS listener expires.
+    `stale_after` counts from the last contact, `dead_after` from the time at which the evidence is
+    stale. `history` is None if no history is stored. `certificates`: when the certificate of each
+    TLS listener expires.
     """
 
     stale_after: Seconds
@@ -151,14 +152,14 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether VMIs are synced in at least one namespace, and all else is synced or refused.
+        """Whether VMIs are synced in at least one namespace, and nothing else is awaited.
 
         Nodes and budgets do not count, because no verdict needs them.
         """
         return any(one.synced for one in self.of(_VMIS)) and not self.waiting_for()
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
-        """The last contact of the watch of this namespace; None: not watched or not synced."""
+        """The last contact of the watch of this namespace; None if not watched or not synced."""
         synced = (one for one in self.of(resource) if one.synced)
         return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
 
@@ -171,7 +172,7 @@ class Health:
         )
 
     def waiting_for(self) -> list[str]:
-        """What is not ready yet, in words: watches, or else the stored history."""
+        """The names of the watches that are not ready yet, or else of the stored history."""
         waiting = [_place(one) for one in self.watched if one.is_awaited]
         is_loaded = self.history is None or self.history.loaded
         if waiting or is_loaded or self.is_refused(Resource.CONFIGMAPS):
@@ -249,7 +250,7 @@ class Health:
         return Contacts(everywhere, in_namespace)
 
     def read_conditions(self, store: Store, stuck: StuckPolicy, now: Instant) -> Conditions:
-        """What a diagnosis at `now` needs besides the evidence of the VMI."""
+        """The conditions that diagnoses at `now` need besides the evidence of the VMIs."""
         dead, contacts = self.find_dead(now), self.find_contacts()
         return read_conditions(store, stuck, dead, now, contacts, seen=self.find_optional(now))
 

@@ -1,4 +1,4 @@
-"""Logging: readable lines on a terminal, JSON elsewhere."""
+"""Logs readable lines on a terminal, and JSON elsewhere."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ log = structlog.stdlib.get_logger()
 
 
 class Trouble:
-    """The present problem with one thing. Logs a warning if the problem changes."""
+    """The present problem with one object or peer. Logs a warning if the problem changes."""
 
     def __init__(self, event: str, **place: object) -> None:
         self._event = event

@@ -10,7 +10,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _AGES: Seconds = 100 * 365 * 86_400.0
 FIRST_INSTANT = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""The last instant that we can write; a time zone can make an instant later than this."""
+"""The last instant that we can write; an instant with a time zone can be later in UTC."""
 
 
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:
@@ -60,10 +60,10 @@ def to_optional_datetime(instant: Instant | None) -> datetime | None:
 
 @lru_cache(maxsize=2**14)
 def to_release(instant: Instant) -> datetime:
-    """`to_datetime`, rounded up: a caller that comes back at this time is not too early.
+    """`to_datetime`, rounded up: a caller that asks again at this time is not too early.
 
-    Cached: every verdict during a cooldown has this instant. Without the cache this would take 0.6
-    of the 6.8 us for a verdict.
+    The results are cached, because every verdict during a cooldown has this instant. Without the
+    cache, this would take 0.6 of the 6.8 us for a verdict.
     """
     moment = to_datetime(instant)
     early = moment.timestamp() < instant <= LAST_INSTANT

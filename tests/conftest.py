@@ -1,4 +1,4 @@
-"""Fixtures for all tests, the report of long proofs with their sizes, and the mark `quick`."""
+"""Fixtures for all tests, the summary of long tests with their sizes, and the mark `quick`."""
 
 import inspect
 import os
@@ -13,13 +13,14 @@ from hypothesis import Phase, settings
 from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_stage
 
 
-# The background job of a script ignores Ctrl-C, and programs that a test starts would inherit that.
+# A background job of a script ignores SIGINT, and programs that a test starts would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The servers in Go then need a sixth less CPU time, and twice the memory.
+# With these two, the servers in Go need a third less CPU time, but twice the memory.
 os.environ.setdefault("GOGC", "300")
+os.environ.setdefault("GOMAXPROCS", "1")
 
-# Only `make e2e` and `make vms` run these, which need root, containerd and built images.
+# These tests need root, containerd and built images. Only `make e2e` and `make vms` run them.
 collect_ignore = ["e2e", "vms"]
 
 QUICK = ("unit", "docs", "support")
@@ -44,7 +45,7 @@ no worker has one of them left at the end."""
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
-# Any failing example is enough to notice a mutant: none is made smaller.
+# Any failing example is enough to notice a mutant, so no example is made smaller.
 settings.register_profile(
     "mutants", settings.get_profile("test"), phases=[Phase.explicit, Phase.generate]
 )
@@ -108,7 +109,7 @@ def prove(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the results of the long proofs, with their sizes."""
+    """Print the results of the long tests, with their sizes."""
     terminalreporter.section("proven, with sizes")
     for report in terminalreporter.getreports("passed"):
         for name, line in report.user_properties:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_DAYS = 3650
-"""The longest scenario, in days: the calendar ends with the year 9999."""
+"""The longest scenario, in days. Without a limit, its dates could pass the year 9999."""
 MAX_VMS = 20_000
 """The most VMs of the demo: more take minutes to create."""
 
@@ -49,14 +49,14 @@ def make_parser() -> argparse.ArgumentParser:
         "status",
         "Does this exporter work, what is stuck, which VMs are blocked?",
         "status",
-    ).add_argument("--all", action="store_true", help="every row of each list, not 20")
+    ).add_argument("--all", action="store_true", help="show every row of each list, not only 20")
     node = _add_asking(
         commands, "node", "Can this node be emptied, and what would a drain do?", "node node-1"
     )
     node.add_argument(
         "node", type=_node, nargs="?", metavar="NAME", help="the node's name (default: all nodes)"
     )
-    node.add_argument("--all", action="store_true", help="every row of each list, not 20")
+    node.add_argument("--all", action="store_true", help="show every row of each list, not only 20")
     node.add_argument(
         "--watch", action="store_true", help="with NAME: follow its drain until it is over"
     )
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     made = demo.add_argument_group("the simulated cluster")
     _add_seed(made)
     made.add_argument(
-        "--speed", type=_speed, default=1.0, metavar="X", help="times faster (default: 1)"
+        "--speed", type=_speed, default=1.0, metavar="X", help="run X times faster (default: 1)"
     )
     made.add_argument(
         "--vms",
@@ -103,8 +103,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--evictor",
         choices=("plugin", "webhook", "none"),
         default="plugin",
-        help="the descheduler asks for verdicts (plugin), the admission webhook denies its"
-        " evictions (webhook), or nothing stops it (none) (default: plugin)",
+        help="plugin: the descheduler asks for verdicts; webhook: the admission webhook denies its"
+        " evictions; none: nothing blocks its evictions (default: plugin)",
     )
     return parser
 
@@ -131,7 +131,7 @@ def _add_record(commands: "_Commands") -> None:
     parser = _add_command(
         commands,
         "record",
-        "Record the cluster to a file that `replay` plays.",
+        "Record the cluster to a file that `replay` can read.",
         "record --output cluster.ndjson.gz --for 168h",
     )
     _add_file(
@@ -170,8 +170,8 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, ours, recommended, none, or a name for the policy: and stuck: of a"
-        " configuration file; can be repeated (default: the first four)",
+        help="reference, ours, recommended or none; with =FILE, a name for the policy: and stuck:"
+        " of this configuration file; can be repeated (default: the first four)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")
@@ -198,13 +198,13 @@ def _add_replay(commands: "_Commands") -> None:
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
-    scenario = parser.add_argument_group("instead of a cluster: a made-up one")
+    scenario = parser.add_argument_group("instead of a cluster: a simulated one")
     scenario.add_argument(
         "--scenario", choices=("week-pilot",), help="ten nodes, 148 VMs, a week from Monday on"
     )
     _add_seed(scenario)
     scenario.add_argument(
-        "--days", type=_days, default=7.0, metavar="X", help="how long (default: 7)"
+        "--days", type=_days, default=7.0, metavar="X", help="its length (default: 7)"
     )
 
 
@@ -213,7 +213,7 @@ def _add_asking(
 ) -> argparse.ArgumentParser:
     """Add a command that queries a running exporter."""
     parser = _add_command(commands, name, summary, example)
-    parser.add_argument("--json", action="store_true", help="print the API's own answer")
+    parser.add_argument("--json", action="store_true", help="print the answer of the API")
     asked = parser.add_argument_group("the exporter to query")
     asked.add_argument(
         "--url",
@@ -245,8 +245,8 @@ def _add_file(group: "_Group", name: str, help_: str, **how: Any) -> None:
 def _add_shared(parser: argparse.ArgumentParser) -> "_Group":
     """Add the options of the main job that some commands have too.
 
-    They have no default. So a value that is given before the command counts unless the option is
-    given again after it.
+    They have no default. So a value before the command counts, unless the option is given again
+    after the command.
     """
     group = parser.add_argument_group("configuration")
     _add_file(
@@ -280,7 +280,7 @@ def _add_kubeconfig(group: "_Group") -> None:
 
 
 def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Wrap a parser so that argparse prints its message; it hides the text of a ValueError."""
+    """Wrap a parser so that argparse prints its message, because it hides that of a ValueError."""
 
     def parse_argument(text: str) -> T:
         try:
@@ -294,7 +294,7 @@ def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
 @_with_message
 def _vmi(text: str) -> tuple[str, str]:
     namespace, _, name = text.partition("/")
-    dots = {".", ".."}  # in a URL they would lead to another path
+    dots = {".", ".."}  # in a URL, these would change the path
     valid = namespace and name and "/" not in name and not {namespace, name} & dots
     if not valid or not text.isprintable():
         raise ValueError(f"{text!r}: expected NAMESPACE/NAME")

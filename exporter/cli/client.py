@@ -112,7 +112,7 @@ class Exporter:
         try:
             async with self._session.get(
                 endpoint.base + path,
-                # Read for each request: tokens are rotated.
+                # The token is read for each request, because tokens are rotated.
                 headers=read_token(endpoint.token_file),
                 allow_redirects=False,
             ) as response:

@@ -130,7 +130,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
         parts.append(f"one every {write_span(round(drain.seconds_per_vmi))}, about {left} to go")
     else:
         idle = (as_of - (drain.last_left_at or drain.since)).total_seconds()
-        parts.append(f"nothing has left for {write_span(round(idle), units=2)}")
+        parts.append(f"no VM has left for {write_span(round(idle), units=2)}")
     return ", ".join(parts)
 
 
@@ -138,7 +138,7 @@ def write_bound(answer: DrainAnswer) -> str:
     """The lower bound and how it is computed from the last durations of the VMs that migrate.
 
     If KubeVirt's limits are reached, the answer does not say which VMs migrate and which wait. Then
-    the parallel limit may not fit the numbers, and is left out.
+    the number of parallel migrations may not be a whole number, and is left out.
     """
     bound = answer.at_least_seconds
     moved = [one for one in answer.candidates if one.outcome in MOVED]
@@ -153,7 +153,7 @@ def write_bound(answer: DrainAnswer) -> str:
         text += f"the last migrations took {write_span(sum(known))} in all"
         parallel = sum(known) / bound
         if abs(parallel - round(parallel)) < 0.01:
-            text += f", and KubeVirt runs at most {round(parallel)} at once out of a node"
+            text += f", and KubeVirt runs at most {round(parallel)} at once from a node"
     unknown = len(starting) - len(known)
     if unknown:
         text += f". VMs left out, because no migration of theirs is known: {unknown}"

@@ -69,7 +69,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if not evacuation.stuck:
             _list_action(sheet, evacuation, vmi.as_of)
         if evacuation.cancel is not None and evacuation.cancel.command != evacuation.command:
-            sheet.rows([("to cancel it (KubeVirt 1.7), unless it has turned post-copy, run",)])
+            sheet.rows([("to cancel it (KubeVirt 1.7, and not in post-copy), run",)])
             sheet.command(evacuation.cancel.command)
         others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
@@ -142,7 +142,7 @@ def _doubts(vmi: VmiAnswer) -> list[str]:
         doubts.append(f"no contact with the API server{since}: this may be out of date.")
     if vmi.unreadable_since is not None:
         since = write_past(vmi.unreadable_since, vmi.as_of)
-        doubts.append(f"its VMI, VMIM or pod cannot be read any more since {since}: see the log.")
+        doubts.append(f"its VMI, VMIM or pod has been unreadable since {since}: see the log.")
     for resource, why in vmi.blind_spots.items():
         doubts.append(f"{resource} cannot be watched: {why}.")
     return doubts

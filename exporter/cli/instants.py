@@ -7,7 +7,7 @@ from exporter.text import write_instant, write_span
 
 
 def write_release(moment: datetime, as_of: datetime) -> str:
-    """The instant of a VM's release, rounded up to whole seconds, and its distance."""
+    """The instant of a VM's release, rounded up to whole seconds, and how far away it is."""
     return f"{write_instant(math.ceil(moment.timestamp()))} ({write_distance(moment, as_of)})"
 
 

@@ -147,7 +147,7 @@ def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
     spare = room - sum(widths) - GAP * (len(columns) - 1)
     if spare < 0:
         return []
-    # Columns that lack the least width get it first, so that only the longest texts wrap.
+    # Columns that need the least extra width get it first, so that only the longest texts wrap.
     for number in sorted(range(len(columns)), key=lambda one: wanted[one] - widths[one]):
         more = min(spare, wanted[number] - widths[number])
         widths[number] += more

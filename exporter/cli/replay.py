@@ -68,7 +68,7 @@ def replay(
 ) -> Exit:
     """`replay`: print what these policies would have done. Raises `InvalidSettings`.
 
-    `simulate` gives the scenario's lines, its beginning and its length.
+    `simulate` returns the scenario's lines, its beginning and its length.
     """
     began = timer()
     contenders = choose_contenders(arguments.policy)
@@ -188,7 +188,7 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     """
     replay = Replay(contenders)
     with _progress(errors) as progress:
-        task = progress.add_task("playing", total=source.whole, status="")
+        task = progress.add_task("replaying", total=source.whole, status="")
         try:
             for event in source.events:
                 replay.take(event)
@@ -267,7 +267,7 @@ def _open_source(
     arguments: argparse.Namespace,
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
 ) -> Iterator[Input]:
-    """Raises `InvalidSettings` unless the arguments name exactly one complete source."""
+    """Open the source. Raises `InvalidSettings` unless the arguments name exactly one."""
     given = (arguments.file, arguments.scenario, arguments.prometheus)
     if sum(source is not None for source in given) != 1:
         raise InvalidSettings(["expected one of FILE, --scenario and --prometheus"])

@@ -111,7 +111,7 @@ def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
 
 def _history(history: HistoryStatus | None, as_of: datetime) -> str:
     if history is None:
-        return "none: after a restart only what the cluster still shows is known"
+        return "none: after a restart, only migrations that are still in the cluster are known"
     state = "written by this process" if history.writes else "written by another replica"
     if history.unwritten_since is not None:
         state += f", unwritten changes since {write_past(history.unwritten_since, as_of)}"

@@ -1,7 +1,7 @@
-"""A simulated KubeVirt cluster to try the exporter on, with a descheduler that queries it.
+"""A simulated KubeVirt cluster for trying the exporter, with a descheduler that queries it.
 
-This package imports nothing else of the exporter, so the model of KubeVirt and the exporter's
-reading of KubeVirt cannot share a mistake.
+This package imports nothing else from the exporter, so a mistake about KubeVirt in the exporter is
+not repeated in the simulation.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ users: [{{name: demo, user: {{}}}}]
 class Demo:
     """A simulated cluster: `async with Demo(clock) as demo` builds it and serves it at `demo.url`.
 
-    `run` then lets its time pass. `progress` is called with the number of VMs built so far.
+    `run` then advances its time. `progress` is called with the number of VMs built so far.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Demo:
 
     @property
     def example(self) -> tuple[str, str]:
-        """Namespace and name of a VM for examples: the first one, which moves often."""
+        """Namespace and name of a VM for examples: the first one, which migrates often."""
         vm = self.scenario.vms[0]
         return vm.namespace, vm.name
 
@@ -131,7 +131,7 @@ class Demo:
             return f"(none could be written: {error})"
 
     async def build(self, stop: asyncio.Event) -> None:
-        """Create the VMs and let their past happen. Ends early if `stop` is set."""
+        """Create the VMs and simulate their past. Returns early if `stop` is set."""
         for built, _ in enumerate(self.scenario.populate(self.cluster), 1):
             if built % BATCH == 0:
                 self._progress(built)

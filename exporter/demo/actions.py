@@ -23,7 +23,7 @@ class ActionQueue:
         """When the action of each key is due."""
 
     def after(self, seconds: float, action: Action, key: str = "") -> None:
-        """Queue an action in some seconds, divided by the speed."""
+        """Queue an action that is due after `seconds`, divided by the speed."""
         self.at(self.now + timedelta(seconds=seconds / self._speed), action, key)
 
     def at(self, due: datetime, action: Action, key: str = "") -> None:
@@ -36,7 +36,7 @@ class ActionQueue:
         heapq.heappush(self._heap, (due, next(self._order), key, action))
 
     def pop(self, until: datetime) -> Action | None:
-        """Take the next action due until then, and set the clock to its instant."""
+        """Take the next action that is due by `until`, and set the clock to its instant."""
         while self._heap and self._heap[0][0] <= until:
             due, _, key, action = heapq.heappop(self._heap)
             if key:
@@ -49,5 +49,5 @@ class ActionQueue:
         return None
 
     def advance(self, to: datetime) -> None:
-        """Set the clock, never back."""
+        """Set the clock, but never to an earlier time."""
         self.now = max(self.now, to)

@@ -1,7 +1,7 @@
 """The simulated API server: get, list, watch and write over real HTTP.
 
-Where it must choose, it does what kube-apiserver 1.37 does. Comments name the functions of
-`k8s.io/apiserver` that define the behaviour.
+If the API leaves a choice, this server does what kube-apiserver 1.37 does. Comments name the
+functions of `k8s.io/apiserver` that define the behaviour.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GZIP_FROM_BYTES = 128 * 1024
 class SimulatedApiServer:
     """`async with SimulatedApiServer(store) as server` serves the store at `server.url`.
 
-    Leaving the block breaks open watches off, as a kill would. To restart the server, create a new
-    one with the same store and port.
+    At the end of the block, open watches are aborted, as if the server were killed. To restart the
+    server, create a new one with the same store and port.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SimulatedApiServer:
             raise
         self.port = runner.addresses[0][1]
         self._runner = runner
-        # A server that starts lists etcd afresh: a watch from an earlier version gets 410.
+        # A new server has an empty watch cache, so a watch from an earlier version gets 410.
         self.store.expire()
         self.store.listeners.add(self._wake_streams)
         return self

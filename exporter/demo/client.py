@@ -47,7 +47,7 @@ class Client:
         return [migration for migration in found if migration is not None]
 
     def pods(self, vmi: Object) -> list[Object]:
-        """The pods of a VMI, without those of an earlier VMI of that name."""
+        """The pods of a VMI, without those of an earlier VMI with the same name."""
         keys = self._keys[PODS].get(objects.key(vmi), {})
         found = [self.store.find(PODS, *key.split("/")) for key in keys]
         uid = vmi["metadata"]["uid"]
@@ -58,7 +58,7 @@ class Client:
         self.store.delete(resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
 
     def write(self, resource: ApiResource, before: Object, after: Object) -> None:
-        """Write what differs: first the status subresource in its own request, as KubeVirt does."""
+        """Write the differences, the status subresource first in its own request, like KubeVirt."""
         after = objects.changed(after, lambda obj: obj["metadata"].pop("resourceVersion", None))
         if resource.status and after.get("status") != before.get("status"):
             self.store.update(resource, after, subresource=True)

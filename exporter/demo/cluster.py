@@ -25,7 +25,7 @@ from exporter.demo.webhooks import Eviction
 
 
 class Cluster:
-    """A cluster with its store; `step` lets its time pass."""
+    """A cluster with its store; `step` advances its time."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Cluster:
         return self._queue.now
 
     def step(self, now: datetime, most: int | None = None) -> bool:
-        """Let everything happen that is due, at most `most` actions; False if some are left."""
+        """Run the actions that are due, at most `most` of them; False if some are left."""
         self._observe()
         done = 0
         while action := self._queue.pop(now):
@@ -76,7 +76,7 @@ class Cluster:
         return True
 
     def after(self, seconds: float, action: Action) -> None:
-        """Do something in some seconds, divided by the speed."""
+        """Run an action after `seconds`, divided by the speed."""
         self._queue.after(seconds, action)
 
     # Callers: users, operators, the descheduler
@@ -84,7 +84,7 @@ class Cluster:
     def create_vmi(self, vmi: Object) -> Object:
         """Create a VMI, as a user does."""
         created = self.store.create(VMIS, vmi)
-        # Observed at once: many VMIs would not fit into the window of changes.
+        # Changes are read at once, because those of many VMIs would not fit into the window.
         self._observe()
         return created
 

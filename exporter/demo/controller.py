@@ -1,6 +1,6 @@
 """What virt-controller decides: evacuations, a VMIM's phases, backoff, garbage collection.
 
-Pure ports of KubeVirt's functions: from the objects of one reconcile to the writes it makes.
+Pure ports of KubeVirt's functions: they turn the objects of one reconcile into its writes.
 virt-api is in `webhooks.py`; virt-handler, kubelet and scheduler are in `node.py`.
 """
 
@@ -35,7 +35,7 @@ class Rules:
     per_cluster: int = objects.PARALLEL_PER_CLUSTER
     per_node: int = objects.PARALLEL_OUTBOUND_PER_NODE
     leaves_zombies: bool = False
-    """Bug #18087: if a target pod is lost once its ports are published, the VMI gets no end."""
+    """Bug #18087: if a target pod with published ports is lost, the VMI gets no `endTimestamp`."""
 
     def wait(self, built_in: timedelta) -> timedelta:
         """One of KubeVirt's waits, shortened."""
@@ -70,7 +70,7 @@ class MigrationView:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What one reconcile writes; an object without a difference is not written."""
+    """What one reconcile writes; an unchanged object is not written."""
 
     migration: Object | None = None
     vmi: Object | None = None
@@ -154,7 +154,7 @@ def _copy_ready(vmi: Object, pod: Object, now: datetime) -> None:
 
 
 def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
-    """The marks of the VMI's current pod (`lifecycle.go: sync`, `descheduler.go`).
+    """The VMI's current pod, as virt-controller marks it (`lifecycle.go: sync`, `descheduler.go`).
 
     A target pod has the label of the source's node until the VMI is there. The pod's readiness
     gate is met as soon as its VM runs.
@@ -202,7 +202,7 @@ def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Wri
         return Writes(migration=_observed(migration))
     if vmi is None:
         if objects.is_deleting(migration):
-            # KubeVirt never gets past this if the VMI is deleted before its migration has failed.
+            # KubeVirt keeps the finalizer if the VMI is deleted before its migration has failed.
             return Writes(migration=_released(migration))
         return Writes(delete_migrations=[migration])
     synced = _sync(view, vmi, now, rules)
@@ -215,7 +215,7 @@ def reconcile_migration(view: MigrationView, now: datetime, rules: Rules) -> Wri
 def surplus(siblings: Iterable[Object]) -> list[Object]:
     """All finished migrations except the five newest, oldest first.
 
-    As `garbageCollectFinalizedMigrations`.
+    This is KubeVirt's `garbageCollectFinalizedMigrations`.
     """
     finished = [
         migration
@@ -269,7 +269,7 @@ def set_phase(migration: Object, phase: str, now: datetime) -> Object:
 
 
 def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Object:
-    """`handleTargetPodHandoff`: replaces the whole `migrationState`, with its start and end."""
+    """`handleTargetPodHandoff`: replaces the whole `migrationState`, also its start and end."""
     target = objects.node_of(pod)
 
     def hand(obj: Object) -> None:

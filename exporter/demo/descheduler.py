@@ -1,4 +1,4 @@
-"""A simulated descheduler that evicts from overloaded nodes what the exporter allows.
+"""A simulated descheduler that evicts VMs from overloaded nodes if the exporter allows it.
 
 A cycle works like LowNodeUtilization: it requests `filter` verdicts for all pods of an overloaded
 node, and a `preEviction` verdict just before each eviction. A stock descheduler requests none; its
@@ -23,12 +23,12 @@ from exporter.demo.scenario import Scenario, Vm, node_loads
 
 CYCLE_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
-"""Timeout of a request; it ends the cycle."""
+"""The timeout of a request for verdicts. A request that times out ends the cycle."""
 OVERLOADED = 1.1
 """A node above this multiple of the mean load is overloaded."""
 EVICTIONS_PER_NODE = 2
 USER = "system:serviceaccount:kube-system:descheduler-sa"
-"""The user that it evicts as: the service account of the descheduler's own manifests."""
+"""The user that requests evictions: the service account of the descheduler's own manifests."""
 WEBHOOK_SECONDS = 1.0
 
 Checkpoint = Literal["filter", "preEviction"]
@@ -168,9 +168,9 @@ class Descheduler:
         return [verdict.allowed for verdict in answer.verdicts]
 
     async def _is_admitted(self, session: aiohttp.ClientSession, pod: Object) -> bool:
-        """Whether the API server admits an eviction: it asks the webhook.
+        """Whether the API server, which asks the webhook, admits an eviction.
 
-        Without an answer it admits the eviction. A denial is logged as an error, once for each VM.
+        Without an answer it admits the eviction. A denial is logged as a warning, once for each VM.
         """
         if self._webhook is None:
             return True
@@ -205,7 +205,7 @@ class Descheduler:
 
 
 def _review(pod: Object) -> Object:
-    """The parts that matter of what the API server sends to a webhook on `pods/eviction`."""
+    """The relevant fields of the API server's request to a webhook on `pods/eviction`."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     return {
         "apiVersion": "admission.k8s.io/v1",

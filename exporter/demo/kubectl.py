@@ -1,7 +1,7 @@
 """The simulated API server for people with kubectl: discovery, evictions, cancelling, logs, events.
 
-With it, each command of the runbooks about a VM can be practised on the demo. The paths and answers
-are those of kube-apiserver and virt-api (`evacuate_cancel.go`).
+With it, each command of the runbooks about a VM can be tried on the demo. The paths and answers are
+those of kube-apiserver and virt-api (`evacuate_cancel.go`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERCEPTOR = "virt-launcher-eviction-interceptor.kubevirt.io"
 
 
 class PracticeServer(SimulatedApiServer):
-    """Serves a cluster's store, and what else kubectl and the runbooks need."""
+    """Serves a cluster's store, and the other endpoints that kubectl and the runbooks need."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster.store)
@@ -70,7 +70,7 @@ class PracticeServer(SimulatedApiServer):
                 return None
 
     def _evict(self, namespace: str, name: str) -> Object:
-        """Answers as kube-apiserver does with KubeVirt's validating webhook."""
+        """Evict a pod, and answer like kube-apiserver with KubeVirt's validating webhook."""
         answer = self._cluster.evict(namespace, name)
         if answer.code == 200:
             return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -88,7 +88,7 @@ class PracticeServer(SimulatedApiServer):
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _read_log(self, namespace: str, name: str) -> str:
-        """What a launcher logs about the failed migrations that left it, if they are known."""
+        """The launcher's log lines about the known failed migrations that started from it."""
         pod = self.store.get(PODS, namespace, name)
         vmi = self.store.find(VMIS, *objects.owner_key(pod).split("/")) or {}
         finished = [decode(entry) for entry in self.store.caches[MIGRATIONS].all()]

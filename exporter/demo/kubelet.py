@@ -39,7 +39,7 @@ class Kubelet:
             self._after(pace.ready, pod, "ready", lambda: self._ready(key))
 
     def exit(self, namespace: str, name: str, phase: str) -> None:
-        """Finish a pod, as its launcher's exit does."""
+        """Set the final phase of a pod whose launcher exits."""
         pod = self._client.store.find(PODS, namespace, name)
         if pod is not None and not objects.is_final(pod) and not objects.is_deleting(pod):
             self._client.write(PODS, pod, node.finish_pod(pod, phase, self._queue.now))

@@ -1,7 +1,8 @@
 """What the scheduler, the kubelet, and virt-handler with its launcher write.
 
-Pure, and apart from `controller.py`, because tests also run these functions against KubeVirt's
-real virt-controller. All timestamps of `migrationState` are written here, as in KubeVirt.
+These pure functions are separate from `controller.py`, because tests also run them against
+KubeVirt's real virt-controller. As in KubeVirt, the timestamps of `migrationState` are written
+here, except those of a migration that never started.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def bind_pod(pod: Object, node: str, now: datetime) -> Object:
 
 
 def leave_unscheduled(pod: Object, nodes: int, now: datetime) -> Object:
-    """The scheduler finds no node: the VMI is on one, and the others are cordoned."""
+    """The scheduler finds no node: the VMI runs on one node, and all others are cordoned."""
     others = nodes - 1
     message = (
         f"0/{nodes} nodes are available: 1 node(s) didn't match pod anti-affinity rules, {others} "
@@ -80,7 +81,7 @@ def start_pod(pod: Object, address: str, now: datetime) -> Object:
 
 
 def meets_readiness_gates(pod: Object) -> bool:
-    """Whether a running pod becomes Ready: virt-controller says that its VM is not paused."""
+    """Whether a running pod becomes Ready, because virt-controller says that its VM is unpaused."""
     return (
         objects.is_pod_ready(pod)
         and objects.is_true(pod, objects.UNPAUSED)
@@ -95,7 +96,7 @@ def ready_pod(pod: Object, now: datetime) -> Object:
 
 
 def finish_pod(pod: Object, phase: str, now: datetime) -> Object:
-    """The launcher exits: `Failed` after a crash, `Succeeded` after any migration."""
+    """The launcher exits, and the pod gets the phase `Succeeded` or `Failed`."""
     code = 0 if phase == "Succeeded" else 1
     reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
 
@@ -120,7 +121,7 @@ def _condition(kind: str, status: str, now: datetime) -> Object:
     }
 
 
-# virt-handler: a VMI of its own
+# virt-handler: a new VMI on its node
 
 BRIDGE = (
     "cannot migrate VMI which does not use masquerade or a migratable plugin to connect to the "
@@ -140,7 +141,7 @@ def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
             "guestOSInfo": {},
             "machine": {"type": "pc-q35-10.0"},
             "qosClass": "Burstable",
-            # Without it virt-controller creates no target pod (`setTargetPodSELinuxLevel`).
+            # Without this, virt-controller creates no target pod (`setTargetPodSELinuxLevel`).
             "selinuxContext": "none",
         }
         passed = obj["status"].setdefault("phaseTransitionTimestamps", [])
@@ -212,7 +213,7 @@ def end_migration(vmi: Object, now: datetime) -> Object:
     def move(obj: Object) -> None:
         obj["status"]["nodeName"] = target
         obj["status"].pop("evacuationNodeName", None)
-        # virt-controller writes the new launcher's.
+        # virt-controller writes the version of the new launcher.
         obj["status"].pop("launcherContainerImageVersion", None)
         obj["metadata"].setdefault("labels", {})[objects.NODE_NAME] = target
         obj["metadata"].get("annotations", {}).pop(objects.EVICTION_SOURCE, None)
@@ -242,7 +243,7 @@ def begin_abort(vmi: Object) -> Object:
 def fail_migration(
     vmi: Object, now: datetime, reason: str, abort_status: str | None = None
 ) -> Object:
-    """The migration fails after its start (source virt-handler); the evacuation goes on.
+    """The migration fails after its start (source virt-handler); the evacuation continues.
 
     `completed` is never written for such a failure.
     """

@@ -1,6 +1,7 @@
 """Objects as KubeVirt writes them: names, builders, readers, and changed copies.
 
-Pure: objects are plain dicts, and never changed in place.
+Objects are plain dicts. The functions here return changed copies, except `set_condition` and
+`drop_condition`, which change an object in place.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -197,19 +198,19 @@ def owner_key(obj: Object) -> str:
 
 
 def labels(obj: Object) -> Mapping[str, str]:
-    """Its labels."""
+    """The labels of an object."""
     found: Mapping[str, str] = obj["metadata"].get("labels") or {}
     return found
 
 
 def annotations(obj: Object) -> Mapping[str, str]:
-    """Its annotations."""
+    """The annotations of an object."""
     found: Mapping[str, str] = obj["metadata"].get("annotations") or {}
     return found
 
 
 def phase(obj: Object) -> str:
-    """Its phase; empty if it has none."""
+    """The phase of an object; empty if it has none."""
     return str(obj.get("status", {}).get("phase") or "")
 
 
@@ -219,12 +220,12 @@ def is_final(obj: Object) -> bool:
 
 
 def is_deleting(obj: Object) -> bool:
-    """Whether it has a deletion timestamp."""
+    """Whether an object has a deletion timestamp."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def state_of(vmi: Object) -> Object | None:
-    """`status.migrationState`; on a VMI that of the last migration that was handed off."""
+    """`status.migrationState`; on a VMI, it is about the last migration that was handed off."""
     found: Object | None = vmi.get("status", {}).get("migrationState")
     return found
 
@@ -260,7 +261,7 @@ def is_target_of(pod: Object, migration: Object) -> bool:
 
 
 def is_pod_ready(pod: Object) -> bool:
-    """Whether its compute container runs and it is not deleted (`controller.go: IsPodReady`)."""
+    """Whether the compute container runs and the pod is not being deleted (`IsPodReady`)."""
     if is_final(pod) or is_deleting(pod):
         return False
     containers: list[Object] = pod.get("status", {}).get("containerStatuses", [])
@@ -273,7 +274,7 @@ def is_cordoned(node: Object) -> bool:
 
 
 def cordon(node: Object, now: datetime) -> Object:
-    """A node that is unschedulable; the node lifecycle controller adds the taint."""
+    """The node after `kubectl cordon`, with the taint of the node lifecycle controller."""
     taint = {"key": UNSCHEDULABLE, "effect": "NoSchedule", "timeAdded": format_time(now)}
     return node | {"spec": node["spec"] | {"unschedulable": True, "taints": [taint]}}
 
@@ -307,12 +308,12 @@ def active_pods(pods: Iterable[Object]) -> int:
 
 
 def priority(migration: Object) -> int:
-    """Its priority as a number."""
+    """The priority of a migration as a number."""
     return PRIORITIES.get(migration["spec"].get("priority", ""), 0)
 
 
 def transition(migration: Object, to: str) -> datetime | None:
-    """When it entered a phase, if it did."""
+    """When a migration entered a phase; None if it did not."""
     for entry in migration.get("status", {}).get("phaseTransitionTimestamps", []):
         if entry["phase"] == to:
             return parse_time(entry["phaseTransitionTimestamp"])
@@ -320,7 +321,7 @@ def transition(migration: Object, to: str) -> datetime | None:
 
 
 def newest_first(migrations: Iterable[Object]) -> list[Object]:
-    """Sort by creation; within the same second, open ones count as newer."""
+    """Sort by creation; within the same second, unfinished migrations count as newer."""
 
     def age(migration: Object) -> tuple[str, bool, str]:
         metadata = migration["metadata"]
@@ -371,5 +372,5 @@ def format_time(instant: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """An instant as `format_time` writes it."""
+    """Parse an instant that `format_time` has written."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

@@ -1,6 +1,6 @@
 """Records the simulated cluster, in the format of `python -m exporter replay`.
 
-Written without the exporter's own recorder, so that writer and reader share no mistake.
+This does not use the exporter's own recorder, so that writer and reader share no mistake.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ChangeRecorder:
 
 
 def _select(value: Any, fields: Mapping[str, Any] | None) -> Any:
-    """The recorded part of decoded JSON; the same of each item of a list."""
+    """The recorded part of decoded JSON; for a list, the recorded part of each item."""
     if fields is None or value is None:
         return value
     if isinstance(value, list):

@@ -52,7 +52,7 @@ class Selector:
         return not self.labels and self.name is None
 
     def matches(self, key: str, labels: Mapping[str, str] | None) -> bool:
-        """Whether it selects an object with this key and labels; None: it was deleted."""
+        """Whether it selects an object by key and labels; `labels` is None if it was deleted."""
         if labels is None or not self._matches_key(key):
             return False
         return all(requirement(labels) for requirement in self.labels)

@@ -1,6 +1,6 @@
 """The demo's VMs and what happens to each: the same for the same seed.
 
-Each VM is named after its role, so that a reader of the status page knows what it shows.
+Each VM is named after its role, so that a reader of the status page knows what the VM demonstrates.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class Role(StrEnum):
     """What happens to a VM in the demo."""
 
     CHURN = "churn"
-    """Hot: the descheduler and an operator evict it again and again."""
+    """Under high load: the descheduler and an operator evict it again and again."""
     QUEUED = "queued"
-    """Drained together with the others, so that some wait Pending for a free slot."""
+    """All VMs of this role are drained together, so some migrations wait for a free slot."""
     SLOW = "slow"
     """Its migrations take long."""
     FAILING = "failing"
     """Its migrations fail after their start, and KubeVirt retries them with backoff.
 
-    The second one is on a node that somebody drains and then uncordons: its evacuation goes on.
+    The second such VM is on a node that is drained and then uncordoned: its evacuation continues.
     """
     UNSCHEDULABLE = "unschedulable"
     """Its target pods are unschedulable, so its migrations fail before hand-off."""
     FLAKY = "flaky"
-    """Loses its target, then fails, then succeeds."""
+    """Its first migration loses its target, the next one fails, and the third one succeeds."""
     EXTERNAL = "external"
-    """Strategy External: nothing acts on its eviction."""
+    """It has the strategy External, and nobody reacts to its eviction."""
     PINNED = "pinned"
-    """Becomes not migratable just after its eviction."""
+    """It becomes non-migratable just after its eviction."""
     RECREATED = "recreated"
-    """Is migrated, then recreated under the same name."""
+    """It is migrated, and then recreated with the same name."""
     GUARDED = "guarded"
-    """Strategy None, and a budget allows no disruption: it would restart, but stays."""
+    """It has the strategy None, but a PodDisruptionBudget forbids its eviction, so it stays."""
     STEADY = "steady"
-    """Never moves."""
+    """It is never migrated."""
 
 
 ROLES = (
@@ -60,16 +60,16 @@ ROLES = (
 FURTHER_ROLES = (Role.STEADY, Role.STEADY, Role.STEADY, Role.CHURN)
 """The roles of further VMs, in turn."""
 STRATEGIES = {Role.EXTERNAL: "External", Role.GUARDED: "None"}
-"""The evictionStrategy of a VM of this role; of the others it is LiveMigrate."""
+"""The evictionStrategy by role; VMs of all other roles have LiveMigrate."""
 BUSY_VMS = 200
-"""From here on all VMs are steady: more churn would only queue up behind KubeVirt's limits."""
+"""All later VMs are steady, because more migrations would only wait due to KubeVirt's limits."""
 NAMESPACE_NAMES = ("shop", "bank", "lab")
 
 FIRST_MOVE_SECONDS = 6.0
 DRAIN_SECONDS = 75.0
 """How often the queued VMs are drained."""
 CORDON_SECONDS = 50.0
-"""How long their node is cordoned meanwhile."""
+"""How long a drain keeps their node cordoned."""
 REPEAT_SECONDS = {
     Role.CHURN: 90.0,
     Role.SLOW: 200.0,
@@ -151,7 +151,7 @@ class Scenario:
     # The cluster's plan
 
     def fate(self, vmi: Object, attempt: int) -> Fate:
-        """How a VM's migration ends: it depends on its role."""
+        """How a VM's migration ends, which depends on the VM's role."""
         match self._role(vmi):
             case Role.UNSCHEDULABLE:
                 return Fate("unschedulable")

@@ -45,12 +45,12 @@ class ApiResource:
 
     @property
     def counts_generations(self) -> bool:
-        """Whether `metadata.generation` is kept: custom resources and, since 1.35, pods."""
+        """Whether objects have `metadata.generation`: custom resources and, since 1.35, pods."""
         return self.custom or self.plural == "pods"
 
     @property
     def custom(self) -> bool:
-        """Whether a CRD defines it: written with sorted keys, and a kind in each list item."""
+        """Whether a CRD defines it. Then keys are sorted, and each item of a list has a kind."""
         return self.group == "kubevirt.io"
 
 

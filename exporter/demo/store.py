@@ -104,7 +104,7 @@ class WatchCache:
         self.oldest = 0
         """The oldest revision from which a watch may start."""
         self._lost = 0
-        """The newest revision whose change has left the window, for open watches too."""
+        """The newest revision whose change has left the window; it limits open watches too."""
         self._window = window
 
     def put(self, entry: StoredObject) -> None:
@@ -202,7 +202,7 @@ class ObjectStore:
             self._snapshots.popitem(last=False)
 
     def snapshot(self, resource: ApiResource, revision: int) -> tuple[StoredObject, ...] | None:
-        """The objects at a revision; None if it is neither the present nor a kept one."""
+        """The objects at a revision; None if it is not the present revision and was not kept."""
         if revision == self.revision:
             return self.caches[resource].all()
         return self._snapshots.get((resource, revision))
@@ -339,7 +339,7 @@ class ObjectStore:
 def encode_deleted(resource: ApiResource, entry: StoredObject, revision: int) -> bytes:
     """The last state of an object, with the version of its deletion.
 
-    As `storage/cacher: convertToWatchEvent`.
+    `storage/cacher: convertToWatchEvent` does the same.
     """
     last = decode(entry)
     last["metadata"]["resourceVersion"] = str(revision)
@@ -416,7 +416,7 @@ def _spec(resource: ApiResource, obj: Object) -> Object:
 
 
 def _grace(resource: ApiResource, obj: Object, asked: int | None) -> int:
-    """Seconds that a deletion waits: 0, except for a running pod on a node (`pod/strategy.go`)."""
+    """Seconds that a deletion waits: 0, except for an unfinished pod on a node (`strategy.go`)."""
     if resource is not PODS or not obj.get("spec", {}).get("nodeName"):
         return 0
     if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):

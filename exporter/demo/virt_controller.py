@@ -41,7 +41,7 @@ class VirtController:
         """Reconcile a VMI and its held migrations, or all migrations of a VMI that is gone."""
         self._enqueue("vmi", owner, self._reconcile_vmi)
         for migration in self._client.migration_keys(owner):
-            # A reconcile would not change one that is final and has lost its finalizer.
+            # A reconcile would not change a final migration without finalizer.
             if migration in self._held or is_gone:
                 self._enqueue("migration", migration, self._reconcile_migration)
 

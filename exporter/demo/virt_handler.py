@@ -37,7 +37,7 @@ class VirtHandler:
         """Per VMI: the last migration that was begun."""
 
     def sync(self, vmi: Object) -> None:
-        """Queue what a VMI that has changed needs next."""
+        """Queue the next step of a VMI that has changed."""
         key, uid = objects.key(vmi), vmi["metadata"]["uid"]
         if objects.phase(vmi) == "Scheduled":
             self._queue.after(self._pace.run_vmi, lambda: self._run(key), f"run {uid}")

@@ -23,7 +23,7 @@ from exporter.demo.store import PODS, Change, ObjectStore, encode, encode_delete
 
 INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 BATCH = 500
-"""Events per write: many enough to be fast, and few enough for other watches to run in between."""
+"""Events per write. More would be faster, but would let other watches wait longer."""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """Length of a watch without `timeoutSeconds` (kube-apiserver's `--min-request-timeout`)."""
 BEFORE_TIMEOUT_SECONDS = 2.0
@@ -40,7 +40,7 @@ class Stream:
         self.changed = asyncio.Event()
         """Set when the store has changed."""
         self.written_to: int | None = None
-        """The revision up to which everything has been written; None before the first."""
+        """The revision up to which everything has been written; None before the first write."""
         self._selector = parse_selector(request)
         self._revision = parse_revision(query)
         self._seconds = float(query.get("timeoutSeconds") or 0) or DEFAULT_TIMEOUT_SECONDS
@@ -81,7 +81,7 @@ class Stream:
             yield data
 
     def _check_start(self, store: ObjectStore) -> int:
-        """The revision to watch from, unless it is too old or not reached yet."""
+        """The revision to watch from. Raises `StatusError` if it is too old or in the future."""
         if not self._sends_initial:
             revision = self._revision or store.revision
             store.caches[self.resource].check(revision)
@@ -93,7 +93,7 @@ class Stream:
     async def _follow(
         self, store: ObjectStore, start: int, deadline: float, bookmark_seconds: float
     ) -> AsyncGenerator[bytes]:
-        """The changes after a revision as they come, and bookmarks in quiet times."""
+        """The changes after a revision as they come, and bookmarks while nothing changes."""
         clock = asyncio.get_running_loop().time
         due = _next_bookmark(clock(), deadline, bookmark_seconds)
         while True:
@@ -145,12 +145,12 @@ def _encode_bookmark(resource: ApiResource, revision: int, *, ends_initial: bool
         metadata["annotations"] = INITIAL_EVENTS_END
     bookmark: Object = {"metadata": metadata}
     if resource is PODS:
-        # A typed object has its required fields, even empty.
+        # A typed object is written with all required fields, even if they are empty.
         bookmark |= {"spec": {"containers": None}, "status": {}}
     return _encode_event("BOOKMARK", encode(resource, bookmark))
 
 
 def _next_bookmark(now: float, deadline: float, interval: float) -> float:
-    """Every interval, and a last one shortly before the end (`cache_watcher.go`)."""
+    """When the next bookmark is due; the last one comes shortly before the end."""
     last = deadline - BEFORE_TIMEOUT_SECONDS
     return last if now < last < now + interval else now + interval

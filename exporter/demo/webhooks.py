@@ -34,7 +34,7 @@ class Eviction:
 
 
 def admit_eviction(vmi: Object, pod: Object, *, descheduler: bool) -> Eviction:
-    """`pod-eviction-admitter.go`: mark the VMI for evacuation and answer 429; 200 ends the pod."""
+    """`pod-eviction-admitter.go`: mark the VMI and answer 429, or answer 200 to delete the pod."""
     answer = _answer_without_evacuation(vmi, pod)
     if answer is not None:
         return answer
@@ -56,7 +56,7 @@ def admit_eviction(vmi: Object, pod: Object, *, descheduler: bool) -> Eviction:
 
 
 def _answer_without_evacuation(vmi: Object, pod: Object) -> Eviction | None:
-    """The answer if the VMI's strategy or a finished pod rules an evacuation out."""
+    """The answer if the VMI's strategy or a finished pod makes an evacuation impossible."""
     strategy = vmi["spec"].get("evictionStrategy")
     migratable = objects.is_true(vmi, "LiveMigratable")
     if objects.is_final(pod) or strategy in (None, "None"):

@@ -2,12 +2,12 @@
 
 It has the parameters (and none of the data) of descheduler-sim's scenario of that name: nodes of
 128 cores and 2.3 TiB, VMs of five sizes, 10 Gbps, five migrations at once and two per node, and a
-descheduler every five minutes. VMs are hot on weekdays from 10 to 18 h, more so on Tuesday; there
-are spikes of 15 minutes, a batch from 22 to 6 h that fills memory, and 10 % less load at weekends.
-People drain two nodes, move VMs by hand, recreate some, and three times a day cancel evacuations
-that are stuck. Three VMs cannot be moved, each for a reason of its own.
+descheduler every five minutes. VMs are hot on weekdays from 10 to 18 h, especially on Tuesday.
+There are spikes of 15 minutes, a batch from 22 to 6 h that fills memory, and 10 % less load at
+weekends. People drain two nodes, move VMs by hand, and recreate some. Three times a day they cancel
+old evacuations. Three VMs cannot be moved, each for a different reason.
 
-The simulated cluster runs in virtual time, and its changes come out as a recording.
+The simulated cluster runs in virtual time, and its changes are written as a recording.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SIZES = (
     ("svc", 24, 4, 16),
     ("util", 4, 4, 8),
 )
-"""Name, how many, cores and GiB."""
+"""Name, number of VMs, cores and GiB."""
 DIRTY_MBPS = (50.0, 4000.0)
 
 CYCLE = timedelta(minutes=5)
@@ -59,7 +59,7 @@ ABOVE_MEAN = 0.10
 """A node this far above the mean is over-utilised (`useDeviationThresholds`, high 10)."""
 
 HOT_HOURS = (10, 18)
-"""Hotspots follow one another in these hours of weekdays, on Tuesday twice as fast."""
+"""In these hours of weekdays, one hotspot follows another; on Tuesday each is half as long."""
 HOT_LASTS = 2
 HOT_LASTS_ON_TUESDAY = 1
 HOT_NODES = 2
@@ -137,9 +137,9 @@ def make_vms(seed: int) -> list[WeekVm]:
 def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
     """Seconds of a pre-copy migration: each round sends what the previous one left dirty.
 
-    With D the dirty rate, R the bandwidth and M the memory, round i sends M (D/R)^i, so that n
-    rounds take M/R (1 - (D/R)^(n+1)) / (1 - D/R), until the rest fits the downtime (Clark et al.,
-    "Live Migration of Virtual Machines", NSDI 2005; the closed form: Liu et al., HPDC 2011).
+    D is the dirty rate, R the bandwidth and M the memory. Round i sends M (D/R)^i, and n rounds
+    take M/R (1 - (D/R)^(n+1)) / (1 - D/R). The rounds end when the rest fits the downtime (Clark et
+    al., "Live Migration of Virtual Machines", NSDI 2005; the closed form: Liu et al., HPDC 2011).
     """
     memory = gib * 2**30 * 8
     rate = gbps * 1e9
@@ -151,7 +151,7 @@ def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
 
 
 class Week:
-    """The cluster of a seed, from Monday on; `lines` runs it, once."""
+    """The cluster of a seed, from Monday on. `lines` runs it, and can be called only once."""
 
     def __init__(self, seed: int = 1, days: float = 7.0) -> None:
         self.vms = {vm.name: vm for vm in make_vms(seed)}
@@ -208,7 +208,7 @@ class Week:
     # Loads
 
     def load(self, vm: WeekVm, now: datetime) -> float:
-        """Cores it uses."""
+        """How many cores a VM uses."""
         share = vm.load * (1 + 0.1 * math.sin(math.tau * _hour(now) / 24 + vm.shift))
         if now.weekday() >= 5:
             share *= WEEKEND
@@ -217,7 +217,7 @@ class Week:
         return min(share, 1.0) * vm.cores
 
     def memory(self, vm: WeekVm, now: datetime) -> float:
-        """GiB it uses."""
+        """How many GiB of memory a VM uses."""
         return vm.gib * (0.95 if _runs_batch(vm, now) else 0.55)
 
     def dirty_mbps(self, vm: WeekVm) -> float:
@@ -308,7 +308,7 @@ class Week:
         for day in range(math.ceil(self.days)):
             midnight = timedelta(days=day)
             weekday = (BEGAN + midnight).weekday()
-            # A generator per day, so that a shorter week is the beginning of a longer one.
+            # Each day has a generator, so that a shorter scenario is the beginning of a longer one.
             chance = random.Random(f"day {day} of week {self._seed}")
             lasts, nodes = (
                 (HOT_LASTS_ON_TUESDAY, HOT_NODES_ON_TUESDAY)
@@ -386,7 +386,7 @@ class Week:
         self.cluster.change_vmi(NAMESPACE, name, webhooks.cancel_evacuation)
 
     def _drain_node_of(self, immovable: Immovable) -> None:
-        """Somebody drains the node of such a VM, and uncordons it after two hours."""
+        """Somebody drains the node of this immovable VM, and uncordons it after two hours."""
         self._locate()
         host = next(self._placed[vm.name] for vm in self.vms.values() if vm.immovable is immovable)
         until = self.cluster.instant + DRAIN_LASTS

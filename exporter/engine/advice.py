@@ -1,8 +1,8 @@
-"""What the person on call does about an evacuation: one action for each obstacle.
+"""What the person on call should do about an evacuation: one action for each obstacle.
 
 `ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
-take their words from it. The action follows the last cause, not the state of the retries, which
-changes every few seconds.
+take their sentences from it. The action depends on the last cause. It does not depend on the state
+of the retries, which changes every few seconds.
 """
 
 from enum import StrEnum
@@ -51,11 +51,11 @@ class Obstacle(StrEnum):
     NOT_VISIBLE = "not_visible"
     UNEXPLAINED = "unexplained"
     NONE = "none"
-    """KubeVirt is at work, and nothing is wrong."""
+    """KubeVirt is working on the evacuation, and nothing is wrong."""
 
 
 class Action(Struct, frozen=True):
-    """One sentence of what to do, one shell command, and the runbook with more.
+    """A sentence that says what to do, a shell command, and the runbook with the details.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
     (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
@@ -103,8 +103,8 @@ ACTIONS = {
         "Cancel the evacuation: the VM has left that node already.", "{cancel}"
     ),
     Obstacle.STALLED: Action(
-        "Abort the migration by deleting its VMIM: it has outlived stuck.migrationTimeout, and is"
-        " not post-copy.",
+        "Abort the migration by deleting its VMIM: it has run for longer than"
+        " stuck.migrationTimeout, and is not post-copy.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.POST_COPY: Action(
@@ -122,8 +122,8 @@ ACTIONS = {
         _VMI + _CONDITIONS,
     ),
     Obstacle.MULTIPLE_ACTIVE_PODS: Action(
-        "Wait ten minutes; if more than one launcher pod is then still active, delete the stale"
-        " one, never {launcher}, which runs the VM.",
+        "Wait ten minutes; if more than one launcher pod is still active then, delete the stale"
+        " pod, but never {launcher}, which runs the VM.",
         _PODS,
     ),
     Obstacle.WAITING_FOR_SYNC: Action(
@@ -140,7 +140,7 @@ ACTIONS = {
         _VMI + """ -o jsonpath='{{.status.changedBlockTracking}}{{"\\n"}}'""",
     ),
     Obstacle.UTILITY_VOLUMES: Action(
-        "Detach the VM's utility volumes, or wait for whoever attached them: until then KubeVirt"
+        "Detach the VM's utility volumes, or wait until they are detached: until then KubeVirt"
         " does not migrate the VM.",
         _VMI + """ -o jsonpath='{{.spec.utilityVolumes}}{{"\\n"}}'""",
     ),
@@ -155,7 +155,7 @@ ACTIONS = {
     ),
     Obstacle.TARGET_DELETED: Action(
         "Abort the migration at once by deleting its VMIM: its target pod is being deleted, and the"
-        " VM dies if it arrives there.",
+        " VM is killed if it moves there.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.NOT_CONVERGING: Action(
@@ -177,8 +177,8 @@ ACTIONS = {
         "KubeVirtEvacuationsStuckMany",
     ),
     Obstacle.NOT_VISIBLE: Action(
-        "Give the exporter the permission that it lacks, or repair its watch: what holds this VM up"
-        " is unknown without {missing}.",
+        "Give the exporter the permission that it lacks, or repair its watch: without {missing}, it"
+        " is unknown what delays this VM.",
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
         "KubeVirtEvictionExporterBlindSpot",
     ),
@@ -315,12 +315,13 @@ _OBSTACLES = {
     State.TARGET_UNSCHEDULABLE: Obstacle.UNSCHEDULABLE,
     State.UNKNOWN: Obstacle.NOT_VISIBLE,
 }
-"""The states with an obstacle of their own, whatever the last cause was."""
+"""The states with an obstacle of their own, which does not depend on the last cause."""
 _WAITING = {
     State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
     State.CAPACITY: Obstacle.CAPACITY,
 }
-"""The states that are obstacles only until an attempt fails: later attempts pass through them."""
+"""The states that are obstacles only until an attempt fails. Then the cause of the failure is the
+obstacle."""
 _SOURCES = {
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,

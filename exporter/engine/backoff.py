@@ -19,8 +19,8 @@ class Backoff(Struct, frozen=True):
 def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
     """The backoff of a Pending attempt, even if it has passed already.
 
-    `first` is KubeVirt's first pause (20 s). None if the newest attempt is not Pending, none failed
-    before it, or the time of the failure is unknown.
+    `first` is KubeVirt's first pause (20 s). None if the newest attempt is not Pending, if no
+    attempt failed before it, or if the time of that failure is unknown.
     """
     eligible = sorted(
         (vmim for vmim in vmims if vmim.retried),

@@ -1,4 +1,4 @@
-"""Which launcher pods nobody may evict, because a PodDisruptionBudget forbids the eviction."""
+"""Finds the launcher pods whose eviction a PodDisruptionBudget forbids."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -34,7 +34,7 @@ class Removed(Struct, frozen=True, gc=False):
 
 
 class Listed(Struct, frozen=True):
-    """A complete list of one namespace (None: all). An object that it lacks no longer exists."""
+    """A complete list of one namespace (None: all). An object not in the list no longer exists."""
 
     resource: Resource
     names: Names
@@ -51,7 +51,7 @@ class Unreadable(Struct, frozen=True):
 
 
 class EvictionAdmitted(Struct, frozen=True):
-    """A user's eviction of a pod was let through to KubeVirt, which may then mark the VMI."""
+    """A user's eviction of a pod was allowed, so KubeVirt may mark the VMI."""
 
     namespace: str
     pod: str
@@ -59,7 +59,7 @@ class EvictionAdmitted(Struct, frozen=True):
 
 
 class Visibility(Struct, frozen=True):
-    """Whether VMIMs and launcher pods are visible at all, and the namespaces where they are not."""
+    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not."""
 
     vmims: bool = False
     pods: bool = False
@@ -92,11 +92,11 @@ Change: TypeAlias = (
 )
 
 
-class NoticeKind(IntEnum):  # unlike an Enum it is hashed in C, which every change needs twice
+class NoticeKind(IntEnum):  # hashed in C, unlike an Enum; each change hashes it twice
     """What has changed in the store.
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
-    more. `MEMORY`: what has to be stored of the VMI with this UID. `EVERYTHING`: the evidence of
+    more. `MEMORY`: the history to store for the VMI with this UID. `EVERYTHING`: the evidence of
     all VMIs, because the visibility has changed, or because KubeVirt began or ended an update.
     """
 

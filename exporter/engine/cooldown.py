@@ -6,14 +6,15 @@
 
 n is the number of the VMI's handed-off migrations that ended inside the sliding window, including
 the last one. n falls as endings leave the window, so a VMI can be released before the present
-cooldown has passed: `not_before` looks ahead through those steps.
+cooldown has passed. `not_before` takes these later values of n into account.
 
 The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
 there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
 used instead in three cases:
 
-- the guard is on, the struct is empty, and its VMIM is final or deleted;
-- the guard is on, the VMI has a start and no end, and its VMIM has been final for `kube.deadAfter`;
+- `guard_pending_migrations` is on, the struct is empty, and its VMIM is finished or deleted;
+- `guard_pending_migrations` is on, the VMI has a start and no end, and its VMIM finished at least
+  `kube.deadAfter` ago;
 - the last migration failed, and the policy does not count failures.
 """
 
@@ -28,13 +29,13 @@ from exporter.engine.policy import Policy
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
-"""Go's longest duration (292 years), where the reference plugin's doubling saturates too."""
+"""Go's longest duration (292 years); the reference plugin also stops doubling there."""
 
 
 class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     """The cooldown of one VMI at one instant.
 
-    `blocks` is true while it runs; `not_before` and `released_at` as in `Verdict`.
+    `blocks` is true while the cooldown runs. `not_before` and `released_at` are those of `Verdict`.
     """
 
     end: Instant
@@ -126,7 +127,7 @@ def _last_ended(
         return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
     is_over = evidence.is_contradicted(now)
     if state.start is None and evidence.vmims_seen:
-        # Over, if the VMIM whose hand-off emptied the struct is finished or deleted.
+        # It is over if the VMIM whose hand-off emptied the struct is finished or deleted.
         is_over |= all(v.finished or (state.uid and v.uid != state.uid) for v in evidence.vmims)
     return endings[-1] if endings and is_over and policy.guard_pending_migrations else None
 

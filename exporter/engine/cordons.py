@@ -30,7 +30,7 @@ class Cordons:
         return tuple(self._cordoned)
 
     def note_list(self, at: Instant) -> None:
-        """The cordoned nodes were listed."""
+        """Note that the cordoned nodes were listed."""
         if self._known_since is None:
             self._known_since = at
 
@@ -43,7 +43,7 @@ class Cordons:
         return is_news
 
     def remove(self, node: str, at: Instant) -> bool:
-        """A node is not cordoned any more; True if it was."""
+        """Note that a node is not cordoned; True if it was cordoned until now."""
         if node not in self._cordoned:
             return False
         del self._cordoned[node]
@@ -55,9 +55,9 @@ class Cordons:
         return self._cordoned.get(node)
 
     def uncordoned_at(self, node: str) -> Instant | None:
-        """When a node was seen to be uncordoned; None if it is cordoned, or never was."""
+        """When the cordon of a node was seen to end; None if it is cordoned, or no end was seen."""
         return None if node in self._cordoned else self._ended.get(node)
 
     def schedulable_since(self, node: str) -> Instant | None:
-        """Since when a node has been seen schedulable; None if it is not, or if that is unknown."""
+        """Since when a node has been schedulable; None if it is cordoned, or if that is unknown."""
         return None if node in self._cordoned else self._ended.get(node, self._known_since)

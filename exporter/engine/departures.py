@@ -6,7 +6,7 @@ from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
-"""For how many nodes a departure is kept. With autoscaling, nodes come and go."""
+"""For how many nodes a departure is kept. Autoscaling creates and deletes nodes."""
 
 
 class Departures:
@@ -22,5 +22,5 @@ class Departures:
             put_newest(self._latest, node, end, most=NODES_KEPT)
 
     def read_newest(self) -> tuple[dict[str, Instant], Instant | None]:
-        """The newest end by node, and the newest of all; None without any."""
+        """The newest end for each node, and the newest end of all nodes (None if there is none)."""
         return self._latest.copy(), max(self._latest.values(), default=None)

@@ -15,13 +15,13 @@ or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as a
 watch has had contact since the VMI changed. While the watch of VMIs is dead, every state is
 `unknown` and nothing is stuck.
 
-Stuck means: older than `stuck.after` and not migrating, or failed `stuck.failedAttempts` times
-since the request (a success ends an evacuation, so failures since the request are failures in a
-row). Once stuck it stays stuck, although no state is stored: the number of failures only grows, and
-an attempt that began to migrate after `stuck.after` shows that the evacuation was stuck by then. A
-VMI with the strategy External is moved by somebody else. The VMIMs that somebody else created since
-the request are its attempts. As long as there is no attempt, it is stuck only if `stuck.external`
-sets an age.
+An evacuation is stuck if it is older than `stuck.after` and not migrating, or if it has failed
+`stuck.failedAttempts` times since the request. (A success ends an evacuation, so these are failures
+in a row.) A stuck evacuation stays stuck, although no state is stored: the number of failures only
+grows, and if an attempt began to migrate after `stuck.after`, the evacuation was stuck before that.
+A VMI with the strategy External is moved by somebody else. The VMIMs that somebody else created
+since the request are its attempts. As long as there is no attempt, the evacuation is stuck only if
+`stuck.external` sets an age.
 
 A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
 others succeed. Its age counts from the end of the last successful migration out of its node. If the
@@ -54,9 +54,9 @@ from exporter.engine.requesters import SAME_REQUEST, Source, find_source
 
 
 DIVERGED_AFTER: Seconds = 120.0
-"""How long marker and annotation may differ: KubeVirt writes them one after the other."""
+"""How long marker and annotation may differ, because KubeVirt writes them one after the other."""
 NEXT_ATTEMPT: Seconds = 120.0
-"""KubeVirt may take this long to use a place that a finished migration has left, or to clear the
+"""KubeVirt may take this long to start the next migration after one has ended, or to clear the
 marker of a VMI that has left its node."""
 _NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
@@ -128,7 +128,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     @property
     def stuck(self) -> bool:
-        """Whether the evacuation is stuck and needs a person."""
+        """Whether the evacuation is stuck, so that a person has to act."""
         return bool(self.stuck_by)
 
 
@@ -144,7 +144,7 @@ def diagnose(
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    Of `dead` resources, the diagnosis uses only who requested the evacuation. `contacts` are the
+    From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
     last contacts with the watches of its namespace; a watch without an entry counts as up to date.
     `cordons` is None if it is unknown which nodes are cordoned.
     """
@@ -163,7 +163,7 @@ def diagnose(
             evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
         )
     # If the request is older than our watch of the nodes, it is unknown whether the node was
-    # cordoned then. A request of unknown source is a drain's only if the uncordon was seen.
+    # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
     since = None if cordons is None else cordons.schedulable_since(marker.node)
     was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
     is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
@@ -211,7 +211,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The resources whose absence makes the state unknown: KubeVirts if all others are seen."""
+    """The missing resources that make the state unknown; if no other is missing, KubeVirts."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
@@ -278,8 +278,8 @@ def _why_waiting(
         return State.MULTIPLE_ACTIVE_PODS
     pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
     if attempt is None:
-        # Up to 1.8, KubeVirt creates none while its limits are reached (`evacuation.go`, with the
-        # gate MigrationPriorityQueue off, which is the default).
+        # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with
+        # the gate MigrationPriorityQueue off, which is the default).
         if not pods_seen:
             return State.UNKNOWN
         is_full = load is not None and load.is_full(evidence.vmi.node)
@@ -321,8 +321,8 @@ def _judge_hand_off(
 ) -> State | None:
     """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
 
-    If the watch of VMIMs has had no contact since the hand-off, this cannot be known yet. Until
-    then the state is `MIGRATING`.
+    If the watch of VMIMs has had no contact since the hand-off, this is not known yet, and the
+    state is `MIGRATING`.
     """
     if evidence.is_contradicted(now):
         return State.ZOMBIE_STATE
@@ -353,7 +353,7 @@ def _find_causes(
     due: Instant | None,
     failed: int,
 ) -> tuple[Cause, ...]:
-    """Why the evacuation is stuck. An attempt waits until it begins to migrate (`began`)."""
+    """Why the evacuation is stuck. `began` is when the attempt began to migrate."""
     began, migration = None, evidence.vmi.migration
     if migration is not None and migration.running:
         began = migration.start
@@ -414,7 +414,7 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
 
 
 _IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
-"""The states of a VM whose turn comes after it has waited for KubeVirt's limits."""
+"""The states of a VM that does not wait for KubeVirt's limits any more."""
 _WAIT_REASONS = {
     WaitReason.SYNC: State.WAITING_FOR_SYNC,
     WaitReason.QUOTA: State.QUOTA,

@@ -2,8 +2,8 @@
 
 The module `drain_outcomes` says what a drain does to one VM.
 
-The counts of all nodes come from totals that the store updates with each change, so only VMIs with
-an unfinished VMIM or an evacuation are visited.
+The counts of all nodes come from totals that the store updates with each change. So only VMIs with
+an unfinished VMIM, an evacuation or a budget that forbids their eviction are visited.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """What the outcomes of all VMIs depend on, apart from their own evidence.
+    """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
     `cordons` is None if it is unknown which nodes are cordoned, and `budgets` if it is unknown what
     budgets allow.
@@ -121,7 +121,7 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
     """A VMI of the node and its outcome.
 
     `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
-    `last_duration` is how long its newest successful migration took, None if that is not known.
+    `last_duration` is how long its newest successful migration took; None if that is unknown.
     """
 
     evidence: Evidence
@@ -153,7 +153,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     @property
     def can_be_emptied(self) -> bool:
-        """Whether no VM stays or fails."""
+        """Whether no VM has an outcome of `KEPT`."""
         return _can_be_emptied(self.outcomes)
 
     @property
@@ -325,7 +325,7 @@ def follow_drains(
 def find_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
-    """What a drain of its node would do to a VMI with this diagnosis."""
+    """What would happen to a VMI with this diagnosis if its node were drained."""
     outcome = _find_own_outcome(evidence, conditions, diagnosis)
     if outcome is DrainOutcome.RESTARTS and conditions.find_budget(evidence):
         return DrainOutcome.STAYS
@@ -368,7 +368,9 @@ def _forecast(
     conditions: Conditions,
     progress: DrainProgress | None,
 ) -> Forecast:
-    """A forecast. Its bound is the longest duration or, if that is more, their sum divided by
+    """The forecast of a node.
+
+    Its bound is the longest duration or, if that is longer, the sum of the durations divided by
     KubeVirt's parallel limit.
     """
     known = tuple(durations) if _can_be_emptied(outcomes) else ()

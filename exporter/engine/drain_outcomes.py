@@ -1,16 +1,16 @@
-"""What a drain of its node does to one VM.
+"""What the drain of a node does to one VM.
 
 A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
 counts:
 
-- `stays`: LiveMigrate, and not migratable: KubeVirt refuses every eviction. Or the outcome
-  would be `restarts`, but a PodDisruptionBudget forbids the eviction.
-- `external`: External. Somebody else must move or stop the VM.
-- `fails`: its evacuation is stuck, or has failed `stuck.failedAttempts` times.
-- `restarts`: None (or a value that KubeVirt does not know), or LiveMigrateIfPossible and not
-  migratable. The pod is evicted and the VM goes down.
+- `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
+  eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
+- `external`: the strategy is External. Somebody else must move or stop the VM.
+- `fails`: the VM's evacuation is stuck, or has failed `stuck.failedAttempts` times.
+- `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
+  LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.
 - `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
   condition LiveMigratable yet.
 - `leaves`: the VM is migrated.

@@ -1,8 +1,9 @@
-"""One migration that has ended: its phases and nodes, and why it failed (one of fixed reasons).
+"""One migration that has ended: its phases and nodes, and why it failed (an `EndReason`).
 
-KubeVirt writes the reason of a failure as free text, or not at all. Before the hand-off to the
-target pod the VMIM has no text, so the reason comes from the target pod, or from what delayed the
-VMIM. Sources: `virt-launcher` (`live-migration-source.go`), `migration.go`, recordings of 1.8.4.
+KubeVirt writes the reason of a failure as free text, or not at all. A VMIM that fails before the
+hand-off to the target pod has no text. Then the reason comes from the target pod, or from the
+condition that delayed the VMIM. Sources: `virt-launcher` (`live-migration-source.go`),
+`migration.go`, recordings of 1.8.4.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ from exporter.engine.newest import put_newest
 
 
 class EndReason(StrEnum):
-    """Why a migration ended as it did; the value in the log and in metrics."""
+    """Why a migration failed, or `NONE`; these are the values in the log and in metrics."""
 
     UNSCHEDULABLE = "unschedulable"
     IMAGE = "image"
@@ -68,7 +69,7 @@ that makes no progress.
 class EndedMigration(Struct, frozen=True, kw_only=True):
     """One migration that has ended, as its VMIM says.
 
-    `phase` is the last one before the final phase, and `phases` has the seconds in each of them, in
+    `phase` is the last phase before the final one. `phases` has the seconds in each phase, in
     order. `message` is KubeVirt's own text. `source_node` and `target_node` are "" if unknown.
     """
 
@@ -93,14 +94,14 @@ class EndedMigration(Struct, frozen=True, kw_only=True):
 
     @property
     def duration(self) -> Seconds | None:
-        """From the VMIM's creation to its final phase; None if either is unknown."""
+        """The time from the VMIM's creation to its final phase; None if either is unknown."""
         if self.vmim.created is None or self.vmim.finished_at is None:
             return None
         return max(0.0, self.vmim.finished_at - self.vmim.created)
 
 
 def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> EndReason:
-    """Why a migration ended as it did.
+    """Why a migration failed; `NONE` if it did not fail.
 
     `vmi` is its VMI, if that still exists; `why` are the reasons of its target pod.
     """
@@ -116,7 +117,7 @@ def _list_causes(
 ) -> Iterator[tuple[bool, EndReason]]:
     """The possible reasons, and whether each applies; the first that applies counts.
 
-    Before the hand-off: what prevented the attempt, and then its abort.
+    Before the hand-off, everything that can prevent an attempt comes before its abort.
     """
     vmim, text = ended.vmim, ended.message.lower()
     if not vmim.handed_off:
@@ -143,13 +144,13 @@ VMIS_KEPT = 10_000
 
 
 class NodesLeft:
-    """When each VMI last left each node by a successful migration, to count VMs that come back."""
+    """When each VMI last left each node by a successful migration, to count VMs that return."""
 
     def __init__(self) -> None:
         self._left: dict[str, dict[str, Instant]] = {}
 
     def note(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
-        """Add a migration; True if the VMI left its target node less than `window` before."""
+        """Add a migration; True if the VMI had left the target node at most `window` earlier."""
         if not vmi_uid or not source or not target:
             return False
         left = self._left.get(vmi_uid, {})

@@ -1,4 +1,4 @@
-"""Tracks evacuations: when each was requested, and which attempts failed since."""
+"""Tracks evacuations: when each was requested, and which attempts have failed since then."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ from exporter.engine.vmi_record import VmiRecord
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
-    `requesters` has who asked for the eviction of a VMI, until KubeVirt marks that VMI.
-    `now` is when a fact was read.
+    `requesters` has who asked for the eviction of a VMI, until KubeVirt marks that VMI. In all
+    methods, `now` is the instant at which the fact was read.
     """
 
     def __init__(self, vmims: VmimIndex, launchers: LauncherIndex) -> None:
@@ -65,7 +65,7 @@ class EvacuationTracker:
             self._end(record.vmi, record.marker, now, left=True)
 
     def _end(self, vmi: Vmi, marker: Marker, now: Instant, *, left: bool) -> None:
-        """An evacuation is over: its VMI has left the node, or KubeVirt has cleared the marker."""
+        """End an evacuation: its VMI has left the node, or KubeVirt has cleared the marker."""
         if left:
             end = settle(None if vmi.migration is None else vmi.migration.end, now)
             at = end if end is not None and end > marker.requested_at else now
@@ -74,10 +74,10 @@ class EvacuationTracker:
             self.drains.cancel(marker.node, vmi.uid, now)
 
     def note_success(self, record: VmiRecord, now: Instant) -> None:
-        """Apply the newest success, which may have been read after an older attempt.
+        """Apply the newest success; attempts that came before it may have been read first.
 
-        A success since the marker was first seen ended that evacuation. If the VMI still has the
-        marker, KubeVirt has cleared it and set it again, and this is a new evacuation.
+        A success since the marker was first seen ended that evacuation. If the VMI has a marker
+        nevertheless, KubeVirt has set it again, for a new evacuation.
         """
         marker, vmi = record.marker, record.vmi
         if marker is None or vmi.eviction_requested_at is not None:
@@ -109,7 +109,7 @@ class EvacuationTracker:
     def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
 
-        A condition that comes much later was added by an upgrade to KubeVirt 1.7: then its time is
+        If the condition comes much later, an upgrade to KubeVirt 1.7 has added it. Then its time is
         not the time of the request.
         """
         requested = record.vmi.eviction_requested_at

@@ -1,14 +1,15 @@
 """Decides which Kubernetes Events about VMIs are due, and limits their number.
 
-There are three kinds: a stuck evacuation, the end of one that was reported as stuck, and evictions
-of a VMI that were blocked for one reason. Each is an `Episode`. An episode has one Event at first,
-and while it goes on another Event every `REPEATED_AFTER`, with the count of the series.
+An Event is about one of three things: a stuck evacuation, the end of an evacuation that was
+reported as stuck, or evictions of a VMI that were blocked for one reason. Each of these is an
+`Episode`. An Event is written when an episode begins. While the episode goes on, another Event
+follows every `REPEATED_AFTER`, with the count of the series.
 
 There are two limits: one Event per minute about each VMI, and for all VMIs together `BURST` Events
 at once, and after them `PER_SECOND` Events per second. So at most 3,700 Events are written in one
-hour. The API server keeps Events for that long by default (`--event-ttl`). If more are due, they
-wait, stuck evacuations first. If an episode is over before its Event is written, the Event is
-dropped and counted.
+hour. The API server keeps Events for that long by default (`--event-ttl`). If more Events are due,
+they wait; those about stuck evacuations are written first. If an episode is over before its Event
+is written, the Event is dropped and counted.
 """
 
 import math
@@ -31,13 +32,13 @@ PER_SECOND = 1.0
 MOST_BLOCKED = 20_000
 """How many VMIs can have a `BlockedEpisode` at once."""
 SLICE = 500
-"""How many episodes are checked without yielding: about 1 ms."""
+"""How many episodes are checked without yielding, which takes about 1 ms."""
 
 
 class Episode(Struct, kw_only=True):
-    """What one Event, or a series of them, is about.
+    """The subject of one Event, or of a series of Events.
 
-    It was observed from `began` to `last`; `count` is the number in the series.
+    It was observed from `began` to `last`; `count` is the count of the series.
     """
 
     reason: EventReason
@@ -58,13 +59,13 @@ class EvacuationEpisode(Episode, kw_only=True):
     diagnosis: Diagnosis
 
     def identify(self, now: Instant) -> str:
-        """The ID: from the node, the request and the half hour."""
+        """The ID consists of the node, the request and the half hour."""
         requested_at = self.diagnosis.requested_at
         half_hour = (now - requested_at) // REPEATED_AFTER
         return f"{self.diagnosis.node} {requested_at:.0f} {half_hour:.0f}"
 
     def is_same(self, other: Diagnosis | Marker) -> bool:
-        """Whether this is the same evacuation, perhaps with an earlier request instant."""
+        """Whether `other` is the same evacuation, perhaps with an earlier time of the request."""
         own = self.diagnosis
         return other.node == own.node and other.requested_at <= own.requested_at
 
@@ -75,13 +76,13 @@ class BlockedEpisode(Episode, kw_only=True):
     verdict: Verdict
 
     def identify(self, now: Instant) -> str:
-        """The ID: from the reason, the end of the block (if known) and the half hour."""
+        """The ID consists of the reason, the end of the block (if known) and the half hour."""
         released_at = self.verdict.released_at or 0.0
         half_hour = (released_at - now) // REPEATED_AFTER
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the block is over; if its end is unknown, half an hour after the last denial."""
+        """Whether the block is over; if its end is unknown, 30 minutes after the last eviction."""
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
@@ -146,7 +147,7 @@ class EventQueue:
         self._due[EventReason.EVACUATION_ENDED].clear()
 
     def prune(self, now: Instant) -> Iterator[None]:
-        """Drop what is over; yields after each `SLICE`, so that others can run."""
+        """Drop episodes that are over; yields after each `SLICE`, so that other tasks can run."""
         taken = self._taken_at.items()
         self._taken_at = {uid: at for uid, at in taken if 0 <= now - at < PER_VMI}
         for count, blocked in enumerate(list(self._blocked.values()), 1):
@@ -199,5 +200,5 @@ class EventQueue:
 
 
 def _is_repeated(episode: Episode, now: Instant) -> bool:
-    """Whether the last Event of a running episode is old enough for another."""
+    """Whether the last Event of an episode is old enough to write another Event."""
     return episode.written_at is not None and now - episode.written_at >= REPEATED_AFTER

@@ -13,8 +13,8 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, S
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
 ASKED_WITHIN: Seconds = 30.0
-"""How long before or after an evacuation's request its eviction may have been reviewed. This is the
-longest timeout of a webhook, and leaves room for clocks that differ."""
+"""How long before or after an evacuation's request the webhook may have reviewed its eviction. This
+is the longest timeout of a webhook, and allows for clocks that differ."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
@@ -27,16 +27,17 @@ class Requester(Struct, frozen=True, order=True, gc=False):
 
 
 class Marker(Struct, kw_only=True):
-    """An evacuation: the node in `status.evacuationNodeName`, when it was requested, what failed.
+    """An evacuation: its node (`status.evacuationNodeName`), its request and its failed attempts.
 
     `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
-    unless a success turns out to lie between it and `seen_at`. `not_before` is the last instant at
-    which the marker was absent or different, or at which a success ended an earlier evacuation;
-    attempts before it do not belong to this evacuation. `failed` has the ends of the failed
-    evacuation VMIMs by UID, and `forgotten` counts further ones. `lacking_since` is since when the
-    launcher pod has lacked the descheduler's annotation. `dated`: `requested_at` is the time of
-    KubeVirt's condition EvictionRequested, which no other clock changes. `asked_by` is the user
-    whose eviction was reviewed first; read it as `requested_by`.
+    unless a success is found between it and `seen_at`. `not_before` is the last instant at which
+    the marker was absent or different, or at which a success ended an earlier evacuation. Attempts
+    before that instant do not belong to this evacuation. `failed` has the ends of the failed
+    evacuation VMIMs by UID, and `forgotten` counts the failures that are no longer kept.
+    `lacking_since` is when the launcher pod was first seen without the descheduler's annotation.
+    `dated`: `requested_at` is the time in KubeVirt's condition EvictionRequested, so our clock does
+    not change it. `asked_by` is the user whose eviction was reviewed first; read it as
+    `requested_by`.
     """
 
     node: str
@@ -65,12 +66,12 @@ class Marker(Struct, kw_only=True):
         return is_news
 
     def note_request(self, instant: Instant) -> None:
-        """The evacuation was requested at this instant or earlier."""
+        """Note that the evacuation was requested at this instant or earlier."""
         if not self.dated:
             self.requested_at = min(self.requested_at, instant)
 
     def note_success(self, end: Instant) -> bool:
-        """A migration succeeded, so a request before its end belongs to an earlier evacuation.
+        """Note that a migration succeeded: a request before its end was for an earlier evacuation.
 
         True if that resets `requested_at` to `seen_at`.
         """
@@ -93,11 +94,12 @@ class Marker(Struct, kw_only=True):
     def join(self, other: "Marker") -> bool:
         """Merge the record of the same evacuation from another replica or an earlier run.
 
-        `requested_at` and `seen_at` become the earlier of both, `asked_by` the earlier of those
-        near the request, `failed` the union. Instants up to `not_before` are ignored: the other
-        side may have attributed attempts of an earlier evacuation to this one. The number of
-        failures is the greater of two sums: what this side counted plus what only the other side
-        can have counted, and the reverse. True if anything changed.
+        `requested_at` and `seen_at` become the earlier of the two values. `asked_by` becomes the
+        earlier of the two requesters that are near the request, and `failed` becomes the union.
+        Instants up to `not_before` are ignored, because the other record may have counted attempts
+        of an earlier evacuation. The number of failures is computed from either side: the failures
+        that this side counted, plus those that only the other side can have counted. The greater
+        number is used. True if anything changed.
         """
         before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
@@ -128,8 +130,8 @@ class Marker(Struct, kw_only=True):
     def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
         """Whether the VMI's present marker belongs to a later evacuation than this one.
 
-        Either the VMI has left the node and come back, or KubeVirt has set the condition
-        EvictionRequested again.
+        It does if the VMI's marker names another node, if the VMI has left the node and come back,
+        or if KubeVirt has set the condition EvictionRequested again.
         """
         if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
             return True
@@ -153,7 +155,7 @@ class Marker(Struct, kw_only=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """What is stored of one VMI: its migrations by key (as in `History`), and its marker."""
+    """The stored history of one VMI: its migrations by key (as in `History`), and its marker."""
 
     uid: str
     namespace: str
@@ -161,7 +163,7 @@ class Remembered(Struct, frozen=True, kw_only=True):
     marker: Marker | None = None
 
     def join(self, other: "Remembered") -> "Remembered":
-        """Merge what two replicas, or two runs, remembered of one VMI."""
+        """Merge the stored histories of one VMI from two replicas, or from two runs."""
         migrations = self.migrations | other.migrations
         for key in self.migrations.keys() & other.migrations.keys():
             migrations[key] = join(self.migrations[key], other.migrations[key])
@@ -174,12 +176,13 @@ class Remembered(Struct, frozen=True, kw_only=True):
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one VMI.
 
-    It last changed at `changed_at`, and its present migration was first seen at `handed_off_at`,
-    both by our clock. `refused` says since when the VMI, its unfinished VMIM or its launcher pod
-    cannot be read any more. Such facts, and contradicted ones, are believed for `dead_after`.
-    `vmims` are its existing VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is
-    the current launcher pod, or None if none is visible. During an evacuation there is a `marker`,
-    `pods` has all launcher pods, and `namesakes` the VMIMs of an earlier VMI of that name.
+    The VMI last changed at `changed_at`, and its present migration was first seen at
+    `handed_off_at`, both by our clock. `refused` says which of the VMI, its unfinished VMIMs and
+    its launcher pod cannot be read any more, and since when. Their last versions, and contradicted
+    facts, are believed for `dead_after`. `vmims` are its existing VMIMs; `vmims_seen` is false if
+    VMIMs cannot be watched. `launcher` is the current launcher pod, or None if none is visible.
+    During an evacuation there is a `marker`, `pods` has all launcher pods, and `namesakes` the
+    VMIMs of an earlier VMI of that name.
     """
 
     vmi: Vmi
@@ -207,12 +210,12 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def requested_by(self) -> Requester | None:
-        """Who requested the evacuation, or None if there is none or that is unknown."""
+        """Who requested the evacuation; None if that is unknown or there is no evacuation."""
         return None if self.marker is None else self.marker.requested_by
 
     @property
     def contradicted_at(self) -> Instant | None:
-        """When a start without an end is no longer believed; None if its VMIM is not final."""
+        """When a start without an end is no longer believed; None if its VMIM has not finished."""
         state = self.vmi.migration
         if state is None or not state.running or not state.uid:
             return None
@@ -220,7 +223,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return None if final is None else final + self.dead_after
 
     def is_contradicted(self, now: Instant) -> bool:
-        """Whether the VMI still shows a migration whose VMIM has long been final."""
+        """Whether the VMI still shows a running migration whose VMIM finished long ago."""
         return self.contradicted_at is not None and now >= self.contradicted_at
 
     def dead_at(self, now: Instant) -> frozenset[Resource]:
@@ -244,7 +247,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return replace(self, marker=marker, history=History(self.history.records()))
 
     def without(self, dead: AbstractSet[Resource]) -> "Evidence":
-        """The evidence without what is `dead`, as if VMIMs or pods could not be watched."""
+        """The evidence without `dead` VMIMs or pods, as if these could not be watched."""
         if not dead:
             return self
         seen = self

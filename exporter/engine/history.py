@@ -1,8 +1,8 @@
 """The migrations of a VMI: one record per migration, merged from all sources.
 
 The key of a record is the migration's UID (the VMIM's UID, `migrationState.migrationUid`), so that
-lists, watches, replays and restarts are all the same idempotent `put`. Without a UID the key is
-the end in whole seconds.
+the same idempotent `put` serves lists, watches, replays and restarts. Without a UID the key is the
+end in whole seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class Migration(Struct, frozen=True, gc=False):
 
     @property
     def known_end(self) -> Instant | None:
-        """When it ended; None if it has not."""
+        """When the migration ended; None if no end is known."""
         return correct_end(self.end, self.finished_at)
 
 
@@ -44,21 +44,21 @@ class Ending(Struct, frozen=True, gc=False):
 
     @property
     def duration(self) -> Seconds:
-        """The duration: 0 if the start is unknown or later than the end."""
+        """How long the migration took; 0 if the start is unknown or later than the end."""
         return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
 
 
 def settle(end: Instant | None, now: Instant) -> Instant | None:
-    """The end, but `now` if it is up to `CLOCK_SKEW` ahead, and None if it is further ahead."""
+    """Return `end`, or `now` if `end` is up to `CLOCK_SKEW` later, or None if it is even later."""
     if end is None or end > now + CLOCK_SKEW:
         return None
     return min(end, now)
 
 
 def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | None:
-    """When a migration ended: the end by a node's clock, or else by the control plane's.
+    """When a migration ended, by a node's clock, or else by the control plane's clock.
 
-    If they differ by more than `CLOCK_SKEW`, the node's clock is wrong.
+    If both are known and differ by more than `CLOCK_SKEW`, the node's clock counts as wrong.
     """
     if end is None or (finished_at is not None and abs(end - finished_at) > CLOCK_SKEW):
         return finished_at
@@ -66,7 +66,7 @@ def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | N
 
 
 def join(one: Migration, other: Migration) -> Migration:
-    """Merge two records of one migration: commutative, associative and idempotent."""
+    """Merge two records of one migration; this is commutative, associative and idempotent."""
     return Migration(
         start=_choose(min, one.start, other.start),
         end=_choose(max, one.end, other.end),
@@ -93,8 +93,8 @@ class History(Struct, gc=False):
     def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
         """Merge a record; True if that changed anything.
 
-        Keeps the newest `keep` failures, the newest `keep` other endings (so that failures do not
-        displace what counts under a policy without failures), and `keep` unfinished migrations. A
+        Keeps the newest `keep` failures, the newest `keep` other endings, and `keep` unfinished
+        migrations. Failures are limited separately, because some policies do not count them. A
         record with neither UID nor end cannot be identified and is ignored.
         """
         key = uid or _end_key(migration.end)
@@ -111,7 +111,7 @@ class History(Struct, gc=False):
         return True
 
     def find(self, uid: str, end: Instant | None) -> Migration:
-        """The migration with this UID or, if the UID is empty, with this end; empty if unknown."""
+        """The record with this UID, or with this end if the UID is empty; empty if unknown."""
         return self._records.get(uid or _end_key(end), _UNKNOWN)
 
     def newest_success(self) -> Instant | None:
@@ -120,7 +120,7 @@ class History(Struct, gc=False):
         return max((end for end in ends if end is not None), default=None)
 
     def last_duration(self) -> Seconds | None:
-        """How long the newest successful migration took; None if that is unknown."""
+        """How long the newest successful migration took; None if no duration is known."""
         timed = (
             (end, end - record.start)
             for record in self._records.values()

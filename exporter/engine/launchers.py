@@ -11,7 +11,7 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class LauncherIndex:
-    """All launcher pods. The VMI of a pod is in the pod's namespace, whatever its labels say."""
+    """All launcher pods. A pod belongs to a VMI of the same namespace only."""
 
     def __init__(self) -> None:
         self._pods: dict[_Key, Pod] = {}
@@ -62,7 +62,7 @@ class LauncherIndex:
     def current(self, vmi: Vmi) -> Pod | None:
         """The newest pod on the VMI's node, as in KubeVirt's `CurrentVMIPod`.
 
-        Of pods with the same age, one that still runs is preferred.
+        Of pods that were created in the same second, a pod that still runs is preferred.
         """
         pods = self._by_vmi.get((vmi.namespace, vmi.uid))
         if not pods or not vmi.node:

@@ -15,9 +15,9 @@ class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
-    is known only if every VMIM of the cluster and the KubeVirt object are visible. `departures` has
-    when the newest successful migration out of each node ended, and `newest_success` is when the
-    newest one in the cluster ended.
+    is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`
+    has when the newest successful migration out of each node ended, and `newest_success` is when
+    the newest one in the cluster ended.
     """
 
     running: int
@@ -34,6 +34,6 @@ class Load(Struct, frozen=True):
         )
 
     def moved_at(self, node: str) -> Instant | None:
-        """When a success last freed a place for this node's queue; None if that is unknown."""
+        """When a success last allowed another migration out of this node; None if unknown."""
         cluster_full = self.running >= self.limits.cluster
         return self.newest_success if cluster_full else self.departures.get(node)

@@ -10,7 +10,7 @@ from exporter.engine.vmi_record import VmiRecord
 
 
 class HistoryMerger:
-    """Keeps the newest `keep` endings of each VMI.
+    """Merges records into histories; `keep` is that of `History.put`.
 
     `departures`: when VMs last left each node. `unseen`: the stored history of VMIs that have not
     been seen yet, by UID.
@@ -57,7 +57,7 @@ class HistoryMerger:
         self._evacuations.note_success(record, at)
 
     def merge_remembered(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
-        """Merge what a stored history says of a VMI; True if that changed anything."""
+        """Merge the stored history of a VMI; True if that changed anything."""
         migrations = remembered.migrations
         record.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
         changed = [
@@ -78,13 +78,13 @@ class HistoryMerger:
         return True
 
     def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
-        """Merge what a stored history says of a VMI that is seen for the first time."""
+        """Merge the stored history of a VMI that is seen for the first time."""
         remembered = self.unseen.pop(record.vmi.uid, None)
         if remembered is not None:
             self.merge_remembered(record, remembered, at)
 
     def keep_unseen(self, remembered: Remembered) -> bool:
-        """Keep what a stored history says until its VMI is seen; True if it is new."""
+        """Keep the stored history of a VMI until the VMI is seen; True if that changed anything."""
         known = self.unseen.get(remembered.uid)
         self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
         return self.unseen[remembered.uid] != known

@@ -5,14 +5,14 @@ A VMIM only names a VMI. It belongs to the VMI with that namespace and name if
 - its UID was ever that VMI's migration UID (the proof), or
 - it was not created before the VMI; a missing creation time counts as not before.
 
-The binding is final, unless a VMI of that name is read after the VMIM was bound. Then the VMIM is
-bound to this VMI if
+The binding is final, unless another VMI of that name is read later. Then the VMIM is bound to that
+other VMI if
 
-- there is proof for it, or
-- it is younger than the VMI that the VMIM was bound to, and older than the VMIM.
+- there is proof for the other VMI, or
+- the other VMI was created after the first VMI, and before the VMIM.
 
 A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITING_LIMIT`, if it was
-handed off and has no proof: its VMI may be the next one of that name.
+handed off and has no proof: its VMI may be the next VMI of that name.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ from exporter.engine.vmi_record import VmiRecord
 _Key: TypeAlias = tuple[str, str]
 
 WAITING_LIMIT = 1_000
-"""For how many VMIs deleted VMIMs are kept waiting."""
+"""Deleted VMIMs wait for at most this many VMIs."""
 
 
 class Binding(Struct, gc=False):
@@ -47,7 +47,7 @@ class Binding(Struct, gc=False):
 
 
 class VmimIndex:
-    """All VMIMs with their bindings; at most `keep` deleted ones wait per VMI."""
+    """All VMIMs with their bindings; at most `keep` deleted VMIMs wait per VMI."""
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
@@ -82,7 +82,7 @@ class VmimIndex:
         return binding
 
     def remove(self, binding: Binding) -> None:
-        """Remove a VMIM that is in the index; it waits if its VMI may not have been read yet."""
+        """Remove a VMIM from the index; it waits if its VMI may not have been read yet."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
         del self._bindings[vmim.namespace][vmim.name]
         if not self._bindings[vmim.namespace]:
@@ -116,7 +116,7 @@ class VmimIndex:
         return (binding.vmim for binding in named if binding.owner == vmi.uid)
 
     def bind_all(self, record: VmiRecord) -> Iterator[Binding]:
-        """Bind all VMIMs that name this VMI, even waiting ones; yields those that belong to it."""
+        """Bind all VMIMs that name this VMI, even if they wait; yields those that belong to it."""
         key = record.key
         for binding in self.naming(key):
             if bind(binding, record):
@@ -134,7 +134,7 @@ class VmimIndex:
 
         A Pending migration counts if it has a target pod.
 
-        Only unfinished VMIMs are visited, because there are up to five finished ones per VMI.
+        Only unfinished VMIMs are visited, because there are up to five finished VMIMs per VMI.
         """
         outbound: Counter[str] = Counter()
         running = 0
@@ -153,7 +153,7 @@ class VmimIndex:
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:
-    """Bind a VMIM to the VMI that it names, if it may; True if the VMIM belongs to this VMI."""
+    """Bind a VMIM to a VMI that it names, if allowed; True if the VMIM belongs to the VMI."""
     vmim, vmi = binding.vmim, record.vmi
     if vmim.uid in record.proofs:
         binding.owner, binding.proven = vmi.uid, True
@@ -178,7 +178,7 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
 
 
 def _source_nodes(vmi: Vmi) -> set[str]:
-    """The nodes that KubeVirt counts a migration of this VMI against (`evacuation.go`).
+    """The nodes for which KubeVirt counts a migration of this VMI (`evacuation.go`).
 
     These are the VMI's node, and the source node of its last hand-off, even of an older migration.
     """

@@ -1,7 +1,7 @@
 """The values of the engine: facts read from a cluster, the policy, and the verdict.
 
-Instants are Unix seconds (UTC) and durations are seconds, both floats, because the engine compares
-and adds millions of them; JSON and the pages format them.
+Instants are Unix seconds (UTC) and durations are seconds. Both are floats, because the engine
+compares and adds millions of them. They are formatted for JSON and pages only.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ Instant: TypeAlias = float
 Seconds: TypeAlias = float
 
 CLOCK_SKEW: Seconds = 300.0
-"""How far an ending may lie ahead of our clock and still count as now."""
+"""How far the end of a migration may lie ahead of our clock and still count as now."""
 
 
 class Reason(StrEnum):
-    """Why a VMI must not be evicted now; the value in JSON, metrics and logs."""
+    """Why a VMI must not be evicted now; these are the values in JSON, metrics and logs."""
 
     MIGRATION_IN_PROGRESS = "migration_in_progress"
     EVACUATION_IN_PROGRESS = "evacuation_in_progress"
@@ -68,12 +68,12 @@ class EventOutcome(StrEnum):
 
     WRITTEN = "written"
     EXISTING = "existing"
-    """Another replica, or this one before a restart, has written it already."""
+    """Another replica, or this replica before a restart, has written the Event already."""
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
     """The API server did not answer, or was overloaded; the Event is tried again."""
     DROPPED = "dropped"
-    """It was out of date before its turn came, or there were too many."""
+    """The Event was out of date before it could be written, or there were too many episodes."""
 
 
 class Outcome(IntEnum):
@@ -95,19 +95,19 @@ class WaitReason(StrEnum):
     """A VMIM's own condition or phase that keeps it from being handed off."""
 
     SYNC = "sync"
-    """A migration between clusters waits for its other half."""
+    """A migration between clusters waits for its VMIM on the other side."""
     QUOTA = "quota"
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
 
 
 class Trigger(StrEnum):
-    """What a migration was made for."""
+    """Why a migration was created."""
 
     EVACUATION = "evacuation"
     WORKLOAD_UPDATE = "workload_update"
     HOTPLUG = "hotplug"
-    """A workload update of a VMI whose CPUs or memory are being changed. No VMIM shows that."""
+    """A workload update that changes the CPUs or memory of a VMI. The VMIM does not show this."""
     VOLUME_UPDATE = "volume_update"
     MANUAL = "manual"
 
@@ -116,11 +116,11 @@ class WhySource(StrEnum):
     """The field that a reason was read from."""
 
     LIVE_MIGRATABLE = "LiveMigratable"
-    """The VMI's condition, if it is false."""
+    """The VMI's condition of this name, if it is false."""
     POD_SCHEDULED = "PodScheduled"
-    """The condition of an attempt's target pod, if it is false: the scheduler's message.
+    """The condition of an attempt's target pod, if it is false; it has the scheduler's message.
 
-    Also the node selectors of the VMI and of the attempt (NodeSelector, AddedNodeSelector).
+    The node selectors of the VMI and of the attempt also have this source.
     """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
@@ -129,7 +129,7 @@ class WhySource(StrEnum):
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
     POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
-    """A budget that allows no disruption and selects the VM's pod; the reason is its name."""
+    """A budget that selects the VM's pod and allows no disruption; `reason` is its name."""
 
 
 class Resource(StrEnum):
@@ -156,10 +156,10 @@ CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 
 
 class DeadResources(Struct, frozen=True):
-    """The resources without contact for so long that their evidence must not block.
+    """The resources whose watches had no contact for so long that their evidence must not block.
 
-    `everywhere` are those that are dead in all namespaces. `in_namespace` has all dead resources of
-    each namespace in which more resources are dead.
+    `everywhere` has the resources that are dead in all namespaces. If more resources are dead in a
+    namespace, `in_namespace` has all dead resources of that namespace.
     """
 
     everywhere: frozenset[Resource] = frozenset()
@@ -177,7 +177,7 @@ ALL_ALIVE = DeadResources()
 
 
 class Contacts(Struct, frozen=True):
-    """The last contact with each synced resource: for all namespaces together, or for each one."""
+    """The last contact with each synced resource, for all namespaces or for each namespace."""
 
     everywhere: Mapping[Resource, Instant] = {}
     in_namespace: Mapping[str, Mapping[Resource, Instant]] = {}
@@ -190,8 +190,8 @@ class Contacts(Struct, frozen=True):
 class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
-    `ended` is true if there is an end; `end` is None if it cannot be parsed. `source_node` is the
-    node that the VMI left or is leaving.
+    `ended` is true if there is an end timestamp, even one that cannot be parsed (then `end` is
+    None). `source_node` is the node that the VMI left or is leaving.
     """
 
     uid: str = ""
@@ -211,8 +211,8 @@ class MigrationState(Struct, frozen=True, gc=False):
 class Mobility(NamedTuple):
     """The facts of a VMI that decide how a drain treats it.
 
-    `strategy` is its own evictionStrategy, "" if it has none; `migrating`: it has to wait, because
-    a migration is running, or KubeVirt has not yet said whether it is migratable.
+    `strategy` is the VMI's own evictionStrategy, "" if it has none. `migrating`: the VMI has to
+    wait, because it is being migrated, or KubeVirt has not yet set its condition LiveMigratable.
     """
 
     strategy: str
@@ -221,10 +221,10 @@ class Mobility(NamedTuple):
 
 
 class Why(Struct, frozen=True, gc=False):
-    """A reason in the cluster's own words, cleaned and bounded (`kube.reasons`).
+    """A reason as a cluster object gives it, cleaned and shortened (`kube.reasons`).
 
-    `reason` is the field of that name, a word; `message` is free text. `at` is the date that
-    the cluster gives it; None without one, as for LiveMigratable.
+    `reason` is one word, from the field of that name; `message` is free text. `at` is the date of
+    the reason in the cluster; None if it has no date, as for LiveMigratable.
     """
 
     source: WhySource
@@ -238,9 +238,9 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
     `eviction_requested_at` is when its condition EvictionRequested was set (since KubeVirt 1.7).
-    `evicted_by_descheduler`: it has the annotation eviction-source, which can outlive its request.
-    `migratable_unknown`: it has no condition LiveMigratable yet, as while it boots. `hotplugs`: its
-    CPUs or memory are being changed. `override`: the name of the entry of
+    `evicted_by_descheduler`: it has the annotation eviction-source, which may be of an older
+    request. `migratable_unknown`: it has no condition LiveMigratable yet, for example while it
+    boots. `hotplugs`: its CPUs or memory are being changed. `override`: the name of the entry of
     `policy.overrides` that applies to it.
     """
 
@@ -263,7 +263,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def finished(self) -> bool:
-        """Whether the VM has stopped for good. KubeVirt no longer changes its status then."""
+        """Whether the VM has stopped for good; KubeVirt does not change its status any more."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -273,7 +273,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def mobility(self) -> Mobility:
-        """What decides whether a drain moves it, apart from its VMIMs and the cluster."""
+        """The facts in the VMI itself that decide how a drain treats it."""
         unknown = self.migratable_unknown
         migrating = self.migration is not None and self.migration.running
         return Mobility(self.eviction_strategy, self.migratable or unknown, migrating or unknown)
@@ -282,10 +282,10 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
-    `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's
-    transition time and `scheduled_at` that of Scheduled. `handed_off`: KubeVirt has handed the
-    migration off to its target pod. `evacuates` is the node that an evacuation leaves. `aborted`:
-    it was deleted before it ended; `deleting`: it has a deletion timestamp.
+    `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's transition
+    time and `scheduled_at` that of Scheduled. `handed_off`: KubeVirt has handed the migration off
+    to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no evacuation.
+    `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
     """
 
     namespace: str
@@ -351,10 +351,10 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 
 
 class KubeVirtSettings(Struct, frozen=True, gc=False):
-    """What is read from the KubeVirt object.
+    """The settings and the status that are read from the KubeVirt object.
 
-    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`: it
-    reports VMIs that it has still to update (`outdatedVirtualMachineInstanceWorkloads`).
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`:
+    KubeVirt reports VMIs that it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
     """
 
     limits: MigrationLimits = MigrationLimits()
@@ -405,7 +405,7 @@ class Budget(Struct, frozen=True, kw_only=True, gc=False):
     selector: tuple[Requirement, ...] = ()
 
     def selects(self, pod: Pod) -> bool:
-        """Whether it selects a pod of its namespace; without requirements it selects all."""
+        """Whether the budget selects a pod of its namespace; an empty `selector` selects all."""
         labels = dict(pod.labels)
         return all(one.is_met(labels) for one in self.selector)
 
@@ -420,7 +420,7 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
 
 
 Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | ConfigMap
-"""What is read from one object of the cluster."""
+"""A value that is read from one object of the cluster."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):
@@ -429,7 +429,7 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
     If the end of the last migration lies slightly ahead of our clock, `not_before` is computed as
     if the migration had ended now, so it gets later as time passes. `released_at` is computed from
-    the end in the object, so it stays the same. Otherwise both are equal.
+    the end in the object, so it stays the same. In all other cases both are equal.
     """
 
     known: bool

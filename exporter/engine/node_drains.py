@@ -1,8 +1,8 @@
-"""Follows the drain of each node: which VMs are still asked to leave it, and when others left.
+"""Follows the drain of each node: which VMs are asked to leave it, and when other VMs left it.
 
-A drain begins with the first evacuation from a node. It goes on while there is one, and for
-`PAUSE` after that, because an evictor may ask for one VM at a time. What happened before the
-exporter started is not known.
+A drain begins with the first evacuation from a node. It goes on while a VM is evacuating from the
+node, and for `PAUSE` after that, because an evictor may evict one VM after the other. VMs that left
+before the exporter started are not known.
 """
 
 from collections import deque
@@ -18,10 +18,10 @@ from exporter.engine.model import Instant, Seconds
 PAUSE: Seconds = 600.0
 """A drain is over after this long without an evacuation from the node."""
 FEWEST_DEPARTURES = 3
-"""The fewest departures from which a pace is computed."""
+"""A pace is computed only from at least this many departures."""
 NODES_KEPT = 10_000
 DEPARTURES_KEPT = 1_000
-"""The pace uses at most this many departures: a descheduler can keep a drain going for ever."""
+"""The pace uses at most this many departures, because a descheduler's evictions may never end."""
 
 
 class NodeDrain(Struct, kw_only=True):
@@ -39,7 +39,7 @@ class NodeDrain(Struct, kw_only=True):
     idle_since: Instant | None = None
 
     def departed(self) -> "Departed":
-        """What is known of the VMs that have left."""
+        """Summarize the VMs that have left."""
         ends, pace = sorted(self.departures), None
         if len(ends) >= FEWEST_DEPARTURES:
             pace = median(later - earlier for earlier, later in pairwise(ends))
@@ -70,7 +70,7 @@ class NodeDrains:
         self._drains: dict[str, NodeDrain] = {}
 
     def read(self) -> dict[str, Departed]:
-        """The VMs that have left each node from which others are still evacuating."""
+        """For each node from which VMs are evacuating, the VMs that have already left it."""
         return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
 
     def ask(self, node: str, vmi_uid: str, now: Instant) -> None:
@@ -84,7 +84,7 @@ class NodeDrains:
         drain.idle_since = None
 
     def leave(self, node: str, vmi_uid: str, requested_at: Instant, at: Instant) -> None:
-        """Note that a VMI that was asked to leave a node left the node at this instant."""
+        """Note that a VMI left the node that it was asked to leave, at the instant `at`."""
         drain = self._drains.get(node)
         if drain is not None and vmi_uid in drain.evacuating:
             drain.left += 1
@@ -107,7 +107,7 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
 
     `asked` are the VMs that have left and those that remain. `failing` and `external` are parts of
     `remaining`. `estimate` is None without a pace, or if a VM cannot leave by itself. `stuck`: a VM
-    of a drained node is stuck, and none has left for as long as an evacuation may take.
+    of a drained node is stuck, and no VM has left for as long as an evacuation may take.
     """
 
     since: Instant
@@ -137,8 +137,7 @@ def measure_progress(
 ) -> DrainProgress:
     """The progress of a drain. `requests`: when each VM that remains was asked to leave.
 
-    The drain is stuck if no VM has left for `stuck_after`. If `stuck_after` is None, it is never
-    stuck.
+    The drain is stuck if no VM has left for `stuck_after`. None means that it is never stuck.
     """
     asked = [*requests]
     began = [*asked, *(() if departed.began is None else (departed.began,))]

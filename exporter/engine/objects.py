@@ -54,7 +54,7 @@ class ClusterObjects:
                 return False, None
 
     def find_unlisted(self, listed: Listed) -> list[Removed]:
-        """The deletions of all objects that a complete list lacks."""
+        """The `Removed` changes of all known objects that a complete list does not contain."""
         known: Iterable[Key] = ()
         match listed.resource:
             case Resource.VMIS:
@@ -83,7 +83,7 @@ class ClusterObjects:
         *,
         platform_updating: bool,
     ) -> Evidence:
-        """Gather what is known about a VMI, in 3 us."""
+        """Gather what is known about a VMI; this takes 3 us."""
         vmi, marker = record.vmi, record.marker
         vmims_seen = visibility.sees_vmims_of(vmi.namespace)
         pods_seen = visibility.sees_pods_of(vmi.namespace)

@@ -14,7 +14,7 @@ DEFAULT_POLICY = "default"
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """The operator's policy; durations in seconds, 0 disables."""
+    """The operator's policy. Durations are in seconds; a setting of 0 is off."""
 
     migration_cooldown: Seconds = 900.0
     max_migration_cooldown: Seconds = 21_600.0
@@ -70,7 +70,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def endings_kept(self) -> int:
-        """How many endings per VMI to keep: more cannot raise a cooldown that is at its cap.
+        """How many endings to keep per VMI: further endings cannot raise a cooldown at its cap.
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """
@@ -84,7 +84,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 class Override(Struct, frozen=True, kw_only=True):
     """An exception from the policy: which VMIs it applies to, and their policy.
 
-    All given fields must match; in a tuple one match is enough; `*` stands for any text.
+    All given fields must match. In a tuple, one matching value is enough. `*` stands for any text.
     `vmi_labels` are keys and values.
     """
 
@@ -128,9 +128,9 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 class StuckPolicy(Struct, frozen=True, kw_only=True):
     """When an evacuation counts as stuck.
 
-    `external` is for evictionStrategy External; None means never. `retry_backoff` is KubeVirt's
-    first pause after a failed evacuation (`migration.go: handleMigrationBackoff`), which doubles
-    from there.
+    `external` is the age for the evictionStrategy External; None means never. `retry_backoff` is
+    KubeVirt's first pause after a failed evacuation (`migration.go: handleMigrationBackoff`), which
+    doubles from there.
     """
 
     after: Seconds = 1800.0

@@ -1,12 +1,12 @@
-"""The reasons in cluster objects why evacuations do not progress.
+"""The reasons why evacuations do not progress, as the cluster objects give them.
 
 Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
 replaces its reasons. The reasons of a deleted VMIM or pod are kept until the evacuation is over:
 KubeVirt deletes a target pod that cannot be scheduled, and while the next attempt waits it has no
 target pod that could give the reason.
 
-Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions: the
-condition's reason word of an idle VMI that is not live-migratable, and an attempt that was read
+Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions. An idle
+VMI that is not live-migratable has the reason word of that condition, and an attempt may be read
 before its VMI's marker.
 """
 
@@ -22,7 +22,7 @@ from exporter.engine.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 
 
 REASONS_SHOWN = 8
-"""How many reasons an evacuation has at most."""
+"""An evacuation has at most this many reasons."""
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
 """The reason words of the node selectors of a VMI and of an attempt (source PodScheduled)."""
 TERMINATING = "Terminating"
@@ -32,7 +32,7 @@ _Object: TypeAlias = tuple[type, str, str]
 
 
 class ReasonTable:
-    """The reasons by object, and for each evacuation those of deleted objects."""
+    """The reasons by object, and for each evacuation the reasons of its deleted objects."""
 
     def __init__(
         self, vmims: VmimIndex, launchers: LauncherIndex, evacuations: EvacuationTracker
@@ -92,7 +92,7 @@ class ReasonTable:
     def end(self, vmi: Vmi) -> None:
         """Drop the reasons of an evacuation that is over."""
         if not self._present and not self._past:
-            return  # every VMI of the first list comes here
+            return  # the usual case for every VMI of the first list
         self._past.pop(vmi.uid, None)
         attempts: tuple[Vmim | Pod, ...] = (
             *self._vmims.owned_by(vmi),
@@ -124,9 +124,9 @@ def _is_since(why: Why, since: Instant | None) -> bool:
 def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:
     """The newest reasons, without repetitions.
 
-    A message that each attempt repeats is listed once, with its newest date. KubeVirt
-    writes a failure both to the VMI and, with more detail, to the VMIM. Node selectors follow the
-    scheduler's message that they explain.
+    A message that each attempt repeats is listed once, with its newest date. KubeVirt writes a
+    failure both to the VMI and to the VMIM, so only the longer message is listed. Node selectors
+    follow the scheduler's message that they explain.
     """
     judged = max(
         (why.at or 0.0 for why in reasons if why.source is WhySource.POD_SCHEDULED), default=0.0

@@ -1,4 +1,4 @@
-"""Who asked for the eviction of a VMI, by the admission webhook and by the evacuation itself."""
+"""Who asked for the eviction of a VMI, according to the webhook and to the evacuation itself."""
 
 from collections import OrderedDict
 from enum import StrEnum
@@ -14,9 +14,9 @@ whole seconds, and may create the VMIM before it sets the condition EvictionRequ
 
 
 class Requesters:
-    """The first request for the eviction of each VMI, by UID, for `ASKED_WITHIN`.
+    """The first request for the eviction of each VMI, by UID; it is kept for `ASKED_WITHIN`.
 
-    An admission webhook is asked before KubeVirt marks the VMI, so a request may have no effect.
+    The admission webhook is called before KubeVirt marks the VMI, so a request may have no effect.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Requesters:
             self._first.popitem(last=False)
 
     def take(self, uid: str, now: Instant) -> Requester | None:
-        """Remove and return the request for a VMI that is marked now."""
+        """Remove and return the request for a VMI that KubeVirt has just marked."""
         self._prune(now)
         return self._first.pop(uid, None)
 
@@ -43,17 +43,18 @@ class Source(StrEnum):
     """Who requested an evacuation, as its VMIM's priority or an annotation of the VMI says."""
 
     DESCHEDULER = "descheduler"
-    """Priority system-maintenance; without one, the annotation kubevirt.io/eviction-source."""
+    """Priority system-maintenance, or no priority and the annotation
+    kubevirt.io/eviction-source."""
     OTHER = "other"
     """Priority system-critical: a drain, or an eviction by anybody else."""
     UNKNOWN = "unknown"
-    """Neither is present, as always before KubeVirt 1.7."""
+    """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
 
 def find_source(evidence: Evidence, marker: Marker) -> Source:
     """Who requested an evacuation, by the priority of the newest attempt since the request.
 
-    The annotation counts only if no attempt has a priority, because it may be of an older request.
+    The annotation counts only if no attempt has a priority: it may belong to an older request.
     """
     since = marker.requested_at - SAME_REQUEST
     attempts = [

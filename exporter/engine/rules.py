@@ -1,34 +1,34 @@
-"""May this VMI be evicted now? The rules, in the order in which they are tried.
+"""The rules that decide whether a VMI may be evicted now, in the order in which they are tried.
 
 A verdict is a pure function of what the cluster showed (`Evidence`), the operator's policy and an
-instant. Whatever is unknown is allowed: blocking needs evidence.
+instant. A VMI is allowed unless there is evidence to block it.
 
-There are two checkpoints, as in the descheduler: `filter` decides whether a pod may be a candidate
-at all, `preEviction` whether it may be evicted right now. Without a checkpoint all rules apply. The
-first rule that blocks gives the reason:
+There are two checkpoints, as in the descheduler: `filter` decides whether a pod may be a candidate,
+`preEviction` whether it may be evicted right now. If a request names no checkpoint, all rules
+apply. The first rule that blocks gives the reason:
 
-1. running migration (filter): `status.migrationState` has a start and no end. An end that is
-   present but unreadable means "ended": neither running nor cooling down. With the guard on, a
-   start is not believed once the VMIM of that UID has been final for `kube.deadAfter`.
+1. running migration (filter): `status.migrationState` has a start and no end. An end that cannot be
+   read means that the migration has ended: the VMI is neither migrating nor cooling down. With the
+   guard on, a start is not believed if the VMIM of that UID finished at least `kube.deadAfter` ago.
 2. pending migration (filter, guard): an unfinished VMIM belongs to the VMI. This covers the time
    before hand-off, and the time between hand-off and start, when KubeVirt's
    `handleTargetPodHandoff` has replaced the old struct by an empty one without start and end.
 3. requested evacuation (filter, guard): `status.evacuationNodeName` is the VMI's current node, and
    its launcher pod is known to lack the descheduler's own annotation `eviction-in-progress`. With
    that annotation the answer is "allowed": the descheduler's request cache already counts the pod,
-   and hiding it would make the descheduler pick another VM instead.
-4. platform update (filter, guard, off by default): KubeVirt reports VMIs that it has still to
-   update (`outdatedVirtualMachineInstanceWorkloads`), and moves them itself.
+   and blocking it would make the descheduler choose another VM instead.
+4. platform update (filter, guard, off by default): KubeVirt reports VMIs that it still has to
+   update (`outdatedVirtualMachineInstanceWorkloads`), and migrates them itself.
 5. policy (preEviction): the VMI's entry in `policy.overrides` has `block: true`.
 6. cooldown (preEviction): the last migration ended less than the effective cooldown ago, see
    `cooldown`.
 
-A VMI that has ended (phase Succeeded or Failed) is allowed by every rule: nothing is left to move,
-and KubeVirt leaves the status of its last migration and evacuation unchanged.
+A VMI that has ended (phase Succeeded or Failed) is allowed by every rule. There is nothing to
+migrate, but its status still shows its last migration and evacuation.
 
-Each rule lists the resources that it `needs`. If there was no contact about one of them for too
-long (it is in `dead`), or one of this VMI's own objects has been unreadable for as long, the rule
-allows: dead evidence does not block. The cooldown needs no resource, because it ends as time
+Each rule lists the resources that it `needs`. If the watch of such a resource had no contact for
+too long (it is in `dead`), the rule does not block. The same is true if one of the VMI's own
+objects could not be read for that long. The cooldown needs no resource, because it ends as time
 passes.
 """
 
@@ -43,7 +43,7 @@ from exporter.engine.policy import Policy
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """One rule. It blocks no ended VMI, and nothing while a resource that it `needs` is dead."""
+    """One rule. It blocks no ended VMI, and no VMI while a resource that it `needs` is dead."""
 
     name: str
     reason: Reason
@@ -51,7 +51,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     needs: frozenset[Resource] = frozenset()
     enabled: Callable[[Policy], bool] = lambda _policy: True
     optional: bool = False
-    """Off by default; explained only where it is on."""
+    """The rule is off by default, and is explained only if it is on."""
     blocks: Callable[[Evidence, Cooldown | None, Policy, Instant], bool]
 
 
@@ -69,7 +69,7 @@ class RuleResult(Struct, frozen=True, kw_only=True):
 def decide_both(
     evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
 ) -> tuple[Verdict, Verdict, Cooldown | None]:
-    """The verdicts at `filter` and `preEviction`, and the cooldown that they were made with."""
+    """The verdicts at `filter` and `preEviction`, and the cooldown that they are based on."""
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
@@ -109,7 +109,7 @@ def explain(
     *,
     dead: frozenset[Resource] = frozenset(),
 ) -> list[RuleResult]:
-    """Evaluate every rule in order, also after one that blocks."""
+    """Evaluate every rule in order, even after a rule that blocks."""
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
@@ -215,7 +215,7 @@ UNTIL = {
     Reason.POLICY: "policy.overrides says otherwise",
     Reason.COOLDOWN: "the cooldown ends",
 }
-"""How long each reason blocks, in words."""
+"""Until when each reason blocks, in words."""
 _FILTER_RULES, _PRE_EVICTION_RULES = (
     tuple(rule for rule in RULES if rule.checkpoint is one)
     for one in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)

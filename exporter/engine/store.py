@@ -2,9 +2,9 @@
 
 Objects are applied as they are listed and watched, in any order and any number of times, and read
 as `Evidence`. Reads never change anything. A VMI is identified by its UID: its history is dropped
-with it, and a VMI recreated under the same name starts without a history. `changes` has the changes
-that are applied and the notices that are sent, `migrations` says which VMIMs belong to a VMI,
-`launchers` which pods, `merging` merges their histories, and `evacuations` follows the evacuations.
+with it, and a VMI recreated under the same name starts without a history. The module `changes` has
+the changes that are applied and the notices that are sent. `migrations` finds the VMIMs of a VMI,
+`launchers` finds its pods, `merging` merges its history, and `evacuations` follows its evacuations.
 """
 
 from collections import Counter
@@ -55,10 +55,10 @@ class Store:
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
     only some namespaces are watched.
 
-    `apply` is the only way in, `subscribe` the way to be notified of changes; all other methods
-    only read. `mobilities` counts the VMIs by node and mobility, without ended ones. `drains` has
-    the drains that are under way, `cordons` the cordoned nodes, and `budgets` the launcher pods
-    that no one may evict.
+    Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
+    read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended. `drains`
+    has the present drains, `cordons` the cordoned nodes, and `budgets` the launcher pods that no
+    one may evict.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Store:
 
     @property
     def nodes(self) -> Counter[str]:
-        """The number of VMIs on each node, without ended ones."""
+        """The number of VMIs on each node, without VMIs that have ended."""
         return self._vmis.count_by_node()
 
     @property
     def platform_updating(self) -> bool:
-        """Whether KubeVirt reports VMIs that it has still to update."""
+        """Whether KubeVirt reports VMIs that it still has to update."""
         return self.kubevirt is not None and self.kubevirt.updating
 
     def keys(self) -> AbstractSet[Key]:
@@ -140,12 +140,12 @@ class Store:
         return int(is_kubevirt) or self._objects.count(resource)
 
     def vmi(self, key: Key) -> Vmi | None:
-        """A VMI, or None if there is none of that name."""
+        """A VMI, or None if there is no VMI of that name."""
         record = self._vmis.by_key.get(key)
         return None if record is None else record.vmi
 
     def vmim(self, namespace: str, name: str) -> Vmim | None:
-        """A VMIM, or None if there is none of that name."""
+        """A VMIM, or None if there is no VMIM of that name."""
         binding = self._vmims.find(namespace, name)
         return None if binding is None else binding.vmim
 
@@ -156,7 +156,7 @@ class Store:
         return None if pod is None or record is None else (pod, record.vmi)
 
     def is_idle(self, key: Key) -> bool:
-        """Whether a VMI has no migration and no evacuation: true for most.
+        """Whether a VMI has no migration and no evacuation, which is true for most VMIs.
 
         Such a VMI can be blocked by the rules `platform_update` and `policy` only.
         """
@@ -166,7 +166,7 @@ class Store:
         return vmi.migration is None and not vmi.evacuation_node and not self._vmims.naming(key)
 
     def evidence(self, namespace: str, name: str) -> Evidence | None:
-        """The evidence about one VMI, or None if there is none of that name."""
+        """The evidence about one VMI, or None if there is no VMI of that name."""
         record = self._vmis.by_key.get((namespace, name))
         return None if record is None else self._gather(record)
 
@@ -179,28 +179,28 @@ class Store:
         return map(self._gather, self._evacuations)
 
     def on_node(self, node: str) -> list[Evidence]:
-        """The evidence about every VMI on a node, without ended ones."""
+        """The evidence about every VMI that is on a node and has not ended."""
         records = self._vmis.by_key.values()
         return [
             self._gather(one) for one in records if one.vmi.node == node and not one.vmi.finished
         ]
 
     def waiting(self) -> Iterator[Evidence]:
-        """The evidence about every VMI with an unfinished VMIM, without ended ones."""
+        """The evidence about every VMI that has not ended and has an unfinished VMIM."""
         for key in {binding.vmi_key for binding in self._vmims.unfinished}:
             evidence = self.evidence(*key)
             if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
-        """The reasons in cluster objects why a VMI does not move, newest first; see `ReasonTable`.
+        """The reasons why a VMI does not move, newest first; see `ReasonTable`.
 
-        If it is not evacuating: only the word why it is not live-migratable.
+        If the VMI is not evacuating, it has only the reason word of its condition LiveMigratable.
         """
         return self._reasons.of(vmi)
 
     def load(self) -> Load | None:
-        """How many migrations run, or None if not all of them are visible."""
+        """How many migrations run; None if that is unknown (see `Load`)."""
         if self._load_is_known:
             return self._load
         self._load, self._load_is_known = None, True
@@ -212,12 +212,12 @@ class Store:
         return self._load
 
     def remember(self, uid: str) -> Remembered | None:
-        """What the stored history has to store of a VMI, or None if there is nothing."""
+        """The history to store for a VMI; None if there is none."""
         record = self._vmis.by_uid.get(uid)
         return self.unseen(uid) if record is None else record.remember()
 
     def unseen(self, uid: str) -> Remembered | None:
-        """What a stored history says of a VMI that has not been seen yet."""
+        """The stored history of a VMI that has not been seen yet."""
         return self._merger.unseen.get(uid)
 
     def _gather(self, record: VmiRecord) -> Evidence:
@@ -340,7 +340,7 @@ class Store:
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
             self._end(record, at)
         elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
-            self._vmims.remove(binding)  # the history keeps its record
+            self._vmims.remove(binding)  # its record stays in the history
             self._reasons.remove(binding.vmim, binding.owner, at)
             self._note_evidence(self._vmis.by_key.get(binding.vmi_key))
         elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):
@@ -377,7 +377,7 @@ class Store:
         return is_news
 
     def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
-        """Note who asked, if KubeVirt may mark the VMI (`pod-eviction-admitter.go`)."""
+        """Note who requested an eviction that may mark the VMI (`pod-eviction-admitter.go`)."""
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
             self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
@@ -396,7 +396,7 @@ class Store:
         return changed
 
     def _forget(self, uid: str) -> bool:
-        """Drop what a stored history says of a VMI that has not been seen."""
+        """Drop the stored history of a VMI that has not been seen."""
         if self._merger.unseen.pop(uid, None) is None:
             return False
         self._notify(NoticeKind.MEMORY, uid=uid)

@@ -25,7 +25,7 @@ class UnreadableObjects:
     def find(
         self, vmi: Vmi, vmims: Iterable[Vmim], launcher: Pod | None
     ) -> tuple[tuple[Resource, Instant], ...]:
-        """Since when the VMI, its unfinished VMIMs and its launcher pod cannot be read."""
+        """Which of a VMI, its unfinished VMIMs and its launcher cannot be read, and since when."""
         if not self._since:
             return ()
         objects: list[tuple[Resource, Vmi | Vmim | Pod]] = [(Resource.VMIS, vmi)]

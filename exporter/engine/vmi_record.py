@@ -13,8 +13,9 @@ from exporter.engine.model import Instant, Mobility, Pod, Vmi
 class VmiRecord(Struct, gc=False):
     """A VMI with everything known about its migrations.
 
-    `proofs` are the migration UIDs seen in its `migrationState`, newest last. `seen_at` is when
-    the VMI was last read; `changed_at` and `handed_off_at` as in `Evidence`.
+    `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
+    `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
+    `Evidence`.
     """
 
     vmi: Vmi
@@ -39,7 +40,7 @@ class VmiRecord(Struct, gc=False):
         self.proofs = tuple(proofs)[-keep:]
 
     def remember(self) -> Remembered | None:
-        """What has to be stored of this VMI, or None if there is nothing."""
+        """The history to store for this VMI; None if there is none."""
         migrations = self.history.records()
         if not migrations and self.marker is None:
             return None
@@ -50,7 +51,7 @@ class VmiRecord(Struct, gc=False):
 
 
 class VmiIndex:
-    """All VMIs by key and by UID. `mobilities` counts them by node, without ended ones."""
+    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, str], VmiRecord] = {}
@@ -77,14 +78,14 @@ class VmiIndex:
         self._count(record.vmi, -1)
 
     def count_by_node(self) -> Counter[str]:
-        """The number of VMIs on each node, without ended ones."""
+        """The number of VMIs on each node, without VMIs that have ended."""
         nodes: Counter[str] = Counter()
         for (node, _), vmis in self.mobilities.items():
             nodes[node] += vmis
         return nodes
 
     def find_owner(self, pod: Pod) -> VmiRecord | None:
-        """The VMI of a pod. It is in the pod's own namespace, whatever the pod's labels say."""
+        """The VMI of a pod; only a VMI in the pod's own namespace counts."""
         record = self.by_uid.get(pod.vmi_uid)
         return None if record is None or record.vmi.namespace != pod.namespace else record
 

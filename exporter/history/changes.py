@@ -1,9 +1,9 @@
-"""What belongs in the stored history, and which part of it is not written yet.
+"""Holds the content for the stored history, and knows which part is not written yet.
 
-The store is the source: a VMI is encoded again only if its memory in the store has changed. A
-history that is read is first merged into the store and then encoded from there. So replicas that
-have seen different things end up with the same content. Long work is a generator that yields after
-each VMI.
+The content is encoded from the store: a VMI is encoded again only after a notice of `MEMORY`. A
+stored history that is read is first merged into the store and then encoded from there. So replicas
+that have seen different migrations store the same content in the end. Methods that take long are
+generators that yield after each VMI.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -24,7 +24,7 @@ _WHOLE = ""
 
 
 class _Unwritten(Struct, frozen=True, gc=False):
-    """A VMI whose stored entry is outdated: since when, and the stored entry (empty: none)."""
+    """A VMI whose stored entry is outdated: since when, and that entry (empty if there is none)."""
 
     since: Instant
     stored: bytes
@@ -52,12 +52,12 @@ class PendingChanges:
         return sum(map(len, self._entries))
 
     def note_change(self, notice: Notice) -> None:
-        """Encode this VMI again, because its memory may have changed."""
+        """Encode this VMI again later, because its history may have changed."""
         self._outdated.add(notice.uid)
 
     @property
     def has_outdated(self) -> bool:
-        """Whether the memory of a VMI has changed and is not encoded yet."""
+        """Whether the history of a VMI has changed and is not encoded yet."""
         return bool(self._outdated)
 
     @property
@@ -67,7 +67,7 @@ class PendingChanges:
 
     @property
     def unwritten(self) -> list[int]:
-        """The shards that differ from what is stored."""
+        """The shards that differ from the stored shards."""
         return [shard for shard in range(SHARDS) if self._unwritten[shard]]
 
     @property
@@ -113,7 +113,7 @@ class PendingChanges:
     def load(
         self, shard: int, raw: bytes, now: Instant, *, replaces: bool = False
     ) -> Iterator[None]:
-        """Merge a stored shard into the store, and note which VMIs are stored differently.
+        """Merge a stored shard into the store, and note which VMIs have an outdated stored entry.
 
         Raises `Damaged` or `UnknownVersion` before anything is merged.
         """
@@ -153,7 +153,7 @@ class PendingChanges:
             del self._awaited[uid]
 
     def encode_changed(self, now: Instant) -> Iterator[None]:
-        """Encode the VMIs whose memory has changed, 10 us each."""
+        """Encode the VMIs whose history has changed, which takes 10 us for each."""
         while self._outdated:
             uid = self._outdated.pop()
             known = self._encode(uid, now)
@@ -166,10 +166,10 @@ class PendingChanges:
     def find_missed(
         self, before: Instant, seen_through: Callable[[str], Instant | None], now: Instant
     ) -> Iterator[int]:
-        """The shards that still lack something that we already knew at `before`.
+        """The stored shards that lack a change that this replica knew at `before`.
 
-        A VMI counts only if its watch had contact (`seen_through`) at most `AWAITED_FOR` before the
-        change. Otherwise the VMI may be gone, and the writer may know that.
+        A VMI counts only if its watch has had contact (`seen_through`) after the change, or at most
+        `AWAITED_FOR` before it. Otherwise the VMI may be gone, and the writer may know that.
         """
         for shard, unwritten in enumerate(self._unwritten):
             for uid, one in list(unwritten.items()):
@@ -182,7 +182,7 @@ class PendingChanges:
                 is_seen = seen is not None and seen + AWAITED_FOR >= one.since
                 if not is_seen:
                     continue
-                # The stored entry may have everything by now.
+                # The stored entry may contain the change by now.
                 if one.stored:
                     self.store.apply(decode(one.stored), now)
                 self._encode(uid, now)
@@ -201,7 +201,7 @@ class PendingChanges:
         return not self._entries[shard]
 
     def _encode(self, uid: str, now: Instant) -> bytes:
-        """Encode what the store remembers of a VMI; returns the entry that this replaces."""
+        """Encode the history of a VMI from the store; returns the entry that this replaces."""
         entries = self._entries[shard_of(uid)]
         known = entries.pop(uid, b"")
         remembered = self.store.remember(uid)

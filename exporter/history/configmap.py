@@ -26,7 +26,7 @@ from exporter.kube.lease import Lease
 
 
 REFUSALS = 3
-"""After this many refused shards the others wait for the next interval."""
+"""After this many shards that could not be written, the others wait for the next interval."""
 MISSED_AFTER = 2
 """After this many intervals another replica writes a change that the holder of the Lease missed."""
 OWNER = "kubevirt-eviction-exporter"
@@ -72,9 +72,9 @@ class ConfigMapWriter(HistoryWriter):
             await self._write_shards(missed, is_holder=False)
 
     async def _write_shards(self, shards: Iterable[int], *, is_holder: bool) -> None:
-        """Write these shards, existing ConfigMaps first: a quota only prevents new ones.
+        """Write these shards, existing ConfigMaps first: a quota prevents only new ConfigMaps.
 
-        After `REFUSALS` refused shards the others wait. The next time they are written first.
+        If `REFUSALS` shards cannot be written, the others wait. Next time they are written first.
         """
         refused: list[ApiError | Refused] = []
         known = self.reader.shards
@@ -96,7 +96,7 @@ class ConfigMapWriter(HistoryWriter):
             note_fault(self.status, HistoryFault.NOT_WRITTEN, str(refused[0]))
 
     async def _write_shard(self, shard: int, *, is_holder: bool) -> None:
-        """Write one shard. After a conflict, merge what another replica wrote and retry once.
+        """Write one shard. After a conflict, merge the other replica's version and retry once.
 
         If the watch has not delivered the ConfigMap, it is read first: it may exist without our
         label. Then an apply without a resourceVersion would overwrite another replica's data.
@@ -123,7 +123,7 @@ class ConfigMapWriter(HistoryWriter):
         data = {DATA_KEY: self.changes.seal(shard)} | stored.others
         size = sum(map(len, data.values()))
         if size > LONGEST_SHARD:
-            why = f"{size} bytes, and a ConfigMap takes {LONGEST_SHARD}"
+            why = f"it has {size} bytes, but a ConfigMap can hold {LONGEST_SHARD}"
             note_fault(self.status, HistoryFault.TOO_LARGE, why, shard=shard)
             return
         name = name_of(place, shard)

@@ -78,7 +78,7 @@ class FileWriter(HistoryWriter):
     """Writes the stored history to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
-    renamed. Before that, the `others` that `read_file` has found get their new names.
+    renamed. Before that, the files in `others`, which `read_file` has found, are renamed.
     """
 
     path: Path

@@ -1,13 +1,14 @@
 """The stored history's format: shards of encoded VMIs, each with a checksum.
 
-A stored history has `SHARDS` shards; a hash of the UID assigns each VMI to one. A sealed shard is
+A stored history has `SHARDS` shards; a hash of the UID assigns each VMI to a shard. A sealed shard
+is big-endian, and begins with the same header in every version:
 
     magic 4 bytes | version 2 | payload's length 4 | BLAKE2b of the rest, 16 | payload
 
-big-endian, with the same head in every version. The payload is a msgpack array with one entry per
-VMI, sorted by UID, so that equal content gives equal bytes. UUIDs take 16 bytes and whole seconds
-are integers, so a migration takes about 30 bytes. A file is the concatenation of its sealed shards;
-a ConfigMap holds one. Damage in one shard does not affect the others.
+The payload is a msgpack array with one entry per VMI, sorted by UID, so that equal content gives
+equal bytes. UUIDs take 16 bytes and whole seconds are integers, so a migration takes about 30
+bytes. A file is the concatenation of its sealed shards; a ConfigMap holds one shard. Damage in one
+shard does not affect the others.
 """
 
 import hashlib
@@ -27,17 +28,17 @@ from exporter.engine.model import Instant, Outcome, Seconds
 
 
 SHARDS = 64
-"""100,000 VMIs with 17 migrations each take 56 MB. In 64 shards even the fullest one fits into a
-ConfigMap, which holds 1 MiB."""
+"""100,000 VMIs with 17 migrations each take 56 MB. With 64 shards, even the largest shard fits into
+a ConfigMap, which holds 1 MiB."""
 VERSION = 1
 LONGEST_SHARD = 2**20 - 2**13
-"""The most bytes in one sealed shard: a ConfigMap may hold 1 MiB of data, keys included."""
+"""The most bytes in one sealed shard. A ConfigMap may hold 1 MiB of data, including the keys."""
 
 _MAGIC = b"KVEC"
 _HEAD = struct.Struct(">4sHI16s")
 _UUID_BYTES = 16
 _YEARS = Meta(ge=-62_135_596_800, lt=253_402_300_800)
-"""The years 1 to 9999: RFC 3339 has no others."""
+"""The years 1 to 9999, because RFC 3339 allows no other years."""
 _Instant: TypeAlias = Annotated[float, _YEARS]
 _Time: TypeAlias = _Instant | None
 
@@ -50,7 +51,7 @@ class UnknownVersion(Exception):
     """An intact shard in another version of the format."""
 
     def __init__(self, version: int, raw: bytes) -> None:
-        super().__init__(f"format version {version}, this program reads {VERSION}")
+        super().__init__(f"format version {version}, but this program reads {VERSION}")
         self.version = version
         self.raw = raw
 
@@ -103,9 +104,9 @@ def shard_of(uid: str) -> int:
 def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     """Encode one VMI with the migrations that can still matter at `now`.
 
-    These are the unfinished migrations and those that ended inside `window`. Two matter whatever
-    their age: the last one that ended (the fallback for an emptied `migrationState`), and the last
-    success (an evacuation begins after it). `finished_at` is omitted if the end is known and right.
+    These are the unfinished migrations and those that ended inside `window`. Two migrations matter
+    at any age: the last one that ended (used if `migrationState` is empty), and the last success
+    (an evacuation begins after it). `finished_at` is omitted if the end is known and correct.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
@@ -184,7 +185,7 @@ def decode(entry: bytes) -> Remembered:
 
 
 def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
-    """Whether a stored entry has everything that `entry` has, in whatever encoding.
+    """Whether a stored entry has everything that `entry` has, even if its encoding differs.
 
     Both are empty or valid. The stored entry may have more migrations, which no longer matter.
     """
@@ -208,7 +209,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 
 
 def split(raw: bytes) -> Iterator[bytes]:
-    """Split a file into its sealed shards. The damaged parts between them are pieces as well."""
+    """Split a file into its sealed shards. The damaged parts between them are yielded too."""
     position = 0
     while position < len(raw):
         following = raw.find(_MAGIC, position + 1)
@@ -249,7 +250,7 @@ def _pack_time(instant: Instant | None) -> _Time:
 
 
 def _pack_instant(instant: Instant) -> _Instant:
-    """Whole seconds, as KubeVirt writes them, become an integer: 5 bytes instead of 9."""
+    """Pack whole seconds, as KubeVirt writes them, as an integer: 5 bytes instead of 9."""
     return int(instant) if float(instant).is_integer() else instant
 
 
@@ -283,7 +284,7 @@ def _read_marker(wire: _Marker) -> Marker:
 
 
 def _find_transition(migration: Migration, now: Instant) -> Instant | None:
-    """The transition to the final phase, unless the end makes it superfluous."""
+    """The time of the transition to the final phase; None if the end makes it superfluous."""
     end = migration.end
     if end is not None and end <= now and migration.known_end == end:
         return None

@@ -22,7 +22,7 @@ key with that version, such as `history.v2`."""
 
 
 class Stored(Struct):
-    """One ConfigMap as last merged or written; `others` are its shards of other format versions."""
+    """One ConfigMap as it was last merged or written; `others`: shards of other format versions."""
 
     version: str
     others: dict[str, bytes] = msgspec.field(default_factory=dict)
@@ -33,7 +33,7 @@ class ConfigMapReader:
     """Merges every ConfigMap that a `Reflector` delivers, in slices.
 
     `apply` only notes what to merge; `run` merges it. `shards` are the ConfigMaps that exist, as
-    they were last merged or written. `lock` is held while one of them is merged or written.
+    they were last merged or written. `lock` is held while a ConfigMap is merged or written.
     """
 
     changes: PendingChanges
@@ -89,7 +89,7 @@ class ConfigMapReader:
         return shard in self._received
 
     async def merge(self, shard: int, found: ConfigMap | None) -> None:
-        """Merge one ConfigMap into the store; None: it does not exist. The caller holds `lock`."""
+        """Merge one ConfigMap, or note that it does not exist (None). The caller holds `lock`."""
         known, now = self.shards.get(shard), self.clock()
         if found is None:
             self.shards.pop(shard, None)

@@ -24,11 +24,11 @@ CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 """The time limit of a request about one object."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
-"""The longest pause that is accepted from `Retry-After`: a longer one would delay a watch."""
+"""The longest pause that is accepted from `Retry-After`: a longer pause would delay a watch."""
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LARGEST_CHUNK = 2**17
-"""The most bytes read at once. A list arrives in chunks of up to 4 MiB. To process 4 MiB blocks the
+"""The most bytes read at once. A list arrives in chunks of up to 4 MiB. Processing 4 MiB blocks the
 event loop for 14 ms; this many bytes take 0.5 ms."""
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -117,7 +117,7 @@ class NoCredentials(Exception):
 class Login:
     """Where to log in: a kubeconfig file, or the URL of a server that needs no credentials.
 
-    If neither is set: the pod's service account if there is one, else the default kubeconfig.
+    If neither is set, the pod's service account is used, or else the default kubeconfig.
     """
 
     kubeconfig: Path | None = None
@@ -153,7 +153,7 @@ class ApiServer:
     async def list_page(
         self, resource: Resource, namespace: str | None, *, limit: int, token: str, name: str = ""
     ) -> bytes:
-        """One page of a consistent list. With `name`, the list has this object only.
+        """Read one page of a consistent list. With `name`, the list has this object only.
 
         Raises `ApiError`.
         """
@@ -218,7 +218,7 @@ class ApiServer:
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a review or an Event.
 
-        Raises `Conflict` if there is an object of that name, or another `ApiError`.
+        Raises `Conflict` if an object of that name exists, or another `ApiError`.
         """
         return await self._send("POST", path, body=body)
 
@@ -252,7 +252,7 @@ class ApiServer:
             async for chunk in response.content.iter_chunked(LARGEST_CHUNK):
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
-                    raise Unreachable(f"a watch event of more than {LONGEST_LINE} bytes")
+                    raise Unreachable(f"a watch event has more than {LONGEST_LINE} bytes")
                 if lines:
                     yield lines
 
@@ -319,7 +319,7 @@ class ApiServer:
 
 
 def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:
-    """The URL path of a resource, or of one object. Namespace None: all namespaces."""
+    """The URL path of a resource, or of one object. Namespace None means all namespaces."""
     scope = "" if namespace is None else f"/namespaces/{namespace}"
     return f"{_PATHS[resource]}{scope}/{resource}" + (f"/{name}" if name else "")
 
@@ -368,7 +368,7 @@ async def log_in(login: Login) -> Configuration:
 
 
 def find_namespace(login: Login) -> str:
-    """The exporter's own namespace: its pod's, else that of the kubeconfig's context.
+    """The exporter's own namespace: that of its pod, or else of the kubeconfig's context.
 
     Needs a successful `log_in`.
     """

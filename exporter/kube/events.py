@@ -2,7 +2,8 @@
 
 This needs one verb, `create` on `events` of `events.k8s.io`. Each Event is a new object, and a
 later Event of the same episode has the count of the series. With `patch` or `update` we could
-increase the count in one object, but then our account could change every Event of the cluster.
+increase the count in one object, but then our service account could change every Event of the
+cluster.
 
 The name of an Event comes from its episode and the half hour. So the API server itself refuses an
 Event that was already written by another replica, or by this replica before a restart.
@@ -35,7 +36,7 @@ CHECKED_EVERY: Seconds = 15.0
 """How often to check for stuck evacuations."""
 PAUSE: Seconds = 1.0
 SLICE = 100
-"""How many evacuations are diagnosed without yielding: about 2 ms."""
+"""How many evacuations are diagnosed without yielding, which takes about 2 ms."""
 CONTROLLER = "kubevirt-eviction-exporter"
 LONGEST_NOTE = 1024
 """The most bytes of an Event's note (`pkg/apis/core/validation/events.go`, `NoteLengthLimit`)."""
@@ -51,7 +52,7 @@ log = structlog.stdlib.get_logger()
 
 @dataclass
 class EventWriter:
-    """Writes what is due in `queue`, one Event at a time.
+    """Writes the due Events of `queue`, one at a time.
 
     With a stored history, only the replica that writes the history (the holder of the Lease)
     reports evacuations. A blocked eviction is reported by the replica that blocked it. `instance`
@@ -93,7 +94,7 @@ class EventWriter:
         for count, evidence in enumerate(list(self.store.evacuating()), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
-                stuck.add(evidence.vmi.uid)  # we do not know whether it has ended
+                stuck.add(evidence.vmi.uid)  # it is unknown whether the evacuation has ended
             elif diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
                 self.queue.note_stuck(evidence.vmi, diagnosis, now)
@@ -102,7 +103,7 @@ class EventWriter:
         self.queue.note_ended(stuck, now)
 
     async def write_due(self) -> None:
-        """Write what is due and within the limits. Stop if the API server does not answer."""
+        """Write due Events within the limits. Stop if the API server does not answer."""
         outcome = None
         while outcome is not EventOutcome.UNREACHABLE:
             now = self.clock()
@@ -131,7 +132,7 @@ class EventWriter:
         return EventOutcome.WRITTEN
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
-        """The text of an Event; None if its subject is over."""
+        """The text of an Event; None if its episode is over."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
         evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name)
@@ -152,7 +153,7 @@ class EventWriter:
 
 
 def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> dict[str, Any]:
-    """An Event of `events.k8s.io/v1`, which kube-apiserver also serves as a core `v1` one."""
+    """An Event of `events.k8s.io/v1`, which kube-apiserver also serves as a core `v1` Event."""
     vmi = episode.vmi
     key = f"{vmi.uid} {episode.reason} {episode.identify(now)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]

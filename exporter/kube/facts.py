@@ -110,7 +110,7 @@ def _read_state(state: wire.ReportedState) -> MigrationState:
 
 
 def _state_outcome(state: wire.ReportedState) -> Outcome:
-    """`completed` is true for a failed migration too."""
+    """The outcome of a migration; `completed` is true even if it failed."""
     if state.failed:
         return Outcome.FAILED
     return Outcome.SUCCEEDED if state.completed else Outcome.UNKNOWN
@@ -166,7 +166,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
 
 
 def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigger:
-    """What a VMIM was made for. A workload update's annotation is empty, but present."""
+    """Why a VMIM was created. The annotation of a workload update is present, but empty."""
     if EVACUATION in annotations:
         return Trigger.EVACUATION
     if VOLUME_UPDATE in labels:
@@ -207,7 +207,7 @@ def read_pod(found: wire.PodObject) -> Pod:
 
 @lru_cache(maxsize=4096)
 def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Pods with the same labels share one tuple."""
+    """Return the same tuple for all pods with the same labels."""
     return labels
 
 
@@ -245,7 +245,7 @@ def read_node(found: wire.NodeObject) -> Node:
 def read_budget(found: wire.BudgetObject) -> Budget:
     """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
-    KubeVirt's own budgets forbid nothing either: they are for VMs that KubeVirt migrates.
+    KubeVirt's own budgets count as forbidding nothing: they are for VMs that KubeVirt migrates.
     """
     metadata, selector = found.metadata, found.spec.selector if found.spec else None
     wanted = selector or wire.LabelSelector()

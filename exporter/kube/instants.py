@@ -11,7 +11,7 @@ from exporter.text import FIRST_INSTANT, LAST_INSTANT
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt](?!24)\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:[0-5]\d)", re.ASCII
 )
-"""`fromisoformat` alone accepts more, such as a week, a comma, or hour 24 (Python 3.13)."""
+"""`fromisoformat` also accepts other formats, such as a week, a comma, or hour 24 (Python 3.13)."""
 
 
 def parse_instant(value: object) -> Instant | None:
@@ -23,8 +23,8 @@ def parse_instant(value: object) -> Instant | None:
 def _parse_instant(text: str) -> Instant | None:
     """Parse one text. Digits after the microseconds are ignored.
 
-    Cached, because one object repeats an instant up to three times: this saves two thirds of the
-    time for a VMIM, and equal instants share one float.
+    The results are cached, because one object repeats an instant up to three times. This saves two
+    thirds of the time for a VMIM, and equal instants share one float.
     """
     # KubeVirt's own format needs no check by the pattern, which takes longer than the parser.
     if len(text) != 20 or text[4::3] != "--T::Z" or text[11:13] == "24":

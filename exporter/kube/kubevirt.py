@@ -1,8 +1,8 @@
 """Parses Kubernetes and KubeVirt objects and watch events.
 
-Raw JSON goes in; facts of `engine.model` and reasons come out, or `Refused` with the reason. Only
-fields in use are decoded: `wire` has them, `facts` and `reasons` read them, `writing` is the
-inverse. No other module knows field paths.
+From raw JSON, this module reads facts of `engine.model` and reasons, or raises `Refused`. Only
+fields in use are decoded: `wire` defines them, `facts` and `reasons` read them, and `writing`
+writes them. No other module knows field paths.
 """
 
 import re
@@ -79,13 +79,13 @@ class _PageMetadata(Struct, gc=False):
 
 
 class Traits(Struct, frozen=True, gc=False):
-    """What an override of the policy can match in a VMI; the labels are still JSON."""
+    """The parts of a VMI that an override of the policy can match; the labels are still JSON."""
 
     labels: msgspec.Raw
     priority_class: str
 
     def read_labels(self) -> dict[str, object]:
-        """The labels; none if they cannot be read."""
+        """The labels; an empty dict if they cannot be read."""
         try:
             return msgspec.json.decode(self.labels, type=dict[str, object] | None) or {}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -95,9 +95,8 @@ class Traits(Struct, frozen=True, gc=False):
 class Changed(Struct, frozen=True, gc=False):
     """An object was added or modified, or is an item of a list.
 
-    `reasons` were read by the module `reasons`.
-
-    `ended` is the record of a VMIM in a final phase, `traits` choose the policy of a VMI.
+    `reasons` were read by the module `reasons`. `ended` is the record of a finished VMIM. The
+    `traits` of a VMI choose its policy.
     """
 
     fact: Fact
@@ -138,7 +137,7 @@ Event: TypeAlias = Changed | Deleted | Bookmark | Failed
 
 
 class Page(Struct, frozen=True):
-    """One page of a list. Items are raw, so that a bad one does not affect the others."""
+    """One page of a list. Items are raw, so that an invalid item does not affect the others."""
 
     items: list[msgspec.Raw]
     resource_version: str
@@ -184,7 +183,7 @@ def parse_page(body: bytes) -> Page:
 
 
 def parse_status_message(body: bytes) -> str:
-    """The message of a Kubernetes `Status`, or "" if the body is not one."""
+    """The message of a Kubernetes `Status`, or "" if the body is not a `Status`."""
     return _read_status(body).message or ""
 
 
@@ -198,7 +197,7 @@ def _read_status(raw: bytes | msgspec.Raw) -> _ErrorStatus:
 def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
     """Repair broken text in JSON, such as half a surrogate pair; None if nothing is broken.
 
-    Half a pair is replaced by its escape as plain text, broken UTF-8 by the replacement character.
+    Half a pair is replaced by its escape as plain text, invalid UTF-8 by the replacement character.
     """
     text = bytes(raw).decode(errors="replace").encode()
     mended = _ESCAPE.sub(lambda found: rb"\\" + found[1] if found[1] else found[0], text)

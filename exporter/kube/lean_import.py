@@ -1,8 +1,9 @@
 """Imports the parts of kubernetes_asyncio that we use, without its 850 model modules.
 
 Its packages import a class for every type and group of Kubernetes. That took a third of our start
-(0.3 s) and of the memory for a small cluster (32 MiB), and we use none of them: requests return
-bytes. `tests/unit/kube/test_lean_import.py` says when this file can be dropped.
+time (0.3 s) and a third of the memory for a small cluster (32 MiB). We use none of these classes,
+because requests return bytes. `tests/unit/kube/test_lean_import.py` says when this file can be
+dropped.
 """
 
 import sys

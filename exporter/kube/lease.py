@@ -128,7 +128,8 @@ class Lease:
             return
         seen = msgspec.json.decode(raw, type=_Lease)
         if seen != self._seen:
-            # Not `began`: another replica may have written it while we waited for the response.
+            # Not `began`: another replica may have written the Lease while we waited for the
+            # response.
             self._seen, self._seen_at = seen, self.monotonic()
         holder = seen.spec.holderIdentity
         is_free = not holder or self.monotonic() >= self._free_at(seen.spec)

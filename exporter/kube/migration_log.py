@@ -28,8 +28,8 @@ from exporter.kube.kubevirt import Changed
 
 
 WAIT_FOR_STATE: Seconds = 10.0
-"""How long a record waits until KubeVirt copies the VMI's `migrationState` to a final VMIM. This
-takes one more write, and never happens if the VMI has another migration by then."""
+"""How long a record waits until KubeVirt copies the VMI's `migrationState` to a finished VMIM.
+KubeVirt does this in a later write, and never if the VMI has another migration by then."""
 MIGRATIONS_KEPT = 10_000
 """How many target pods, and how many hotplugs, are remembered; the oldest are dropped."""
 
@@ -38,7 +38,7 @@ log = structlog.stdlib.get_logger()
 
 @dataclass
 class MigrationLog:
-    """Logs and counts migrations. It must note each change before the `store` has that change.
+    """Logs and counts migrations. It must note each change before the `store` applies it.
 
     Migrations that ended before `started_at` are left out. `window` is the policy's history window.
     """
@@ -121,7 +121,7 @@ class MigrationLog:
         reason = find_reason(ended, vmi, why)
         self.counters.migrations[vmim.outcome, trigger, reason] += 1
         if vmim.outcome is Outcome.SUCCEEDED:
-            # Time in the queue says nothing about the next migration.
+            # The time in the queue does not help to predict the next migration.
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
             self.counters.migration_durations[trigger].observe(seconds)
             moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)

@@ -1,7 +1,7 @@
 """Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
 
-These texts can be long, and everybody who may write a VM can write some of them. So they are cut to
-`MESSAGE_LIMIT` or `WORD_LIMIT` characters, and invisible characters are escaped. Sources:
+These texts can be long, and everybody who may change a VM can change some of them. So they are cut
+to `MESSAGE_LIMIT` or `WORD_LIMIT` characters, and invisible characters are escaped. Sources:
 `types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-controller's `migration.go`; the
 conditions and container states of Kubernetes' pods.
 """
@@ -39,7 +39,7 @@ _Decoded = TypeVar("_Decoded")
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
-    Without an evacuation there is only the condition's reason, which many VMIs share.
+    A VMI without an evacuation gets only the condition's reason, so that many VMIs share one value.
     """
     if vmi.migratable and not vmi.evacuation_node:
         return ()
@@ -67,7 +67,8 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
 
     For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
     with the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`.
-    A cancelled attempt gives no reason: KubeVirt 1.9 describes it like one that took too long.
+    A cancelled attempt gives no reason: KubeVirt 1.9 describes it like an attempt that took too
+    long.
     """
     if vmim.phase == "Succeeded":
         return ()
@@ -113,7 +114,8 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """Why the target pod of an attempt does not run, or that the pod is being deleted.
 
-    A deletion does not stop the migration (1.8.4): it fails, or the VM dies in that pod.
+    The deletion does not stop the migration (1.8.4). The migration fails, or the VM moves to that
+    pod and is killed with it.
     """
     if not pod.migration_uid:
         return ()

@@ -39,7 +39,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
     Expired: Recovery(Restart.EXPIRED, relist=True),
     Unsupported: Recovery(Restart.UNREACHABLE, relist=True),
     # A server that was restored from a backup sends nothing, not even bookmarks, until it reaches
-    # our resourceVersion. So the watch must not resume from there.
+    # our resourceVersion. So the watch must not resume from that version.
     Silent: Recovery(Restart.SILENT, relist=True),
     Denied: Recovery(Restart.DENIED, log_in=True),
     Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
@@ -52,7 +52,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
 
 @dataclass
 class ExponentialBackoff:
-    """Pauses with jitter: each is between half of a bound and the bound, which then doubles."""
+    """Random pauses: each pause is between half of a bound and the bound, which then doubles."""
 
     rng: random.Random
     _: KW_ONLY

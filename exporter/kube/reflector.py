@@ -2,7 +2,7 @@
 
 `Reflector.run` reconnects with backoff until it is cancelled. One connection (`_list_and_watch`)
 lists if needed and then watches until the server ends the stream or an error occurs. A list
-replaces what was known, which repairs missed deletions. The watch resumes from the last
+replaces all known objects, which repairs missed deletions. The watch resumes from the last
 resourceVersion that was read; if that has expired, or there is none, the resource is listed again.
 """
 
@@ -47,7 +47,7 @@ from exporter.settings import KubeSettings
 
 
 LIST_SILENCE: Seconds = 8.0
-"""The longest pause within a streamed list; after it, pages are requested instead.
+"""The longest pause within a streamed list; after it, the list is requested in pages instead.
 
 A server that ignores `sendInitialEvents` never ends its list.
 """
@@ -55,13 +55,13 @@ SHORT_LIVED: Seconds = 5.0
 """A watch that the server ended sooner than this is reopened with a backoff. An event after this
 time resets the backoff."""
 FUTILE_TRIES = 8
-"""List again after this many attempts in a row that the API server answered without an event (some
+"""List again after this many watches in a row that the API server answered without an event (about
 20 s of backoff)."""
 FINAL_AFTER = 4
-"""After this many 401s, 403s or 404s in a row they count as final. An API server that has just
-started returns some until it has loaded its roles and custom resources."""
+"""After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
+has just started returns such errors until it has loaded its roles and custom resources."""
 FINAL_AFTER_SYNC = 7
-"""The same for a resource that was listed before: about 20 s of backoff."""
+"""`FINAL_AFTER` for a resource that was listed before; this is about 20 s of backoff."""
 
 
 class KubeVirtMissing(Exception):
@@ -192,7 +192,7 @@ class Reflector:
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
 
-        Otherwise an object that the list has not shown yet would count as seen just now.
+        During a list, objects that the list has not shown yet must not count as up to date.
         """
         if listing is None:
             self._note_progress()
@@ -230,7 +230,7 @@ class Reflector:
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
         gone, objects = self._feed.retain(listing), len(listing)
-        listing.names.clear()  # the watch that follows keeps `listing` for as long as it lasts
+        listing.names.clear()  # the watch that follows keeps `listing` until the watch ends
         watched = self.watched
         watched.lists += 1
         if watched.refused:
@@ -274,7 +274,8 @@ class Reflector:
             await self.api.renew()
             self._refusals += 1
             if self._refusals >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
-                # VMIs are required, unless forbidden here and visible in another namespace.
+                # VMIs are required, unless they are forbidden here and visible in another
+                # namespace.
                 is_required = self.watched.resource is Resource.VMIS
                 if not is_required or (isinstance(error, Forbidden) and self.is_optional()):
                     return self._go_without(error)
@@ -328,7 +329,7 @@ class Reflector:
 
 
 _CONSEQUENCES = {
-    Resource.VMIS: "this namespace is not updated any more; what is known soon stops blocking",
+    Resource.VMIS: "VMIs of this namespace are not updated, and soon only a cooldown blocks them",
     Resource.VMIMS: "pending migrations do not block, and the history begins now",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",

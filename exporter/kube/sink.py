@@ -1,4 +1,4 @@
-"""Where a reflector puts the objects that it reads, including unusable ones."""
+"""Where a reflector puts the objects that it reads, including objects that cannot be used."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from exporter.logs import Throttle
 
 
 NO_OVERRIDES = Policy()
-"""The policy for watches whose VMIs are matched with no overrides."""
+"""The policy for watches that choose no overrides for VMIs."""
 
 
 class FactSink(Protocol):
-    """Receives what a reflector reads; the `Store` is one."""
+    """Receives the objects that a reflector reads; the `Store` is a sink."""
 
     def apply(self, change: Change, at: Instant) -> int:
         """Apply what was read at `at`; returns how many objects this changed.
@@ -42,7 +42,7 @@ class ChangeListener(Protocol):
 class Listing:
     """A list in progress: the names read so far, by namespace.
 
-    `complete` is false if an item was so broken that not even its name could be read.
+    `complete` is false if the name of an item could not be read.
     """
 
     names: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -55,7 +55,7 @@ class Listing:
 
 @dataclass
 class Feed:
-    """Puts one resource's objects into a sink, and logs unusable ones."""
+    """Puts one resource's objects into a sink, and logs objects that cannot be used."""
 
     sink: FactSink
     watched: Watched
@@ -99,7 +99,7 @@ class Feed:
     def retain(self, listing: Listing) -> int:
         """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
-            self.log.warning("list_not_used_to_forget", why="an item could not be read at all")
+            self.log.warning("list_not_used_to_forget", why="the name of an item could not be read")
             return 0
         watched = self.watched
         listed = Listed(watched.resource, listing.names, watched.namespace)

@@ -1,7 +1,7 @@
-"""The fields of Kubernetes and KubeVirt objects that are decoded, as they are on the wire.
+"""The fields of Kubernetes and KubeVirt objects that are decoded, as they are in JSON.
 
-Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`), because only
-`reasons` needs some, and a broken text must not make its object unreadable. Source: KubeVirt
+Fields of type Any may have any JSON type. Texts are left undecoded (`msgspec.Raw`): only the module
+`reasons` needs them, and an invalid text must not make its object unreadable. Source: KubeVirt
 `staging/src/kubevirt.io/api/core/v1/types.go`.
 """
 

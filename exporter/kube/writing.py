@@ -34,10 +34,10 @@ _UNREAD = "unreadable"
 
 
 def write_object(fact: Fact) -> dict[str, Any]:
-    """Write the smallest object from which parsing gives this fact.
+    """Write the smallest object that is parsed as this fact.
 
-    It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError
-    for what is not recorded: nodes, budgets, and a stored history's ConfigMap.
+    It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError for
+    facts that are not recorded: nodes, budgets and ConfigMaps.
     """
     match fact:
         case Vmi():

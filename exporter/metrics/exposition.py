@@ -1,7 +1,7 @@
 """Writes the metrics as text for a scrape, in slices, so that other tasks run in between.
 
 Only this package imports prometheus_client. The samples are read from the store at scrape time, so
-no series outlives its object.
+a series ends when its object is gone.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
 def sample(view: View) -> Iterator[Piece]:
     """The samples of all `FAMILIES`, in order.
 
-    A family with many VMIs comes in several pieces. Everything that may change is read before this
-    returns, so all pieces show the same instant.
+    A family with many VMIs comes in several pieces. All data that may change are read before this
+    function returns, so all pieces show the same instant.
     """
     view.verdicts.advance(view.now, dead=view.dead)
     summary = view.verdicts.summarize()
@@ -142,9 +142,10 @@ class Exposition:
             self._lines.clear()
 
     def _write_lines(self, entry: Entry) -> tuple[str, ...]:
-        """The lines of a VMI, one for each of `COOLING`.
+        """The lines of a VMI, one for each family of `COOLING`.
 
-        They are kept, because they take 12 us and most cooldowns are the same in the next scrape.
+        The lines are kept, because writing them takes 12 us, and most cooldowns are the same in the
+        next scrape.
         """
         lines = tuple(_write_sample(family, _sample_cooling(family, entry)) for family in COOLING)
         self._lines[entry] = lines
@@ -171,7 +172,7 @@ def _write_sample(family: Family, one: Sample) -> str:
 def _find_template(name: str, suffix: str, labels: tuple[str, ...]) -> tuple[str, list[int]]:
     """A metric's line with `%s` for each value, and the order of the label values in the line.
 
-    Labels are sorted as in prometheus_client. Cached, so a line takes 2 us instead of 5.
+    Labels are sorted as in prometheus_client. With the cache, a line takes 2 us instead of 5.
     """
     order = sorted(range(len(labels)), key=labels.__getitem__)
     braced = ",".join(f'{labels[at]}="%s"' for at in order)
@@ -185,7 +186,7 @@ def _escape(value: str) -> str:
 
 
 def narrow(accept: str) -> str:
-    """Reduce an Accept header to OpenMetrics 1.0 or, as "", to text.
+    """Reduce an Accept header to OpenMetrics 1.0, or to "" for the text format.
 
     For other versions prometheus_client would declare that version and write 1.0, or fail.
     """
@@ -209,10 +210,10 @@ def _sample_vmis(
     counts: dict[str, Counter[DrainOutcome]],
     departed: Mapping[str, Departed],
 ) -> Iterator[Piece]:
-    """The samples of single VMIs, evacuating ones first, and of their totals.
+    """The samples of single VMIs, evacuating VMIs first, and of their totals.
 
     `counts` are the results of `count_undiagnosed`. `departed` are the VMs that have left each
-    node. Because this runs in slices, it reads only what cannot change.
+    node. Because this runs in slices, it reads only data that cannot change.
     """
     yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
     diagnosed: list[Diagnosed] = []
@@ -245,7 +246,7 @@ def _sample_vmis(
 
 
 def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
-    """Cut a sequence into slices; an empty one gives one empty slice."""
+    """Cut a sequence into slices; an empty sequence gives one empty slice."""
     return (whole[at : at + SLICE] for at in range(0, max(1, len(whole)), SLICE))
 
 

@@ -17,7 +17,7 @@ from exporter.health import Health
 
 
 class Sample(Struct, frozen=True, gc=False):
-    """One value of a family; `labels` has the family's order, `suffix` is used for histograms."""
+    """One value of a family; `labels` are in the family's order, `suffix` is for histograms."""
 
     labels: tuple[str, ...]
     value: float
@@ -26,7 +26,7 @@ class Sample(Struct, frozen=True, gc=False):
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What a scrape reads at `now`.
+    """The data that a scrape reads at `now`.
 
     `verdicts` are those of `store` under `policy`. At most `vmi_series` VMIs have series of their
     own.

@@ -1,4 +1,4 @@
-"""Reads metrics that need more than one line."""
+"""Reads the metrics that need more than one line of code."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Reader: TypeAlias = Callable[[View], Values]
 
 
 def read_blocks(view: View) -> Values:
-    """The values of `BLOCKS`, without nodes and namespaces that are gone."""
+    """The values of `BLOCKS`, without nodes and namespaces that no longer have VMIs."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
     return sorted(view.counters.blocks.items())
 

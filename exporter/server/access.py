@@ -4,9 +4,9 @@ As in kube-rbac-proxy and controller-runtime's metrics server, a TokenReview ide
 a bearer token, and a SubjectAccessReview says whether the user may `get` or `post` this path as a
 non-resource URL. A limited number of answers is cached; a token is cached only as a hash.
 
-Both reviews together take at most `PATIENCE`. A caller with an older yes in the cache waits at most
-`RENEWAL_PATIENCE` for a new answer. After that the cached yes counts, and the review continues in
-the background.
+Both reviews together take at most `PATIENCE`. A caller with an expired yes in the cache waits at
+most `RENEWAL_PATIENCE` for a new answer. After that the cached yes still counts, and the review
+continues in the background.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from exporter.server.problems import Refusal, Unavailable
 REMEMBERED = 4096
 """The most answers in each cache, so that a flood of new tokens or paths cannot fill the memory."""
 ASKED_AT_ONCE = 16
-"""The most concurrent reviews of each kind for new callers, and also the most for renewals."""
+"""The most concurrent reviews of each kind, counted separately for new callers and renewals."""
 LONGEST_TOKEN = 16_384
 PATIENCE: Seconds = 0.8
 """How long a caller waits for both reviews, and how long one review may take. The descheduler's
@@ -38,7 +38,7 @@ plugin waits one second for its verdict."""
 RENEWAL_PATIENCE: Seconds = 0.25
 """How long a caller with a cached yes waits; a healthy API server answers faster."""
 RETRY: Seconds = 5.0
-"""How long no cached answer is renewed after a renewal has failed."""
+"""The pause after a failed renewal, in which no cached answer is renewed."""
 
 _Answer = TypeVar("_Answer")
 
@@ -90,8 +90,8 @@ class _Review(Struct):
 class _Cache(Generic[_Answer]):
     """A bounded cache of answers, each with its time and its owner.
 
-    When the cache is full, the owner of the most answers loses the oldest one. So nobody can push
-    out the answers of others.
+    When the cache is full, the owner of the most answers loses its oldest answer. So no owner can
+    push out the answers of others.
     """
 
     def __init__(self, clock: Callable[[], Seconds]) -> None:
@@ -143,7 +143,7 @@ class _ReviewCache(Generic[_Answer]):
         owner: str,
         began: Seconds,
     ) -> _Answer | None:
-        """The cached or new answer for a key; None is a no. Raises `ReviewUnavailable`.
+        """The cached or new answer for a key; None means no. Raises `ReviewUnavailable`.
 
         `owner` is the user, or the peer while the user is unknown. `began` is when the check began,
         by the event loop's clock.
@@ -205,7 +205,7 @@ class _ReviewCache(Generic[_Answer]):
     def _end(self, key: Hashable, task: asyncio.Task[_Answer | None]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # asyncio logs errors that nobody has retrieved
+            task.exception()  # otherwise asyncio would log the error
 
 
 class Access:

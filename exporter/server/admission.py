@@ -1,8 +1,8 @@
 """The HTTP side of the admission webhook: `POST /v1/evictions` on its own listener.
 
-It has no authentication, because by default the API server sends no credentials to webhooks. So it
-serves only this path and limits the size of the body. It changes only counters and, with
-`admission.observe`, the record of who requested an eviction.
+This listener has no authentication, because by default the API server sends no credentials to
+webhooks. So it serves only this path and limits the size of the body. It changes only counters and,
+with `admission.observe`, the record of who requested an eviction.
 """
 
 from collections import Counter
@@ -57,8 +57,8 @@ class Admission:
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
         )
         self._logged = Throttle(REMEMBERED)
-        # Without users and groups the other outcomes cannot occur. If they were exposed as zeros,
-        # the alert KubeVirtEvictionWebhookFailing would fire.
+        # Without users and groups, `UNLISTED_USER` is the only outcome. If the others were exposed
+        # as zeros, the alert KubeVirtEvictionWebhookFailing would fire.
         is_judging = bool(settings.users or settings.groups)
         outcomes = ReviewOutcome if is_judging else (ReviewOutcome.UNLISTED_USER,)
         self._reviews = service.counters.reviews = Counter(dict.fromkeys(outcomes, 0))
@@ -81,13 +81,13 @@ class Admission:
             raise Refusal(422, "Not an admission review", str(error)) from None
         response = web.Response(body=self._review(review), content_type="application/json")
         if self._service.closing:
-            # The API server then connects again, to a replica that does not shut down.
+            # The API server then connects again, to a replica that is not shutting down.
             response.headers[hdrs.CONNECTION] = "close"
             response.force_close()
         return response
 
     def _review(self, review: Review) -> bytes:
-        """Judge, count and answer a review. If we fail, the eviction is allowed."""
+        """Judge, count and answer a review. After an internal error, the eviction is allowed."""
         service = self._service
         now = service.clock()
         try:

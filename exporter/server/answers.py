@@ -50,7 +50,7 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 convert_attributes = partial(convert, from_attributes=True, strict=False)
 """Copies attributes of the same names; instants become datetimes.
 
-An instant outside the calendar is an error, but our clock and `kube.instants` give none.
+An instant outside the calendar is an error, but neither our clock nor `kube.instants` returns one.
 """
 
 
@@ -91,7 +91,7 @@ def list_evacuations(
     *,
     reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first; `reasons` are the store's."""
+    """Every evacuation with its diagnosis, the longest first; `reasons` is `Store.reasons`."""
     now = conditions.now
     answers = [
         write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating

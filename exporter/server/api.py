@@ -81,9 +81,9 @@ log = structlog.stdlib.get_logger()
 class _Parts(Payload):
     """A body that is sent part by part, and yields to other tasks after each part.
 
-    To send 2 MB at once would block for 4 ms. Answers can share parts: aiohttp keeps the last
-    answer of a connection until the next one, so 10,000 long polls with copies of a blocked set of
-    1,000 VMIs would take 2 GB.
+    To send 2 MB at once would block for 4 ms. Answers can share parts. That saves memory, because
+    aiohttp keeps the last answer of each connection: for 10,000 long polls, copies of a blocked set
+    of 1,000 VMIs would take 2 GB.
     """
 
     _autoclose = True
@@ -105,8 +105,8 @@ class _Parts(Payload):
 class Service:
     """The handlers and what they share.
 
-    `answer_NAME` handles the route of that name in `openapi.ROUTES`. `render_metrics` takes an
-    Accept header. `note_blocked`, if set, is called for each blocked eviction.
+    `answer_NAME` handles the route NAME of `openapi.ROUTES`. `render_metrics` takes an Accept
+    header. `note_blocked`, if set, is called for each blocked eviction.
     """
 
     store: Store
@@ -198,7 +198,7 @@ class Service:
         return answer
 
     def describe_vmi(self, namespace: str, name: str, now: Instant) -> VmiAnswer | None:
-        """Everything known about one VMI, or None if there is none of that name."""
+        """Everything known about one VMI, or None if there is no such VMI."""
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)
         entry = self.view.find(namespace, name)
@@ -303,7 +303,7 @@ class Service:
         return _json(write_openapi())
 
     def read_conditions(self, now: Instant) -> Conditions:
-        """What every diagnosis and drain outcome depends on at `now`."""
+        """The conditions at `now` on which every diagnosis and drain outcome depends."""
         return self.health.read_conditions(self.store, self.stuck, now)
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
@@ -359,7 +359,7 @@ class Service:
         return answers
 
     def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
-        """Count an eviction that a verdict or a denied admission review has blocked."""
+        """Count an eviction that a verdict has blocked or the webhook has denied."""
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )

@@ -1,6 +1,6 @@
 """Builds the applications of the query listener and the metrics listener.
 
-Adds authentication, request durations and problem+json errors to the handlers.
+The applications add authentication, request durations and problem+json errors to the handlers.
 """
 
 import asyncio
@@ -154,6 +154,6 @@ def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) 
 
 
 _DETAILS = {
-    404: "there is no such endpoint; /openapi.json lists those of the query listener",
+    404: "there is no such endpoint; /openapi.json lists the endpoints of the query listener",
     405: "this endpoint does not take that method; see the Allow header",
 }

@@ -1,8 +1,8 @@
 """The long polls of `/v1/blocked`: callers that wait until the blocked set changes.
 
 Callers that wait for the same checkpoint share one queue with one task. After a change, the task
-computes the set once for all of them. It wakes them only if the set differs, and in batches: to
-wake 10,000 callers at once, or for every change, would leave no time for verdicts.
+computes the set once for all of them. It wakes them only if the set differs, and in batches. To
+wake 10,000 callers at once, or after every change, would leave no time for verdicts.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ SETTLING: Seconds = 0.05
 SHARE = 10
 """The pause before a computation is at least this many times as long as the last computation."""
 CHECK_EVERY: Seconds = 1.0
-"""How often to check whether lost contact is back, because no notice says so."""
+"""How often to check whether lost contact is restored, because no event reports it."""
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
@@ -79,7 +79,7 @@ class LongPolls:
             pause = self._until_turn(blocked)
             queue.task = asyncio.create_task(self._watch(checkpoint, queue, pause))
         if not self.blocked.is_current(blocked):
-            # There was a change during the computation, perhaps before there was this queue.
+            # The set may have changed during its computation, before this queue existed.
             queue.changed.set()
         caller = asyncio.get_running_loop().create_future()
         queue.callers[caller] = None
@@ -116,7 +116,7 @@ class LongPolls:
                 self._release(checkpoint)
 
     def _until_turn(self, blocked: Blocked) -> Seconds:
-        """How long until the clock alone may change the set."""
+        """How long until the set may change without an event."""
         health, now = self.blocked.health, self.blocked.clock()
         turns = (blocked.changes_at, health.turns_at(now) or math.inf)
         is_silent = blocked.stale or health.find_dead(now)

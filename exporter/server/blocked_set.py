@@ -1,9 +1,9 @@
 """The set of blocked VMIs in the API's form, computed once for all callers.
 
 The set is written from the entries of the verdict view, in slices. Other requests are answered
-between two slices. The set is cached until the view or the freshness of the evidence changes:
-10,000 waiting callers cannot each go through 10,000 VMIs. If a VMI changes while the set is
-written, the set has the VMI's state before or after that change.
+between two slices. The set is cached until the view or the freshness of the evidence changes.
+Otherwise each of 10,000 waiting callers would go through 10,000 VMIs. If a VMI changes while the
+set is written, the set has the VMI's state before or after that change.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from exporter.text import to_release
 MOVES_EVERY: Seconds = 1.0
 """How often the set is written again while `notBefore` moves with our clock.
 
-That happens while the end of a migration lies ahead of our clock.
+`notBefore` moves while the recorded end of a migration is in the future by our clock.
 """
 SLICE = 100
 """How many VMIs are evaluated or written without yielding. That takes 2 ms."""
@@ -38,8 +38,9 @@ class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
     `etag` covers the entries and `stale`, but no value that changes as time passes. The set was
-    computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when
-    time alone may change it. `reads` is how many calls of `BlockedSet.read` had begun before that.
+    computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when it
+    may change without an event. `reads` counts the calls of `BlockedSet.read` that had begun before
+    it was computed.
     """
 
     entries: list[BlockedVmi]
@@ -84,7 +85,7 @@ class BlockedSet:
             return cached
 
     def is_current(self, blocked: Blocked) -> bool:
-        """Whether a set is still right. This brings the view up to date, but only by one slice."""
+        """Whether a set is still valid. The call updates at most one slice of the view."""
         now, view = self.clock(), self.view
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
@@ -130,7 +131,7 @@ class BlockedSet:
                         not_before=None if end is None else to_release(end),
                     )
                     entries.append(blocked)
-                    # Not `not_before`: it can change as time passes.
+                    # The ETag does not cover `not_before`, which can change as time passes.
                     identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
                     digest.update(msgspec.json.encode(identity))
         stale, lost = freshness

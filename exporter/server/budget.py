@@ -1,8 +1,8 @@
 """Limits what callers may hold: connections, and bytes of unanswered requests.
 
 Nobody needs a token to open a connection or to send half a request. So a connection is closed when
-a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. The
-peer that holds the most loses a connection: the one whose last complete request is the oldest.
+a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. It
+is a connection of the peer that holds the most: the one whose last complete request is the oldest.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ TRIMMED_AFTER: Seconds = 2.0
 class Connection:
     """An open connection, with the number of bytes that it holds.
 
-    `peer` is an IP address, or "" for a unix socket. `cost` is what the connection holds without a
-    request: its buffers and one parsed request head. `since` is the time of its last complete
-    request, or of its start, by the event loop's clock.
+    `peer` is an IP address, or "" for a unix socket. `cost` is the number of bytes without a
+    request, for buffers and one parsed request head. `since` is the time of the last complete
+    request or, before the first one, of the connection's start, by the event loop's clock.
     """
 
     listener: str
@@ -50,7 +50,7 @@ class Connection:
 
 
 class ConnectionBudget:
-    """The open connections of all listeners, from the first byte of the TLS handshake."""
+    """The open connections of all listeners, also those in a TLS handshake."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -58,7 +58,7 @@ class ConnectionBudget:
         self._held = 0
 
     def add(self, connection: Connection, *, most: int) -> None:
-        """Add a new connection. If its listener already has `most`, one of those is closed."""
+        """Add a connection. If its listener already has `most`, another connection is closed."""
         of_listener = self._open.setdefault(connection.listener, {})
         if len(of_listener) >= most:
             self._close_one(of_listener, lambda _: 1)

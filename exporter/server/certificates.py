@@ -23,10 +23,10 @@ class UnusableCertificate(Exception):
 
 
 class Certificates:
-    """The TLS of one listener, which has a certificate. Call `renew` regularly.
+    """The TLS context of one listener that has a certificate. Call `renew` regularly.
 
     `context` is for the next connection. `not_after` is when the certificate in use expires, or
-    None if it is no certificate for a server.
+    None if it is not a server certificate.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:

@@ -50,8 +50,8 @@ class Connections:
     """Accepts connections for `server`, at most `limits.connections` at a time.
 
     Beyond that, `budget` closes another connection for each new one. A connection is also closed
-    if it is idle, or has sent no complete request head, for `limits.idleTimeout`, or if it does not
-    take its answer within `limits.requestTimeout`.
+    after `limits.idleTimeout` without a complete request head, and if its caller does not read an
+    answer within `limits.requestTimeout`.
     """
 
     listener: str
@@ -123,9 +123,9 @@ class _HeadTooLong(HttpProcessingError):
 class _Parser(HttpRequestParser):
     """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
-    It gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an unfinished
-    head. After an error it gets nothing more. `whole` is called when a request and its body are
-    complete.
+    The parser gets at most `LONGEST_HEAD` bytes at a time, so it never holds much more of an
+    unfinished head. After an error it gets no more bytes. `whole` is called when a request and its
+    body are complete.
     """
 
     def __init__(self, handler: "_Handler", whole: Callable[[], None], **options: Any) -> None:

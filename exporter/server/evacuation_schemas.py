@@ -29,7 +29,7 @@ class BackoffAnswer(Struct, rename="camel", kw_only=True):
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
-    """The request that cancels an evacuation. It needs KubeVirt 1.7; a running attempt goes on."""
+    """The request that cancels an evacuation, for KubeVirt 1.7. A running attempt continues."""
 
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]
@@ -179,7 +179,8 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     external: Annotated[int, means("how many of `remaining` have the outcome external")]
     last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
     seconds_per_vmi: Annotated[
-        float | None, means("the median interval between departures; null: fewer than three")
+        float | None,
+        means("the median interval between departures; null: fewer than three VMs have left"),
     ]
     estimate_seconds: Annotated[
         float | None,

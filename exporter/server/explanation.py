@@ -39,7 +39,7 @@ def explain_vmi(
     why: tuple[Why, ...] = (),
     blocked_evictions: Sequence[BlockedEviction] = (),
 ) -> VmiAnswer:
-    """Everything known about one VMI, with the result of each rule; `why` are its reasons."""
+    """Everything known about one VMI, and the result of each rule; `why` is `Store.reasons`."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
     policy = policy.of(vmi)
@@ -167,7 +167,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
-    # Records without a UID come last: of two records of one ending, the one with a UID counts.
+    # Records without a UID come last. If two records have the same ending, only the first counts.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
         ending = (end, record.start, record.outcome)

@@ -11,7 +11,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Uid = Annotated[str, Meta(max_length=128)]
 Remark = Annotated[str, Meta(max_length=253)]
 Timestamp = Annotated[datetime, Meta(tz=True)]
-"""Written as RFC 3339 in UTC, with microseconds unless the second is whole."""
+"""A timestamp is written as RFC 3339 in UTC, with microseconds unless they are 0."""
 
 
 def means(text: str) -> Meta:

@@ -24,7 +24,7 @@ from exporter.settings import Address, AuthSettings, Limits, Tls
 
 
 DRAIN: Seconds = 5.0
-"""How long running requests may take at shutdown. aiohttp waits twice for half of this."""
+"""How long running requests may take at shutdown. aiohttp waits twice, half of this each time."""
 CERTIFICATES_READ_EVERY: Seconds = 10.0
 BACKLOG = 1024
 
@@ -182,7 +182,7 @@ def _remove_paths(addresses: tuple[Address, ...]) -> None:
 
 
 async def _is_served(path: str) -> bool:
-    """Whether a process listens on a unix socket; to bind it would take it from that process."""
+    """Whether a process still listens on a unix socket, so that we must not replace the socket."""
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:

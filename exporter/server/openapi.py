@@ -41,14 +41,14 @@ _PROBLEMS = {
     400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
     403: "The user may not call this endpoint.",
-    404: "There is no such VMI; for a node: no VMI is on it.",
+    404: "There is no such VMI, or no VMI is on this node.",
     405: "The endpoint does not accept this method; the header Allow lists those that it accepts.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is compressed; send it without Content-Encoding.",
     422: "A field or parameter is wrong; the detail names it.",
-    503: "The exporter has not read the cluster yet, or shuts down; Retry-After says when to ask"
-    " again.",
+    503: "The exporter has not read the cluster yet, or is shutting down; Retry-After says when to"
+    " ask again.",
 }
 
 
@@ -162,8 +162,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="readyz",
         path="/readyz",
-        summary="200 when the exporter has read the VMIs of at least one namespace, the stored"
-        " history, and the other resources that verdicts need, if they are not forbidden.",
+        summary="200 when the exporter has read the stored history, the VMIs of at least one"
+        " namespace, and every other resource that verdicts need, unless it is forbidden.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,
@@ -239,7 +239,7 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": _content(route.request)}
     responses = operation["responses"]
     if route.not_modified:
-        responses["304"] = {"description": "Nothing has changed since that ETag."}
+        responses["304"] = {"description": "The set has not changed since that ETag."}
     if route.guarded:
         operation["security"] = [{}, {_SCHEME: []}]
     for status in route.refusals:

@@ -27,7 +27,7 @@ _CHECKPOINTS = " or ".join(Checkpoint)
 
 
 class Candidate(Struct, rename="camel", gc=False):
-    """A VMI whose verdict is requested; `vmiUid` is the label created-by of its pod."""
+    """A VMI whose verdict is requested; `vmiUid` is its pod's label `kubevirt.io/created-by`."""
 
     namespace: Annotated[Namespace, means("the VMI's namespace")]
     name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
@@ -51,8 +51,8 @@ class VerdictRequest(Struct, rename="camel"):
     checkpoint: Annotated[
         Checkpoint | None,
         means(
-            "absent: all rules apply; leave it out if in doubt. One checkpoint has only its"
-            " own rules: preEviction allows a VM whose migration is running, and filter"
+            "absent: all rules apply; leave it out if in doubt. With a checkpoint, only its own"
+            " rules apply: preEviction allows a VM whose migration is running, and filter"
             " allows a VM that cools down"
         ),
     ] = None
@@ -68,9 +68,9 @@ def refuse_unwanted(request: web.Request, hosts: frozenset[str] | None) -> None:
     """Raise `Refusal` for a compressed body, and for a request from a page of another site.
 
     `hosts`: the names that `Host` may have, besides those of the loopback interface; None: any
-    name. This protects a listener that needs no credentials from DNS rebinding: a page of another
-    site gives its own host name the address of this listener, to read the answers. Then `Host` has
-    the name of that site.
+    name. This protects a listener that needs no credentials from DNS rebinding: another site gives
+    its own host name the address of this listener, so that its page can read the answers. Then
+    `Host` has the name of that site.
     """
     if hdrs.CONTENT_ENCODING in request.headers:
         detail = "Content-Encoding: expected none, because bodies are not decompressed"
@@ -132,7 +132,7 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
     except UnicodeDecodeError as error:
-        # The UTF-8 form of a lone half of a UTF-16 pair begins with this byte.
+        # A lone surrogate in UTF-8 begins with this byte.
         is_surrogate = error.object[error.start : error.start + 1] == b"\xed"
         kind = "a lone surrogate" if is_surrogate else "a byte that is not UTF-8"
         raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None

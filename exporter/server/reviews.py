@@ -1,9 +1,9 @@
 """Admission reviews of evictions: parse, judge by the rules, answer. Pure.
 
 Only an eviction that a rule blocks is denied. An eviction that cannot be parsed or judged is
-allowed. A denial has no `retryAfterSeconds`: client-go would wait that long inside the caller. A
-denial never has KubeVirt's text about a running evacuation: a descheduler would count the pod as
-leaving.
+allowed. A denial has no `retryAfterSeconds`, because client-go would wait that long inside the
+caller. A denial never has KubeVirt's text about a running evacuation, because a descheduler would
+then count the pod as being evicted.
 """
 
 import math
@@ -137,7 +137,7 @@ def judge(
     health: Health,
     now: Instant,
 ) -> Judgement:
-    """Judge a review at `now`, without `admission.maxHold`."""
+    """Judge a review at `now`, without regard to `admission.maxHold`."""
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
     all_dead = health.find_dead(now)
@@ -158,7 +158,7 @@ def judge(
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
     elif evidence.vmi.evacuation_node:
         return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)
-    # A finished pod, such as the source of a migration, runs no VM: its eviction moves nothing.
+    # A finished pod, such as the source of an ended migration, runs no VM that could be moved.
     if verdict.allowed or pod.finished:
         return Judgement(outcome=ReviewOutcome.ALLOWED)
     enforced = admission.mode is AdmissionMode.ENFORCE
@@ -172,8 +172,8 @@ def judge(
 def _is_target(pod: Pod, evidence: Evidence) -> bool:
     """Whether a pod is the target of the VMI's unfinished migration.
 
-    If the VMI is evacuating, KubeVirt would answer the eviction of its target pod like that of its
-    own pod. A descheduler would then wait ten minutes for the target pod.
+    If the VMI is evacuating, KubeVirt would answer an eviction of the target pod as if it were the
+    source pod. A descheduler would then wait ten minutes for the target pod.
     """
     state, vmim = evidence.vmi.migration, evidence.unfinished()
     if pod.finished or pod.node == evidence.vmi.node:

@@ -44,9 +44,9 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     retry_after_seconds: Annotated[
         float | None,
         means(
-            "during a cooldown: the time from asOf to notBefore; else null: the end of a"
-            " migration or an evacuation cannot be predicted, so ask again in the next cycle,"
-            " or wait on GET /v1/blocked"
+            "during a cooldown: the time from asOf to notBefore; else null, because the end of a"
+            " migration or an evacuation cannot be predicted. Then ask again in the next cycle, or"
+            " wait on GET /v1/blocked"
         ),
     ]
     effective_cooldown_seconds: Annotated[
@@ -119,7 +119,7 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
         bool,
         means(
             "true: it cannot block, because a resource that it needs has had no contact for too"
-            " long"
+            " long, or an object that it needs cannot be read"
         ),
     ]
     blocks: Annotated[bool, means("whether it blocks now")]
@@ -152,7 +152,7 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
 class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """One recorded migration."""
 
-    uid: Annotated[str | None, means("the VMIM's UID; null: only its end is known")]
+    uid: Annotated[str | None, means("the VMIM's UID; null: not known")]
     start: Annotated[Timestamp | None, means("when the migration started; null: not known")]
     end: Annotated[
         Timestamp | None, means("when it ended; null: it has not ended, or the time is unknown")
@@ -295,7 +295,8 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     namespace: Annotated[str | None, means("the watched namespace; null: all namespaces")]
     synced: Annotated[bool, means("whether it has been listed completely")]
     refused: Annotated[
-        str | None, means("why the API server refuses to list or watch it; null: it does not")
+        str | None,
+        means("why the API server refuses to list or watch it; null: it does not refuse"),
     ]
     trouble: Annotated[str | None, means("the present error of its watch; null: none")]
     contact_at: Annotated[

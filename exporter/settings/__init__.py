@@ -74,9 +74,9 @@ class Listen:
     """The listeners: `query` serves everything, `metrics` only metrics, probes and the page.
 
     `hosts`: further values of the header `Host` that a `query` listener on loopback accepts if it
-    has no authentication. `page`: whether the page on `metrics` shows single VMs.
-    `admission` serves the admission webhook; off if empty. `local` is a unix socket that serves
-    everything to every program in the pod, without authentication; None: off.
+    has no authentication. `page`: whether the page on `metrics` shows single VMs. `admission`
+    serves the admission webhook; it is off if empty. `local` is a unix socket that serves
+    everything to every program in the pod, without authentication; it is off if None.
     """
 
     query: tuple[Address, ...] = (Address("127.0.0.1", 9810),)
@@ -117,7 +117,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tls:
-    """One listener's TLS files; without a certificate it serves plain HTTP.
+    """One listener's TLS files; without a certificate the listener serves plain HTTP.
 
     With `client_ca_file` callers need a certificate that this CA signed.
     """
@@ -160,9 +160,9 @@ class AdmissionMode(StrEnum):
 
 @dataclass(frozen=True)
 class AdmissionSettings:
-    """Whose evictions the admission webhook judges, by exact user or group name.
+    """The users and groups whose evictions the admission webhook judges, by exact name.
 
-    `max_hold`: how long evictions of one VMI may be denied without a pause; 0: no limit.
+    `max_hold`: how long evictions of one VMI may be denied without a pause; 0 means no limit.
     `observe`: remember which user requested each evacuation; it needs a webhook that is called for
     all users.
     """
@@ -204,7 +204,7 @@ class Settings:
 
 
 def load_settings(path: Path | None) -> Settings:
-    """Read a YAML file; None: the defaults. Raises `InvalidSettings`."""
+    """Read a YAML file, or return the defaults if it is None. Raises `InvalidSettings`."""
     return Settings() if path is None else read_settings(read_yaml(path))
 
 
@@ -280,7 +280,7 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
-    """The exceptions from the policy; a value that an entry omits is that of the policy."""
+    """The exceptions from the policy; the policy has the values that an entry omits."""
     found: list[Override] = []
     for entry in entries:
         match = entry.section("match")
@@ -300,7 +300,7 @@ def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, .
 
 
 def _check_override(entry: Section, override: Override, before: list[Override]) -> bool:
-    """Report what is wrong with an entry; False if it names no VMs."""
+    """Report the faults of an entry; False if the entry does not say which VMs it matches."""
     if not override.name and not entry.is_wrong("name") and not entry.is_broken:
         entry.report("name", "expected a name, there is none")
     if override.name and any(one.name == override.name for one in before):

@@ -23,7 +23,7 @@ from exporter.settings.values import (
 T = TypeVar("T")
 
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises; invalid dates and numbers raise Python's own errors."""
+"""The errors of PyYAML, and Python's own errors for invalid dates and numbers."""
 _STRING = "tag:yaml.org,2002:str"
 _PARSERS: dict[Any, Callable[[object], Any]] = {
     bool: parse_boolean,
@@ -35,7 +35,7 @@ _PARSERS: dict[Any, Callable[[object], Any]] = {
 }
 """The parser for each type of field; `Annotated` names another parser for one field."""
 _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt"}
-"""Keys that are not the field's name in camel case."""
+"""The keys that differ from their field's name in camel case."""
 
 
 class InvalidSettings(Exception):
@@ -86,17 +86,17 @@ class Section:
         self._known: dict[str, str] = {}
         self._wrong: set[str] = set()
         self.is_broken = value is not None and not isinstance(value, Mapping)
-        """The value is not a mapping, which has been reported."""
+        """True if the value is not a mapping; this fault has been reported already."""
         if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
     def section(self, key: str) -> "Section":
-        """The mapping below a key; an absent one is empty."""
+        """The mapping below a key; an absent mapping is empty."""
         self._expect(key)
         return Section(self._at(key), self._values.get(key), self._faults)
 
     def sections(self, key: str) -> "list[Section]":
-        """The mappings in the list at a key; an absent one is empty."""
+        """The mappings in the list at a key; an absent list is empty."""
         self._expect(key)
         entries = self._values.get(key)
         if entries is None:

@@ -1,6 +1,6 @@
 """Parses single values of the configuration. A ValueError says what a parser expected.
 
-Durations are Go's (`1h30m`).
+Durations have Go's format (`1h30m`).
 """
 
 import re
@@ -23,7 +23,7 @@ _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
-"""A DNS subdomain that is also a valid label value, because the name becomes one."""
+"""A DNS subdomain that is also a valid label value, because the name is used as a label value."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes on the same machine (or in the same pod) can reach it."""
+        """Whether only processes on the same machine (or in the same pod) can reach the address."""
         return bool(self.path) or is_loopback(self.host)
 
 
@@ -49,7 +49,7 @@ class Address:
 class ConfigMaps:
     """The stored history's ConfigMaps, whose names begin with `name`, and its Lease.
 
-    A `namespace` of "" is the exporter's own.
+    If `namespace` is "", it is the exporter's own namespace.
     """
 
     namespace: str
@@ -63,7 +63,7 @@ def parse_duration(value: object) -> Seconds:
     """A Go duration in seconds."""
     if type(value) is int and value == 0:
         return 0.0
-    hint = ""  # at a likely cause: no unit, or days
+    hint = ""  # about a likely cause: a missing unit, or days
     if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
         hint = f": it needs a unit, as in {value}m"
     elif isinstance(value, str) and (days := _DAYS.match(value)):

@@ -43,7 +43,7 @@ BUILTIN: Mapping[str, Contender] = {
             name="none",
             policy=Policy(
                 migration_cooldown=0.0,
-                # 0 would mean no cap, and a migration's own duration is the least cooldown.
+                # 0 would mean no cap. Then a cooldown would last at least as long as its migration.
                 max_migration_cooldown=1e-9,
                 migration_history_window=0.0,
                 guard_pending_migrations=False,
@@ -52,8 +52,8 @@ BUILTIN: Mapping[str, Contender] = {
         ),
     )
 }
-"""The defaults of the reference plugin; our defaults; ours with the window that the documents
-recommend; and no cooldown and no guard."""
+"""`reference` has the defaults of the reference plugin, and `ours` has our defaults. `recommended`
+has ours with the window that the documents recommend. `none` has no cooldown and no guard."""
 
 
 class Distribution(Counter[int]):
@@ -197,18 +197,18 @@ class Account(Struct, kw_only=True):
 
     @property
     def asked(self) -> int:
-        """The evictions that the policy decided about."""
+        """The number of evictions that the policy decided about."""
         return self.allowed + self.refused.total()
 
     @property
     def series(self) -> tuple[TimeSeries, ...]:
-        """All that is counted over time."""
+        """All time series of this account."""
         return self.allowed_over_time, self.refused_over_time, self.cooling_over_time
 
     def count_decision(
         self, reason: Reason | None, at: Instant, times: int = 1, *, override: str
     ) -> None:
-        """Count an eviction: refused for `reason`, or allowed if None; `times` -1 undoes this.
+        """Count an eviction: refused for `reason`, or allowed if None. `times=-1` undoes this.
 
         `override` is the VM's entry of `policy.overrides`.
         """

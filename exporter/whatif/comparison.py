@@ -92,7 +92,7 @@ def to_json(comparison: Comparison, remarks: Sequence[str] = ()) -> dict[str, An
 
 
 def share_of(part: float, whole: float) -> float:
-    """`part` as a share of `whole`, 0 if there is nothing to share."""
+    """`part` as a share of `whole`, or 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 

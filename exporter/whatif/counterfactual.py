@@ -1,16 +1,16 @@
 """Which of the recorded events would have happened under one policy.
 
-A VMI is evicted when its `evacuationNodeName` becomes set, or set to another node. The rules judge
-the eviction by the evidence from just before.
+A VMI is evicted when its `evacuationNodeName` is set, or changes to another node. The rules judge
+the eviction by the evidence just before it.
 
 If the policy allows it, everything that follows happens as recorded. If the policy refuses it, the
 evacuation does not happen. Its marker, its VMIMs and the `migrationState` of its migrations are
-hidden from the policy's store, so they count towards no later cooldown. Nothing takes their place.
+hidden from the policy's store, so they count towards no later cooldown. Nothing replaces them.
 
 Two kinds of migrations always happen, without a decision. The first are migrations without an
-evacuation (by users, or workload updates). The second are evacuations with a VMIM of priority
-`system-critical` (drains and maintenance). If that VMIM arrives after the marker, as it often does,
-the decision is undone. An eviction of unknown source counts as the descheduler's.
+evacuation (by users, or workload updates). The second are those of evacuations with a VMIM of
+priority `system-critical` (drains and maintenance). If that VMIM arrives after the marker, as it
+often does, the decision is undone. An eviction of unknown source counts as the descheduler's.
 
 The events of VMIs and VMIMs come from two watches, so their order is unknown. A VMIM may arrive
 before its marker, and the state of a migration before its VMIM. Until the VMIM is known, the state

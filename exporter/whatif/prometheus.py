@@ -8,9 +8,9 @@ These rules fill the gaps:
 - An evacuation consists of migrations that KubeVirt named `kubevirt-evacuation-...`. It was
   requested at the start of the first one, or at the first sample of the first failed attempt. If an
   evacuation runs when the range begins, it was requested before, and no policy decides about it.
-- An evacuation goes on after a failure, because KubeVirt tries again. It is over if no attempt
+- An evacuation continues after a failure, because KubeVirt tries again. It is over if no attempt
   follows within `RETRIED_WITHIN`.
-- A migration without an end ended at its last sample. Such an end begins no cooldown.
+- A migration without an end ended at its last sample. Such an end starts no cooldown.
 """
 
 import heapq
@@ -62,12 +62,12 @@ _WORKLOAD_UPDATE = "kubevirt-workload-update-"
 
 REMARKS = (
     """\
-Replayed from Prometheus, which knows less than a recording:
+Replayed from Prometheus, which has less information than a recording:
 - The source of an evacuation is unknown: each counts as the descheduler's, drains too.
 - The time of its request is unknown: it counts from the start of its first migration, or from the
   first sample of an attempt that failed before it began.
-- VMs are known by name only: a recreated VM counts as the old one, a VM that never migrated is
-  missing, and so may be a migration shorter than the step.""",
+- VMs are known by name only: a recreated VM counts as the old one. VMs that never migrated are
+  missing, and migrations that are shorter than the step may be missing.""",
 )
 
 
@@ -159,8 +159,8 @@ async def fetch(
 ) -> Spans:
     """Read every migration of that time.
 
-    `progress` is called with the instant up to which all is read. Raises `CannotAsk`, even if only
-    several clusters exist and none is chosen: their VMs may have the same names.
+    `progress` is called with the instant up to which all is read. Raises `CannotAsk`, also if
+    there are several clusters and none is chosen, because their VMs may have the same names.
     """
     spans: Spans = {}
     clusters: set[str] = set()

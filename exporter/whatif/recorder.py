@@ -1,7 +1,7 @@
 """Records a cluster: the exporter's own watch, with a store that writes each change to a file.
 
-Only changes of the store are written. So a relist repeats nothing, and an object that the new list
-lacks is recorded as deleted.
+Only changes of the store are written. So a relist writes no event twice, and an object that the new
+list lacks is recorded as deleted.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ class Recorder(Store):
         body: object = None,
         reason: EndReason = EndReason.OTHER,
     ) -> None:
-        """Write and count an event. Lists overlap, but no event is earlier than the last one."""
+        """Write and count an event. Its instant is never before that of the last event."""
         self.counts[resource, kind] += 1
         self._written_at = max(self._written_at, at)
         self._lines.write(recording.write_event(self._written_at, kind, resource, body, reason))

@@ -7,7 +7,7 @@ The first line is a header, each further one an event:
 
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects that it lacks were DELETED before). REFUSED means that the resource may not be listed.
-ENDED comes once, when the recorder was stopped. An object has only the fields that the exporter
+ENDED comes once, when the recorder is stopped. An object has only the fields that the exporter
 uses: no cloud-init password, no image, no volume. A VMI has its labels and its priority class
 only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
 hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
@@ -88,7 +88,7 @@ class UnknownFormat(Exception):
 class Faults(Struct):
     """The lines that could not be used: their count, and messages about the first of them.
 
-    `truncated`: the file ends in the middle of a line or of its gzip.
+    `truncated`: the file ends in the middle of a line or of its gzip data.
     """
 
     count: int = 0
@@ -96,7 +96,7 @@ class Faults(Struct):
     truncated: bool = False
 
     def note(self, number: int, why: str) -> None:
-        """Count a fault of line `number`, the first being 1."""
+        """Count a fault of line `number`; the first line is 1."""
         self.count += 1
         if len(self.messages) < MAX_MESSAGES:
             self.messages.append(f"line {number}: {why}")

@@ -8,18 +8,18 @@ Limits:
 
 - A request that changes nothing is in no recording. Such a request is the eviction of a VMI that is
   already evacuating, so the guard `evacuations` has almost no effect in a replay.
-- Nothing reacts to a refusal. A VM that stays keeps its recorded node, pods and load, and the
-  descheduler's later choices are as recorded. If evictions were refused while the recording was
-  made, it has fewer of them. The numbers compare policies under the same demand. They do not
-  predict a cluster.
+- Nothing reacts to a refusal. A VM whose eviction is refused still has its recorded node, pods and
+  load, and the descheduler's later choices are as recorded. If evictions were refused during the
+  recording, the recording has fewer evictions. The numbers compare policies under the same demand.
+  They do not predict a cluster.
 - A Store cannot undo the end of a migration. If the watch of VMIs lags by a whole migration, its
   VMIM finishes before the marker arrives. That migration counts towards the backoff even if the
   policy then refuses the evacuation.
 - A `system-critical` VMIM undoes the decision at any time. If a drain joins a descheduler's
   evacuation hours later, the whole evacuation counts as a drain.
 
-The memory depends on the number of policies and of VMs that exist at the same time. What deleted
-VMs did is only counted.
+The memory depends on the number of policies and of VMs that exist at the same time. Of deleted VMs,
+only counts are kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -108,7 +108,7 @@ class Replay:
         self._note_visibility(event)
 
     def _note_visibility(self, event: Recorded) -> None:
-        """A resource in the recording was visible, until it was refused."""
+        """A resource counts as visible until the recording says that it was refused."""
         before, is_visible = self._visibility, event.kind is not Kind.REFUSED
         if event.resource is Resource.VMIMS:
             self._visibility = Visibility(is_visible, before.pods)
@@ -270,7 +270,7 @@ class _World:
         self._count_changes(vmi)
 
     def count_failure(self, vmim: Vmim, reason: EndReason) -> None:
-        """A recorded VMIM has failed. If this policy did not hide it, its last reason counts."""
+        """A recorded VMIM has failed. Unless this policy hides it, its last reason counts."""
         migration = migration_id(vmim)
         known = self._reasons.get(migration)
         if known is None and (

@@ -74,8 +74,8 @@ class StuckTimers:
         load = self.store.load()
         found = None if evidence is None else diagnose(evidence, self.policy, load, now)
         one = self._running.get(uid)
-        # An evacuation's request does not move to a later instant (`engine.evidence.Marker`), so a
-        # later one belongs to another evacuation. A queue that moves again is not stuck.
+        # The request time of an evacuation never becomes later (`engine.evidence.Marker`), so a
+        # later time belongs to another evacuation. A queue that moves again is not stuck.
         if one is not None and (
             found is None
             or found.node != one.node

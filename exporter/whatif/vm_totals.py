@@ -16,7 +16,7 @@ from exporter.whatif.account import Account
 
 
 class _Totals(Struct):
-    """One VM: `seen` is its migration at the last count, and its cooldown is `since` to `until`.
+    """One VM. `seen` is its migration at the last count; its cooldown is from `since` to `until`.
 
     The cooldown was computed from `measured`: the migration, the history's revision and the VM's
     entry of `policy.overrides`.

@@ -1,4 +1,4 @@
-"""`make bench`: measures, prints the table, keeps the raw numbers, writes docs/performance.md."""
+"""`make bench` measures, prints a table and stores the raw numbers; --write fills the document."""
 
 import argparse
 import json
@@ -16,13 +16,13 @@ from tests.bench.rows import PARTS, SMALL, Bench, Row, Sizes
 
 
 def main() -> int:
-    """Run the named rows; returns how many failed. A missed target is no failure."""
+    """Measure the named rows; returns how many failed. A missed target is no failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all by default")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="the rows; default: all")
     parser.add_argument(
-        "--small", action="store_true", help="tiny sizes, whose numbers say nothing"
+        "--small", action="store_true", help="tiny sizes, whose results mean nothing"
     )
-    parser.add_argument("--repeats", type=int, help="rounds of each pair")
+    parser.add_argument("--repeats", type=int, help="how often each row is measured")
     parser.add_argument(
         "--write", action="store_true", help="write the results into docs/performance.md"
     )
@@ -38,7 +38,7 @@ def main() -> int:
     for part in arguments.parts or PARTS:
         try:
             rows += bench.run([part])
-        except Exception:  # noqa: BLE001 (half an hour of other rows is not thrown away)
+        except Exception:  # noqa: BLE001 (the other rows are kept)
             traceback.print_exc()
             broken.append(part)
     machine = describe_machine()
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """The machine that measures."""
+    """Describe the machine that measures."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     go = subprocess.run(["go", "env", "GOVERSION"], check=True, capture_output=True, text=True)

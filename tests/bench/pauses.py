@@ -1,9 +1,9 @@
 """Runs the exporter, and logs what blocks its event loop: `python -m tests.bench.pauses`.
 
-A pause is a callback of the event loop that took longer than `FLOOR` seconds. A second thread notes
-the running function meanwhile. Each pause is a line of the log: its length, its CPU time (if that
-is much shorter, the machine ran something else), the garbage collector's part of it, and the
-function of the exporter that was seen most often.
+A pause is a callback of the event loop that took longer than `FLOOR` seconds. During each callback
+a second thread notes the running function. A pause is logged with its length, its CPU time, the
+time of the garbage collector, and the function of the exporter that was seen most often. If the CPU
+time is much shorter than the pause, the machine ran something else.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _run = asyncio.Handle._run  # noqa: SLF001 (there is no other place to time a ca
 
 
 class Recorder:
-    """Times each callback, and counts the functions that were seen in the running one."""
+    """Times each callback of the event loop, and counts the functions that were seen in it."""
 
     def __init__(self) -> None:
         self.began = 0.0
@@ -56,7 +56,7 @@ class Recorder:
         )
 
     def note_collection(self, phase: str, _facts: dict[str, int]) -> None:
-        """Called when the garbage collector begins or ends."""
+        """Note when the garbage collector begins or ends."""
         now = time.perf_counter()
         if phase == "start":
             self.collecting = now
@@ -73,7 +73,7 @@ class Recorder:
 
 
 def _find_function(frame: FrameType | None) -> str:
-    """The innermost function of the exporter, and what it calls."""
+    """The innermost function of the exporter, and the function that it has called."""
     called = "" if frame is None else f" ({frame.f_code.co_qualname})"
     while frame is not None:
         code = frame.f_code

@@ -62,11 +62,11 @@ class Running:
 
     @property
     def age(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the process was started."""
         return time.perf_counter() - self.started
 
     def line(self) -> dict[str, Any]:
-        """The next line of JSON that it prints."""
+        """The next line of JSON that the process prints."""
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
@@ -75,23 +75,23 @@ class Running:
         return fact
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Send it a line and read its answer."""
+        """Send the process a line, and read its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
         return self.line()
 
     def is_gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def cpu(self) -> float:
-        """CPU seconds that it has used, in user and in kernel mode, to the hundredth."""
+        """The CPU seconds of the process, in user and in kernel mode."""
         stat = self._proc("stat").rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / _TICK
 
     def status(self, field: str) -> int:
-        """A number of `/proc/PID/status`; sizes are in kB there and in bytes here."""
+        """A number from `/proc/PID/status`; a size in kB is converted to bytes."""
         for line in self._proc("status").splitlines():
             if line.startswith(f"{field}:"):
                 words = line.split()[1:]
@@ -105,7 +105,7 @@ class Running:
 def exchange(
     where: str, method: str, path: str, body: bytes | None = None, timeout: float = 60
 ) -> tuple[bytes, http.client.HTTPResponse]:
-    """The body and the head of an answer, on a new connection."""
+    """Send a request on a new connection; returns the body and the head of the answer."""
     connection = http.client.HTTPConnection(where, timeout=timeout)
     connection.request(method, path, body)
     answer = connection.getresponse()
@@ -133,7 +133,7 @@ class Load(Running):
         return self.url.removeprefix("http://")
 
     def post(self, path: str, timeout: float = 600) -> dict[str, Any]:
-        """Send it a command; returns its answer."""
+        """Send the load server a command; returns its answer."""
         body, _ = exchange(self.address, "POST", path, timeout=timeout)
         answer: dict[str, Any] = json.loads(body)
         return answer
@@ -173,18 +173,18 @@ class Exporter(Running):
         self.query = self.metrics = ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Its log lines with this event name."""
+        """The exporter's log lines with this event name."""
         lines = self._log_file.read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [line for line in found if line["event"] == name]
 
     def log_size(self) -> tuple[int, int]:
-        """How many lines it has logged, and how many bytes."""
+        """How many lines and bytes the exporter has logged."""
         log = self._log_file.read_bytes()
         return log.count(b"\n"), len(log)
 
     def until_ready(self, within: float = 120.0) -> float:
-        """Wait until it answers verdicts; returns seconds since the process was started."""
+        """Wait until the exporter is ready; returns the seconds since its start."""
         while not self.query:
             for started in self.events("started"):
                 self.query = started["query"][0].removeprefix("http://")
@@ -219,7 +219,7 @@ class Exporter(Running):
 
 
 class Informer(Running):
-    """`bench-informer`: client-go's dynamic informers, synced when this returns."""
+    """`bench-informer`: client-go's dynamic informers, synced when the constructor returns."""
 
     def __init__(self, load: Load, *resources: str) -> None:
         super().__init__(
@@ -229,12 +229,12 @@ class Informer(Running):
         self.ready_after = self.age
 
     def heap(self) -> int:
-        """The bytes in use after a garbage collection."""
+        """The bytes of the heap that are in use after a garbage collection."""
         heap: int = self.ask("heap")["heap"]
         return heap
 
     def updates(self) -> int:
-        """How many events its handlers have received."""
+        """How many events the informers' handlers have received."""
         updated: int = self.ask("count")["updated"]
         return updated
 
@@ -248,7 +248,7 @@ def run_tool(*arguments: str) -> list[dict[str, Any]]:
 
 
 def run_subject(name: str, *arguments: str) -> dict[str, Any]:
-    """Run a subject of `tests/bench/subjects.py` in a process of its own; returns its line."""
+    """Run a subject of `tests/bench/subjects.py` in its own process; returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.subjects", name, *arguments],
         check=True, stdout=subprocess.PIPE, cwd=ROOT,
@@ -259,7 +259,7 @@ def run_subject(name: str, *arguments: str) -> dict[str, Any]:
 
 @contextmanager
 def bare_server(directory: Path, length: int) -> Iterator[tuple[Running, str, str]]:
-    """The bare aiohttp handler: the process, its TCP address and its unix socket's."""
+    """Run the bare aiohttp handler; yields the process, its TCP address and its unix socket."""
     socket = directory / f"bare-{time.monotonic_ns()}.sock"
     arguments = ("bare", str(socket), str(length))
     with Running(sys.executable, "-m", "tests.bench.subjects", *arguments) as bare:

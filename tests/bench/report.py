@@ -10,13 +10,13 @@ from tests.support.documents import PERFORMANCE, fill
 
 
 RESULTS = ROOT / "tests/bench/results.md"
-_VERDICTS = {True: "met", False: "**missed**", None: "not to be said here"}
+_VERDICTS = {True: "met", False: "**missed**", None: "unknown"}
 
 
 def render(
     rows: Sequence[Row], machine: Mapping[str, str], notes: Sequence[str], *, minutes: float
 ) -> str:
-    """Markdown: the machine, the rows, the remarks."""
+    """Write the machine, the rows and the remarks as Markdown."""
     lines = [
         (
             f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, Python"
@@ -25,7 +25,7 @@ def render(
             " lowest and the highest."
         ),
         "",
-        "| what | target | ours | beside it | ratio | |",
+        "| what | target | ours | compared with | ratio | |",
         "|---|---|---|---|---|---|",
         *(
             f"| {row.what} | {row.target} | {row.ours} | {row.theirs} | {row.ratio}"
@@ -46,11 +46,11 @@ GROWING: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "later ones": ("scrape", show_milli),
     "one verdict": ("verdict", show_micro),
 }
-"""The columns of the second table: what was measured, and how it is written."""
+"""The columns of the second table: the measured value, and how it is written."""
 
 
 def describe(raw: Mapping[str, Any]) -> str:
-    """How cost grows with the cluster: one line per size, the exponents, and a plot.
+    """Describe how the cost grows with the cluster: a line per size, the exponents, and a plot.
 
     The exponent says how a cost grows from about a tenth of the VMIs to all of them: 1 is linear.
     """
@@ -75,7 +75,7 @@ def describe(raw: Mapping[str, Any]) -> str:
 
 
 def _plot(sizes: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """Each column as a multiple of its first value, both axes logarithmic, for Mermaid."""
+    """A Mermaid plot of each column as a multiple of its first value, with logarithmic axes."""
     first = sizes[min(sizes)]
     names = ", ".join(f'"{vmis:,}"' for vmis in sizes)
     lines = [

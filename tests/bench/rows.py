@@ -1,9 +1,9 @@
-"""The rows of the table: each measures one promise, and compares it with an alternative if there is
-one.
+"""The rows of the table, with what they measure.
 
-Subject and baseline take turns in one run, so that other load of the machine slows both; medians
-are compared. Before a measurement there is a first round that does not count, except where the
-beginning itself is measured (a sync, a start).
+Each row checks one target, and compares the exporter with an alternative if there is one. The two
+take turns in one run, so that other load on the machine slows both; medians are compared. The first
+round of a measurement does not count, except where the beginning itself is measured (a sync, a
+start).
 """
 
 import http.client
@@ -42,7 +42,7 @@ FIFTY_OVERRIDES = [
     }
     for size in (*(f"large-{number}" for number in range(49)), "med*")
 ]
-"""Every VMI of the load server is compared with all of them, and matches only the last."""
+"""Every VMI of the load server is compared with all fifty, and matches only the last one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sizes:
 
     @property
     def cooling(self) -> int:
-        """How many of 1,000 VMIs must cool down for a scrape to have `series` lines."""
+        """How many of 1,000 VMIs must cool down so that a scrape has `series` lines."""
         return min(1000, round(self.series / 3 / self.vmis * 1000) + 1)
 
 
@@ -102,7 +102,7 @@ class Bench:
     _directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-")))
 
     def run(self, only: Sequence[str] = ()) -> list[Row]:
-        """Measure every row, or those named."""
+        """Measure every row, or only the named ones."""
         rows: list[Row] = []
         self.raw["sizes"] = asdict(self.sizes)
         for name, measure in PARTS.items():
@@ -116,7 +116,7 @@ class Bench:
     # Rows
 
     def sync(self) -> list[Row]:
-        """The first list of the VMIs: ours, the floor, the informer."""
+        """The first list of the VMIs, by the exporter, by the floor and by the informer."""
         sizes = self.sizes
         walls: dict[str, list[float]] = {"ours": [], "floor": [], "informer": []}
         cpus: dict[str, list[float]] = {"ours": [], "floor": [], "informer": []}
@@ -133,7 +133,7 @@ class Bench:
                     cpus["informer"].append(informer.cpu())
         self.raw["sync"] = {"wall": walls, "cpu": cpus, "sink": sink, "bytes": load.sizes}
         self.notes.append(
-            f"The load server is not the limit: a client that throws the bytes away has the same"
+            f"The load server is not the limit: a client that ignores the bytes receives the same"
             f" list of {sink['bytes'] / 1e6:.0f} MB in {sink['seconds']:.2f} s"
             f" (ours {median(walls['ours']):.2f} s, the floor {median(walls['floor']):.2f} s)."
             f" A VMI has {load.sizes[VMIS]} bytes, a VMIM {load.sizes[VMIMS]}."
@@ -151,7 +151,7 @@ class Bench:
         ]  # fmt: skip
 
     def start(self) -> list[Row]:
-        """The time from the process's start to ready, and its memory then."""
+        """The time from the start of the process until it is ready, and its memory at that time."""
         sizes = self.sizes
         walls: dict[str, list[float]] = {"ours": [], "informer": []}
         cpus: dict[str, list[float]] = {"ours": [], "informer": []}
@@ -183,10 +183,10 @@ class Bench:
         }  # fmt: skip
         what = f"{sizes.vmis:,} VMIs + {3 * sizes.vmis:,} VMIMs"
         self.notes.append(
-            f"Memory is taken after a scrape and a verdict on each of 1,000 VMIs. The exporter has"
-            f" {empty / MIB:.0f} MiB with an empty cluster; the memory per VMI is the"
-            " growth of its RSS beyond that; for the informer only the live heap after a collection"
-            " counts."
+            f"Memory is measured after a scrape and a verdict on each of 1,000 VMIs. The exporter"
+            f" has {empty / MIB:.0f} MiB with an empty cluster; the memory per VMI is the growth"
+            " of its RSS beyond this. For the informer only the live heap after a garbage"
+            " collection counts."
         )
         return [
             compare(f"start to ready, {what}, wall", "4x faster than the informer", walls["ours"],
@@ -307,7 +307,7 @@ class Bench:
         return rows
 
     def batch(self) -> list[Row]:
-        """1,000 candidates in one request: decode, decide, encode, loopback."""
+        """One request with 1,000 candidates: decode, decide, encode, and send over loopback."""
         candidates = min(1000, self.sizes.vmis)
         body = self._candidates(self.sizes.vmis, candidates)
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
@@ -321,7 +321,7 @@ class Bench:
             median([one[what] for one in asked]) / candidates for what in ("p50", "server_cpu")
         )
         return [
-            Row(f"batch of {candidates:,} candidates, per candidate", "at most 2.2 us all told",
+            Row(f"batch of {candidates:,} candidates, per candidate", "at most 2.2 us in all",
                 show_micro(each), "", f"CPU {show_micro(cpu)}", each <= 2.2e-6)
         ]  # fmt: skip
 
@@ -356,7 +356,7 @@ class Bench:
         ]  # fmt: skip
 
     def scrape(self) -> list[Row]:
-        """/metrics with many per-VMI series, and how long verdicts wait meanwhile."""
+        """Scrapes with many per-VMI series, and how long verdicts wait during them."""
         sizes = self.sizes
         with Load(vmis=sizes.vmis, cooling=sizes.cooling) as load:
             fact = run_subject("scrape", load.url, str(sizes.repeats))
@@ -420,7 +420,7 @@ class Bench:
         return [
             compare("/v1/blocked unchanged, 304 per second", "the bare handler's rate",
                     rates["ours"], rates["bare"], show_count, more=True, at_least=0.95),
-            Row(f"{clients:,} clients wait on /v1/blocked", "stays up, bounded",
+            Row(f"{clients:,} clients wait on /v1/blocked", "all wait, none fails",
                 f"{held:,} held, {show_bytes(each)} each",
                 "", f"a verdict meanwhile: p99 {show_milli(slow['p99'])}",
                 alive and held == clients and ended["failed"] == 0),
@@ -438,13 +438,13 @@ class Bench:
             wakes = (ours.status("voluntary_ctxt_switches") - woken) / quiet
         self.raw["idle"] = {"seconds": quiet, "cpu": used, "wakes_per_second": wakes}
         return [
-            Row("idle: CPU per minute", "none but for events", f"{used / quiet * 60:.2f} s", "", "",
+            Row("idle: CPU per minute", "under 0.06 s", f"{used / quiet * 60:.2f} s", "", "",
                 used / quiet < 0.001),
             Row("idle: wake-ups per second", "at most 1", f"{wakes:.2f}", "", "", wakes <= 1.0),
         ]  # fmt: skip
 
     def nodes(self) -> list[Row]:
-        """Two exporters at once: one with nodes and heartbeats (1 % cordoned), one without."""
+        """Two exporters at once: one with nodes (1 % cordoned) and heartbeats, one without."""
         vmis, nodes, quiet = self.sizes.vmis, self.sizes.nodes, self.sizes.quiet
         with (
             Load(vmis=vmis) as without, Exporter(without, self._directory) as bare,
@@ -500,12 +500,12 @@ class Bench:
         ]  # fmt: skip
 
     def storm(self) -> list[Row]:
-        """Migrations that all fail, and the cost of their log lines."""
+        """The cost of the log lines of many failed migrations."""
         count, lasts = self.sizes.failures, self.sizes.storm
         with Load(vmis=self.sizes.vmis) as load, Exporter(load, self._directory) as ours:
             ours.until_ready()
             self._use(ours)
-            time.sleep(1.1)  # an end has whole seconds, and one before the start is not logged
+            time.sleep(1.1)  # ends have whole seconds, and an end before the start is not logged
             before, cpu = ours.log_size(), ours.cpu()
             path = f"/bench/failures?count={count}&rate={round(count / lasts)}"
             failing = threading.Thread(target=load.post, args=(path,))
@@ -535,9 +535,9 @@ class Bench:
         longest = run_subject("standby", str(many))
         self.raw["standby"] = longest
         return [
-            Row(f"a standby at {many:,} VMIs: longest piece of the event loop at {what}",
+            Row(f"a standby at {many:,} VMIs: longest callback for {what}",
                 "under 25 ms", show_milli(longest[name]), "", "", longest[name] < 0.025)
-            for name, what in (("first", "its first shard"), ("no_news", "a shard without news"))
+            for name, what in (("first", "its first shard"), ("no_news", "a shard without changes"))
         ]  # fmt: skip
 
     # Parts of rows
@@ -568,7 +568,7 @@ class Bench:
             return waits, ours.events("pause")[known:]
 
     def _use(self, ours: Exporter) -> None:
-        """Ask for a scrape and 1,000 verdicts: memory also grows by what callers ask for."""
+        """Ask for a scrape and 1,000 verdicts, because the answers need memory, too."""
         ours.get("/metrics", metrics=True)
         vmis = min(1000, self.sizes.vmis)
         ours.verdict(Path(self._candidates(vmis, vmis)).read_bytes())
@@ -587,7 +587,7 @@ class Bench:
         *arguments: str,
         servers: Mapping[str, Running] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """What `_ask` measured for each target in turn; the CPU of these `servers` is measured."""
+        """Call `_ask` for each target in turn; also measure the CPU of these `servers`."""
         asked: dict[str, Any] = {name: [] for name in targets}
         for _ in range(self.sizes.repeats):
             for name, address in targets.items():
@@ -595,7 +595,10 @@ class Bench:
         return asked
 
     def _ask(self, address: str, *arguments: str, server: Running | None = None) -> dict[str, Any]:
-        """What the client measured; `server_cpu` is the server's CPU seconds per answer."""
+        """Run the client, and return what it measured.
+
+        `server_cpu` is the server's CPU seconds per answer.
+        """
         lasts = f"{self.sizes.asking}s"
         before = 0.0 if server is None else server.cpu()
         one = run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
@@ -606,7 +609,7 @@ class Bench:
     def _ask_verdicts(
         self, ours: Exporter, vmis: int, lasts: float, *, pause: str = ""
     ) -> dict[str, Any]:
-        """How long verdicts took that were requested one by one for `lasts` seconds."""
+        """Ask for verdicts one by one for `lasts` seconds; returns how long they took."""
         body = ("--path", "/v1/verdicts", "--body", self._candidates(vmis, 1))
         pauses = ("--pause", pause) if pause else ()
         return run_tool("ask", "--address", ours.query, *body, "--lasts", f"{lasts}s", *pauses)[0]
@@ -662,10 +665,10 @@ def compare(
     at_most: float | None = None,
     more: bool = False,
 ) -> Row:
-    """The ratio of two medians: with `at_least` how many times better ours is, with `at_most` how
-    many times as much ours needs.
+    """Compare two medians.
 
-    With `more` the greater number is the better one.
+    With `at_least` the ratio says how many times better the exporter is, and with `at_most` how
+    many times as much it needs. With `more` a greater number is better.
     """
     one, other = median(ours), median(theirs)
     if at_most is not None:
@@ -679,7 +682,7 @@ def compare(
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The median, and half the distance between the lowest and the highest, in per cent of it."""
+    """The median, and half the distance from the lowest to the highest value, in per cent of it."""
     middle = median(values)
     text = show(middle)
     if len(values) > 1 and middle:
@@ -688,32 +691,32 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Seconds."""
+    """Write seconds."""
     return f"{value:.2f} s"
 
 
 def show_milli(value: float) -> str:
-    """Milliseconds."""
+    """Write seconds as milliseconds."""
     return f"{value * 1e3:.1f} ms"
 
 
 def show_micro(value: float) -> str:
-    """Microseconds."""
+    """Write seconds as microseconds."""
     return f"{value * 1e6:.2f} us" if value < 1e-5 else f"{value * 1e6:.0f} us"
 
 
 def show_mib(value: float) -> str:
-    """Mebibytes."""
+    """Write bytes as mebibytes."""
     return f"{value / MIB:.0f} MiB"
 
 
 def show_bytes(value: float) -> str:
-    """Kilobytes."""
+    """Write bytes as kilobytes."""
     return f"{value / 1000:.1f} kB"
 
 
 def show_count(value: float) -> str:
-    """A rate."""
+    """Write a number per second."""
     return f"{value:,.0f}/s"
 
 

@@ -1,7 +1,7 @@
 """The measurements that run in a process of their own: `python -m tests.bench.subjects`.
 
-A subject gets what it needs as arguments, imports everything before its clock starts, and prints
-one line of JSON.
+A subject gets what it needs as arguments, imports everything before it measures, and prints one
+line of JSON.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Timed:
 
 
 async def follow(url: str, *resources: Resource) -> ClockedStore:
-    """A store that has listed these resources in turn, by the exporter's own watch."""
+    """A store that the exporter's own watch has filled with these resources."""
     store = ClockedStore(keep=Policy().endings_kept)
     store.see(vmims=Resource.VMIMS in resources, pods=False)
     async with ApiServer(Login(url=url), read_timeout=60) as api:
@@ -140,7 +140,7 @@ async def _read_floor(url: str) -> int:
 
 
 def floor(url: str) -> None:
-    """The same stream, only decoded by msgspec: aiohttp on uvloop."""
+    """Read the same stream with aiohttp on uvloop, and only decode it with msgspec."""
     import uvloop  # noqa: PLC0415 (only the floor needs it)
 
     with Timed() as timed:
@@ -215,7 +215,7 @@ async def _scrape(url: str, repeats: int) -> dict[str, Any]:
 
 
 def scrape(url: str, repeats: str) -> None:
-    """Our exposition against prometheus_client's gauges with the same samples, in turn."""
+    """Measure our exposition and prometheus_client's gauges in turn, with the same samples."""
     say(**asyncio.run(_scrape(url, int(repeats))))
 
 
@@ -280,7 +280,7 @@ def migrated(vmis: int) -> Iterator[Vmim]:
 
 
 def replica(vmis: int) -> PendingChanges:
-    """The changes for a replica to encode, after it has listed this many VMIs and their VMIMs."""
+    """The unwritten changes of a replica that has listed this many VMIs and their VMIMs."""
     store = ClockedStore(keep=Policy().endings_kept)
     changes = pending_changes(store, Policy().migration_history_window)
     for number in range(vmis):

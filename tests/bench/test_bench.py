@@ -29,7 +29,7 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
 
 
 def test_the_document_has_the_last_results() -> None:
-    """Both chapters of the document are those of `tests/bench/results.md`."""
+    """Both tables of the document are those of `tests/bench/results.md`."""
     text, results = PERFORMANCE.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
     speed, scale = re.split(r"^## \w+\n\n", results, flags=re.MULTILINE)[1:]
 

@@ -1,4 +1,4 @@
-"""`make canary`: looks at the newest versions, and fails if one lacks what the exporter reads."""
+"""`make canary`: checks that the newest versions have what the exporter reads."""
 
 import sys
 
@@ -23,7 +23,7 @@ def _download_newest(path: str, known: str) -> tuple[Module, str]:
     try:
         return download(path, "latest"), ""
     except UnavailableError:
-        return download(path, known), " (which is the latest cannot be asked)"
+        return download(path, known), " (the latest version could not be looked up)"
 
 
 if __name__ == "__main__":

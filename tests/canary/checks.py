@@ -82,7 +82,7 @@ _DECLARED = {
 
 
 def check_crds(kubevirt: Module) -> Iterator[str]:
-    """The fields of KubeVirt's objects, without metadata, which is Kubernetes' own."""
+    """The fields of KubeVirt's objects, without metadata, which Kubernetes defines."""
     for name, decoded in _CRDS.items():
         paths = read_paths(decoded).items()
         own = {path: kind for path, kind in paths if not path.startswith("metadata.")}

@@ -17,7 +17,7 @@ _TYPES: Mapping[Any, str] = {
     bytes: "string",
     bool: "boolean",
     int: "integer",
-    # Instants, and strings that are not decoded.
+    # Timestamps, and strings that are not decoded.
     Any: "string",
     msgspec.Raw: "string",
 }
@@ -37,7 +37,7 @@ def read_paths(decoded: Any) -> dict[str, str]:
 def find_faults(
     paths: Mapping[str, str], schema: Schema, schemas: Mapping[str, Schema]
 ) -> list[str]:
-    """Every path that `schema` does not have, or has with another type; `$ref` names `schemas`."""
+    """Every path that `schema` lacks or has with another type; a `$ref` refers to `schemas`."""
     faults = []
     for path, expected in paths.items():
         found = _find_type(schema, path, schemas)

@@ -1,6 +1,6 @@
 """The sources of the newest KubeVirt, Kubernetes and descheduler, as Go modules.
 
-Nothing is built, so that versions whose servers cannot be built are checked, too.
+Nothing is built, so a version can be checked even if its servers cannot be built.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The newest versions have every field and name that is read; missing ones are named."""
+"""The newest versions have every field and name that is read; missing ones are reported."""
 
 import copy
 import shutil
@@ -28,7 +28,7 @@ def test_the_newest_version_has_all_that_is_read(path: str) -> None:
 
 
 def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
-    """Each difference has its path; if a parent is gone, so are the fields below it."""
+    """Each difference is reported with its path, also for all fields below a missing one."""
     schema: Any = copy.deepcopy(read_crd(download(KUBEVIRT, NEWEST[KUBEVIRT]), VMI))
     status = schema["properties"]["status"]["properties"]
     del status["evacuationNodeName"]
@@ -79,7 +79,7 @@ METADATA_IS_ELSEWHERE = [
 
 
 def test_every_decoded_field_is_looked_up() -> None:
-    """The paths reach the last field, also through lists and fields that are decoded later."""
+    """The paths include nested fields, also in lists and in fields that are decoded later."""
     vmi, pod = read_paths(wire.VmiObject), read_paths(wire.PodObject)
 
     assert vmi["status.migrationState.endTimestamp"] == "string"

@@ -8,5 +8,5 @@ from tests.chaos import SEED
 @pytest.fixture(autouse=True)
 def seed() -> int:
     """The seed, printed with every failure."""
-    print(f"CHAOS_SEED={SEED} repeats this")
+    print(f"set CHAOS_SEED={SEED} to repeat this run")
     return SEED

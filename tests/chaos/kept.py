@@ -20,7 +20,7 @@ DAY = 86_400.0
 
 
 def remembered(made: Object, endings: int) -> Remembered:
-    """The stored history of a VMI with some migrations, a minute each, without VMIMs."""
+    """The stored history of a VMI: `endings` migrations of a minute each, without VMIMs."""
     now = float(int(time.time()))
     metadata = made["metadata"]
     return Remembered(
@@ -51,7 +51,7 @@ def shards(several: Iterable[Remembered]) -> dict[int, bytes]:
 
 
 def counted(raw: bytes) -> dict[str, int]:
-    """The number of migrations of each VMI in these shards, by UID. Raises if one is damaged."""
+    """Each VMI's number of migrations in these shards, by UID. Raises if a shard is damaged."""
     return {one.uid: len(one.migrations) for piece in split(raw) for one in read_shard(piece)}
 
 

@@ -1,4 +1,4 @@
-"""Clients that ask all the time, like a descheduler that knows two replicas."""
+"""Clients that keep sending requests, like a descheduler that knows two replicas."""
 
 import asyncio
 from collections import Counter

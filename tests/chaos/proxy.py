@@ -1,4 +1,4 @@
-"""An HTTP proxy before the API server that refuses, delays and records requests."""
+"""An HTTP proxy before the API server that refuses requests and holds back watches."""
 
 import asyncio
 from collections import Counter
@@ -19,8 +19,8 @@ _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 class Proxy:
     """`async with Proxy(cluster) as proxy` forwards requests to `proxy.url` to the server.
 
-    `refusals`: the status codes to answer with, by method and part of the path; `refused` counts
-    these answers. `held`: parts of paths; a watch whose path has such a part gets no data until
+    `refusals` has the status codes to answer with, by method and part of the path; `refused` counts
+    these answers. `held` has parts of paths: a watch whose path has such a part gets no data until
     the part is removed from the set.
     """
 
@@ -73,7 +73,7 @@ class Proxy:
 
     async def _let_through(self, request: web.Request) -> None:
         if "watch" in request.query:
-            # It polls, because a test empties a plain set.
+            # The proxy must poll, because a change of a plain set sends no signal.
             while any(part in request.path for part in self.held):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

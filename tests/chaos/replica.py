@@ -1,4 +1,4 @@
-"""The exporter as a process that a test can kill, freeze and restart; its answers."""
+"""The exporter as a process that a test can kill, freeze, restart and ask."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ class Down(aiohttp.ClientError):
 
 
 class Replica:
-    """One replica over all its restarts, with the same settings; `lives` counts them."""
+    """One replica over all its restarts, with the same settings; `lives` counts the starts."""
 
     def __init__(
         self, directory: Path, *arguments: str, config: Mapping[str, object], name: str = "replica"
@@ -41,7 +41,7 @@ class Replica:
 
     @property
     def now(self) -> Program:
-        """The running process. Raises `Down` if there is none: another one may use its port."""
+        """The running process. Raises `Down` if there is none, because its port may be reused."""
         if self._now is None:
             raise Down(self.name)
         return self._now
@@ -56,19 +56,17 @@ class Replica:
         return begun
 
     async def kill(self) -> None:
-        """Send SIGKILL; returns when the process has ended, and checks that."""
+        """Send SIGKILL, wait until the process has ended, and check its exit code."""
         killed, self._now = self.now, None
         assert await killed.end(signal.SIGKILL) == -signal.SIGKILL
         assert state_of(killed.process.pid) is None
 
     async def freeze(self) -> None:
-        """Send SIGSTOP: the process keeps its connections and its state. Checks that it has
-        stopped.
-        """
+        """Freeze the process with SIGSTOP; it keeps its connections and its state."""
         freeze(self.now.process.pid)
 
     def thaw(self) -> None:
-        """Send SIGCONT."""
+        """Continue the process with SIGCONT."""
         self.now.process.send_signal(signal.SIGCONT)
 
     async def close(self) -> None:
@@ -88,13 +86,13 @@ async def replicas(*several: Replica) -> AsyncIterator[None]:
 
 
 async def writer_of(*several: Replica) -> Replica:
-    """The replica that reports that it writes; there are never two."""
+    """Wait until a replica reports that it is the writer, and check that there is only one."""
 
     async def claimed() -> Replica | None:
         claiming = [one for one in several if await one.now.sample(WRITER)]
         if len(claiming) > 1:
-            # They were asked one after another: two are writing only if the first still says so.
-            assert not await claiming[0].now.sample(WRITER), "two writers by their own claims"
+            # The replicas were asked one after the other, so the first may no longer be the writer.
+            assert not await claiming[0].now.sample(WRITER), "two replicas claim to write"
             return None
         return claiming[0] if claiming else None
 
@@ -133,14 +131,14 @@ def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> lis
 
 
 def instant(text: str) -> float:
-    """An instant of the API."""
+    """Convert a timestamp of the API to seconds."""
     return datetime.fromisoformat(text).timestamp()
 
 
 async def until_alike(
     one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = PATIENCE
 ) -> dict[str, Answers]:
-    """Wait until two replicas answer the same; returns it, or fails with the differences."""
+    """Wait until two replicas answer the same; returns the answers, or fails with what differs."""
     names = list(candidates)
     last: list[str] = []
 
@@ -158,7 +156,7 @@ async def until_alike(
 async def until_event(
     exporter: Program, name: str, *, within: float = PATIENCE, **fields: object
 ) -> dict[str, Any]:
-    """Wait until the log has an event of that name with these fields; returns the last one."""
+    """Wait until the log has an event with this name and these fields; returns the last one."""
 
     async def found() -> dict[str, Any] | None:
         fitting = [e for e in exporter.events(name) if fields.items() <= e.items()]

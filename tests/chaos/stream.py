@@ -1,8 +1,9 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
-The instants of a VM lie a constant time in the past. No two of its events have the same second, so
-the stored history, which has whole seconds, can distinguish them. Before the stream deletes the
-only object that shows an event, it awaits `acknowledge`: all other events may be lost by design.
+The timestamps of a VM lie a constant time in the past. No two events of a VM have the same second,
+so the stored history, which has whole seconds, can distinguish them. Before the stream deletes the
+only object that shows an event, it awaits `acknowledge`, so that the event is stored. A replica
+that is killed before may lose the event by design.
 
 Brief VMs have at most the five VMIMs that KubeVirt keeps, and none is deleted before the VM. So
 nothing about brief VMs may be lost, even without a stored history.
@@ -23,16 +24,17 @@ from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339, transitions
 Object = dict[str, Any]
 
 LAGS = (0, 0, 40, 3_000, 20_000, 80_000)
-"""The seconds by which a VM's instants lie in the past; each VM has one of these values."""
+"""The seconds by which a VM's timestamps lie in the past; each VM has one of these values."""
 
 
 @dataclass
 class _Life:
-    """One VM. `loose`: only `migrationState` has its last migration, which is not stored yet.
+    """One VM.
 
-    `abandoned`: the nodes from which an evacuation was cancelled. A replica that did not see the
-    cancellation takes the next evacuation from that node for the same one, unless its request has a
-    date.
+    `loose` is true while only `migrationState` shows the last migration, which is not stored yet.
+    `abandoned` has the nodes from which an evacuation was cancelled. A replica that missed the
+    cancellation mistakes the next evacuation from that node for the cancelled one, unless the
+    request has a date.
     """
 
     name: str
@@ -57,19 +59,19 @@ class _Life:
 
     @property
     def finished(self) -> list[Object]:
-        """Its VMIMs that have ended, oldest first."""
+        """The VM's VMIMs that have ended, oldest first."""
         return [one for one in self.vmims if one is not self.moving]
 
 
 async def _at_once() -> None:
-    """There is no stored history to wait for."""
+    """Return at once, because there is no stored history to wait for."""
 
 
 class Stream:
     """Runs random steps in one namespace; `happened` counts them by kind.
 
-    `marked` is called with the VM's name after a request without a date: such a request is dated by
-    when it is first seen.
+    `marked` is called with the VM's name after an eviction request without a date. A replica dates
+    such a request by the time when it first sees it.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Stream:
         )
 
     async def play(self, steps: int) -> None:
-        """Run this many random steps of every VM."""
+        """Run this many random steps for every VM."""
         async with asyncio.TaskGroup() as tasks:
             for name in self._rngs:
                 tasks.create_task(self._play(name, steps))
@@ -163,7 +165,7 @@ class Stream:
         self.happened["died"] += 1
 
     async def _tidy(self, life: _Life) -> None:
-        """KubeVirt deletes the finished VMIMs beyond five."""
+        """Delete all finished VMIMs but the newest five, as KubeVirt does."""
         await self._acknowledge()
         for one in life.finished[:-KEPT_BY_KUBEVIRT]:
             life.vmims.remove(one)
@@ -171,7 +173,7 @@ class Stream:
             self.happened["VMIM deleted"] += 1
 
     async def _mark(self, life: _Life) -> None:
-        """Request an eviction: with a date, as from KubeVirt 1.7 on, or without."""
+        """Request an eviction with a date, as KubeVirt does since 1.7, or without one."""
         again = life.vmi["status"]["nodeName"] in life.abandoned
         dated = life.rng.random() < 0.5 or life.brief or again
         if life.cancelled:
@@ -222,7 +224,7 @@ class Stream:
         life.target = life.rng.choice(others)
 
     async def _go_on(self, life: _Life) -> None:
-        """The next step of a migration that has begun."""
+        """Take the next step of the running migration."""
         assert life.moving is not None
         phase, chance = life.moving["status"]["phase"], life.rng.random()
         uid = life.moving["metadata"]["uid"]
@@ -289,9 +291,7 @@ class Stream:
         await self._admin.delete(VMIMS, self._namespace, one["metadata"]["name"])
 
     def _now(self, life: _Life) -> float:
-        """The VM's present instant; attempts have no lag, because their evacuation is requested
-        now.
-        """
+        """The VM's current time. An attempt has no lag, because its evacuation is requested now."""
         return time.time() - (0 if life.is_attempt else life.lag)
 
 

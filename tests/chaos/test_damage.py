@@ -42,7 +42,7 @@ Prove: TypeAlias = Callable[[str], None]
 Object: TypeAlias = dict[str, Any]
 
 KNOWN = 8
-"""Migrations of each VM that only the stored history has."""
+"""The number of migrations of each VM that only the stored history has."""
 REGIONS = {
     "magic": range(4),
     "version": range(4, 6),
@@ -61,7 +61,7 @@ def damage(raw: bytes, region: range, rng: random.Random) -> bytes:
 
 
 async def some_vmis(real: RealStage, namespace: str, count: int) -> list[Object]:
-    """Created VMIs, each in another shard, in the order of their shards."""
+    """Create VMIs; returns this many from different shards, ordered by shard."""
     found: dict[int, Object] = {}
     number = 0
     while len(found) < count:
@@ -77,7 +77,7 @@ def sealed(made: list[Object], migrations: int = KNOWN) -> list[bytes]:
 
 
 async def counts(exporter: Program, made: list[Object]) -> list[int]:
-    """How many migrations of each VMI are counted."""
+    """How many migrations of each VMI the exporter counts."""
     return [
         await count_in_window(exporter, one["metadata"]["namespace"], one["metadata"]["name"])
         for one in made
@@ -85,7 +85,7 @@ async def counts(exporter: Program, made: list[Object]) -> list[int]:
 
 
 async def until_counts(exporter: Program, made: list[Object], wanted: list[int]) -> None:
-    """Wait until exactly this many are counted."""
+    """Wait until the exporter counts exactly these numbers of migrations."""
 
     async def are_so() -> bool:
         return await counts(exporter, made) == wanted
@@ -110,7 +110,7 @@ async def with_file(
 async def test_damage_in_every_region_of_a_file(
     real: RealStage, tmp_path: Path, prove: Prove, seeds: int
 ) -> None:
-    """Damage in any part of a file loses its own shard and no other."""
+    """Damage in any part of a shard loses this shard and no other shard of the file."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 8)
@@ -127,8 +127,8 @@ async def test_damage_in_every_region_of_a_file(
             await until_counts(exporter, made, [0] * 5 + [KNOWN, KNOWN, 0])
             await until_written(exporter)
         survivors = {one["metadata"]["uid"]: KNOWN for one in made[5:7]}
-        assert counted_in(path) == survivors, f"seed {seed}: the next file is whole"
-    prove(f"damaged file: {seeds} times, seed {SEED} on, 7 pieces each, the other shards kept")
+        assert counted_in(path) == survivors, f"seed {seed}: the next file is valid"
+    prove(f"damaged file: {seeds} runs from seed {SEED}, 7 damaged pieces each, other shards kept")
 
 
 def _nothing(path: Path, _raw: bytes) -> None:
@@ -144,7 +144,7 @@ def _directory(path: Path, _raw: bytes) -> None:
 
 
 def _unreadable(path: Path, _raw: bytes) -> None:
-    """A file that even root cannot read: the first page of a process."""
+    """A file that even root cannot read: the first page of a process's memory."""
     path.symlink_to("/proc/self/mem")
 
 
@@ -183,7 +183,7 @@ async def test_a_file_that_is_none(
     fault: str | None,
     left: int,
 ) -> None:
-    """An invalid file is logged and counted; the process serves, and writes a valid one."""
+    """An invalid file is logged and counted; the exporter still serves, and writes a valid file."""
     namespace = await real.make_namespace()
     path = tmp_path / "history"
     made = await some_vmis(real, namespace, 3)
@@ -203,7 +203,7 @@ async def test_a_file_that_is_none(
 
 
 async def test_a_file_of_another_version_is_kept_for_it(real: RealStage, tmp_path: Path) -> None:
-    """After an upgrade and a rollback each version finds what it wrote last."""
+    """After a rollback the exporter reads its own last file, and keeps the newer version's file."""
     namespace = await real.make_namespace()
     path, ours, theirs = (tmp_path / f"history{end}" for end in ("", ".v1", ".v2"))
     made = await some_vmis(real, namespace, 2)
@@ -242,7 +242,7 @@ async def test_a_file_of_another_version_that_cannot_be_kept(
 
 
 async def test_damage_in_every_region_of_a_configmap(real: RealStage, tmp_path: Path) -> None:
-    """Damage loses its own shard; a shard of a later version is kept beside ours."""
+    """A damaged shard is lost alone; a shard of a later version is kept in the same ConfigMap."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
@@ -281,7 +281,7 @@ async def test_damage_in_every_region_of_a_configmap(real: RealStage, tmp_path: 
 
 
 async def _apply(real: RealStage, body: Object) -> None:
-    """Apply a ConfigMap as any version of the exporter does."""
+    """Apply a ConfigMap with the field manager of the exporter."""
     metadata = body["metadata"]
     await real.admin.request(
         "PATCH",
@@ -306,9 +306,10 @@ def _config_map(namespace: str, name: str, data: Mapping[str, bytes]) -> Object:
 
 
 async def test_a_full_disk(real: RealStage, tmp_path: Path) -> None:
-    """Failed writes (ENOSPC, EFBIG) are counted and leave the old file; later ones succeed.
+    """Failed writes (ENOSPC, EFBIG) are counted and keep the old file; later writes succeed.
 
-    `/dev/full` in place of the new file causes ENOSPC, and a limit on the size of files EFBIG.
+    `/dev/full` in place of the new file causes ENOSPC, and a limit on the size of files causes
+    EFBIG.
     """
     namespace = await real.make_namespace()
     path = tmp_path / "history"
@@ -349,13 +350,13 @@ async def test_a_full_disk(real: RealStage, tmp_path: Path) -> None:
 
 
 def _limit_files(exporter: Program, size: int) -> None:
-    """Limit the files of this process to this many bytes: write(2) fails with EFBIG."""
+    """Limit the size of this process's files, so that write(2) fails with EFBIG."""
     _, most = resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(exporter.process.pid, resource.RLIMIT_FSIZE, (size, most))
 
 
 async def test_a_torn_write_is_harmless(real: RealStage, tmp_path: Path) -> None:
-    """If a new file is unfinished, the old file is read and the unfinished one is overwritten."""
+    """If a new file is unfinished, the exporter reads the old file and overwrites the new one."""
     namespace = await real.make_namespace()
     path, part = tmp_path / "history", tmp_path / "history.part"
     made = await some_vmis(real, namespace, 2)

@@ -1,6 +1,6 @@
-"""Evidence that is no longer updated: a rule blocks only while its resource is watched.
+"""A rule blocks only while the resource that it reads is watched.
 
-The whole program as a process, against the real API server wherever that can produce the case.
+The tests run the exporter as a process, against a real API server if that can produce the fault.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def migrating(namespace: str, name: str = "db") -> dict[str, Any]:
 
 
 def short_lived(*namespaces: str) -> dict[str, Any]:
-    """A configuration with watches of seconds and a staleness of seconds."""
+    """A configuration in which watches end, and data becomes stale, after a few seconds."""
     kube = {"staleAfter": "3s", "deadAfter": "3s", "refusedRetry": "1s", "watchTimeout": "12s"}
     return {"namespaces": list(namespaces), "kube": kube}
 
@@ -77,7 +77,7 @@ class TestLostNamespace:
     async def test_a_namespace_that_is_lost_goes_blind_alone(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """Without its RoleBinding the rules stop blocking in that namespace, and in no other."""
+        """If a RoleBinding is deleted, the rules stop blocking in its namespace and in no other."""
         healthy, lost = await real.make_namespace(), await real.make_namespace()
         for namespace in (healthy, lost):
             await real.admin.create(VMIS, migrating(namespace))
@@ -133,7 +133,7 @@ class TestLostNamespace:
     async def test_a_start_without_any_namespace_ends(
         self, real: RealStage, tmp_path: Path
     ) -> None:
-        """If every namespace is forbidden, the program says so and exits."""
+        """If every namespace is forbidden, the exporter logs this and exits."""
         namespaces = [await real.make_namespace(), await real.make_namespace()]
         user = await real.cluster.user("sees-none", READS, (await real.make_namespace(),))
         login = str(real.cluster.kubeconfig(user))
@@ -188,7 +188,7 @@ async def test_a_watch_that_is_dead_silences_its_own_rule(
 
 
 async def tag(exporter: Program) -> str:
-    """The ETag of what is blocked at filter."""
+    """The ETag of the VMIs that are blocked at `filter`."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"{exporter.query}/v1/blocked?checkpoint=filter") as response,
@@ -207,7 +207,7 @@ async def ask_blocked(url: str, etag: str) -> list[str]:
 
 
 async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Path) -> None:
-    """After its CA was rotated, the watch goes on once the kubeconfig has the new CA."""
+    """After the server's CA was rotated, the watch resumes once the kubeconfig has the new CA."""
     async with RealCluster(tmp_path / "cluster") as cluster:
         await cluster.namespace("shop")
         await cluster.admin.create(VMIS, vmi("old", "shop"))
@@ -229,7 +229,7 @@ async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Pat
 
 
 async def rotate(cluster: RealCluster) -> None:
-    """Restart the API server with a certificate of another CA; kubeconfigs stay."""
+    """Restart the API server with a certificate of another CA; kubeconfig files do not change."""
     cluster.api.kill()
     kept = cluster.directory / "kept"
     kept.mkdir()

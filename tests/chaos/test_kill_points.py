@@ -1,4 +1,4 @@
-"""`kill -9` at random points of a stream of migrations: what was stored is not lost."""
+"""`kill -9` at random points of a stream of migrations loses nothing that was stored."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ from tests.support.stored_history import BRISK, UNWRITTEN, a_keeper, keeping, mi
 Prove: TypeAlias = Callable[[str], None]
 
 STEPS = 12
-"""Steps of every VM between two comparisons."""
+"""The number of steps of every VM between two comparisons."""
 LATEST = 0.6
 """The most seconds between a step and a kill; the stored history is written every half second."""
 _marks = count(1)
@@ -38,7 +38,7 @@ _marks = count(1)
 
 @dataclass
 class Watched:
-    """A namespace with a replica that is killed, and one that never is."""
+    """A namespace with replicas that are killed, and one replica that never is."""
 
     real: RealStage
     namespace: str
@@ -110,7 +110,7 @@ class Watched:
             evacuation = right[name].get("evacuation")
             if evacuation is None or "evacuation" not in left[name] or stream.is_dated(name):
                 continue
-            # A request without a date has the time when the replica first saw it, for good.
+            # A request without a date keeps the time when the replica first saw it.
             left[name]["evacuation"]["requestedAt"] = self.promised[replica.name, name]
         return differences(left, right)
 
@@ -144,10 +144,10 @@ async def test_what_is_seen_is_not_called_written_before_it_is(
 async def test_a_killed_process_answers_as_one_that_never_was(
     real: RealStage, tmp_path: Path, prove: Prove, points: int
 ) -> None:
-    """After each kill the verdicts, attempts and requests are those of an unbroken process.
+    """After each kill a replica gives the same answers as a replica that was never killed.
 
-    The history is stored in a file, in ConfigMaps, and nowhere; in the last case only the brief VMs
-    are compared.
+    One killed replica stores its history in a file, one in ConfigMaps, and one nowhere. For the
+    last one only the brief VMs are compared.
     """
     killed, happened = await kill_often(real, tmp_path, points=points, seed=SEED)
     lines = ", ".join(f"{times} {what}" for what, times in sorted(happened.items()))
@@ -161,7 +161,7 @@ async def test_a_killed_process_answers_as_one_that_never_was(
 async def kill_often(
     real: RealStage, directory: Path, *, points: int, seed: int
 ) -> tuple[Counter[str], Counter[str]]:
-    """Kill this many times; returns how often each was killed, and the steps played."""
+    """Kill replicas this often; returns the kills by replica, and the stream's steps by kind."""
     rng = random.Random(seed)
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
@@ -232,7 +232,7 @@ async def quiet(watched: Watched, victims: list[Replica]) -> None:
 
 
 async def equal(watched: Watched, victim: Replica, stream: Stream, when: str) -> None:
-    """The answers are equal in one of three tries: a cooldown may end between two requests."""
+    """Compare the answers up to three times, because a cooldown may end between two requests."""
     found: list[str] = []
     for _ in range(3):
         found = await watched.compare(victim, stream)

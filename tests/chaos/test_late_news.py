@@ -12,7 +12,7 @@ MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 
 
 def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
-    """The request time and the failed attempts, if all these facts are read at one instant."""
+    """The request time and the failed attempts, if all these facts are read at the same time."""
     store = ClockedStore(keep=KEEP)
     store.see(pods=False)
     store.now = read_at
@@ -24,7 +24,7 @@ def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
 
 
 def test_attempts_that_failed_while_the_watch_was_away() -> None:
-    """Attempts that are read late count as after a restart, because KubeVirt dates the request."""
+    """Attempts that are read late count as after a restart, because the request has a date."""
     restarted = attempts(MARKED, FAILED)
 
     assert restarted == (NOW - 30, 1)

@@ -1,4 +1,4 @@
-"""Two replicas with one history: a leader killed, frozen and replaced under load; two clocks."""
+"""Two replicas share a history while one is killed, frozen or replaced, or clocks differ."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ def alone(namespace: str, **kube: str) -> dict[str, Any]:
 
 
 async def shards_in(real: RealStage, namespace: str) -> dict[str, int]:
-    """The number of migrations of each VMI in the ConfigMaps. Raises if one is damaged."""
+    """Each VMI's number of migrations in the ConfigMaps. Raises if a shard is damaged."""
     listed = await real.admin.list(CONFIG_MAPS, namespace)
     return {
         uid: migrations
@@ -67,7 +67,7 @@ async def versions_in(real: RealStage, namespace: str) -> dict[str, str]:
 
 @asynccontextmanager
 async def playing(stream: Stream) -> AsyncIterator[None]:
-    """Play the stream during the block."""
+    """Run the stream during the block."""
 
     async def play() -> None:
         while True:
@@ -119,21 +119,22 @@ async def test_a_killed_leader_under_load(
                 await leader.now.ready()
             await until_alike(one.now, other.now, stream.candidates())
         assert requests["failed"] == 0
-        assert requests["retried"] > 0, "the killed leader was asked, or nothing was proven"
+        assert requests["retried"] > 0, "no request was sent to the killed leader"
         await until_alike(unbroken.now, standby.now, stream.candidates(brief_alone=True))
         assert await shards_in(real, namespace)
     prove(
-        f"leader killed: a {lease} s Lease, written every {interval}: written again after"
+        f"leader killed: Lease of {lease} s, history written every {interval}, next write after"
         f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
         " failed"
     )
-    # A standby sees a renewal up to an eighth of the duration late, and then waits for 0.8 of it.
-    # The bound is loose, for a busy machine; `tests/unit/kube/test_lease.py` tests the exact time.
+    # A standby sees a renewal up to an eighth of the duration late, and then waits for 0.8 of the
+    # duration. The bound is loose, because the machine may be busy; `tests/unit/kube/test_lease.py`
+    # tests the exact time.
     assert seconds <= lease + 8
 
 
 async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path) -> None:
-    """After SIGSTOP another takes over; after SIGCONT both have the same history."""
+    """If the leader is frozen, the other replica takes over; later both have the same history."""
     rng = random.Random(SEED)
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
@@ -152,7 +153,7 @@ async def test_a_frozen_holder_comes_back(real: RealStage, tmp_path: Path) -> No
             await until_all_counted(several, namespace, uids, 2 * (turn + 1))
         for replica in several:
             await until_written(replica.now)
-        # Once more, without events that would wake the thawed replica.
+        # Change the leader once more, without events that would wake the thawed replica.
         await change_hands(several, asyncio.sleep(0))
         await until_alike(one.now, other.now, [(namespace, name) for name in uids])
         await until_written(one.now)
@@ -169,10 +170,10 @@ async def change_hands(several: list[Replica], during: Awaitable[None]) -> None:
     await leader.freeze()
     late = asyncio.create_task(leader.now.sample(WRITER))
     await during
-    await poll(lambda: standby.now.sample(WRITER), what="taken over")
+    await poll(lambda: standby.now.sample(WRITER), what="the standby as the writer")
     await until_written(standby.now)
     leader.thaw()
-    assert await late == 0, "thawed, it still called itself the writer"
+    assert await late == 0, "the thawed replica still reported that it is the writer"
     await until_event(leader.now, "lease_lost")
     assert await writer_of(*several) is standby
 
@@ -193,7 +194,7 @@ async def until_all_counted(
 
 
 async def test_a_rolling_update_loses_nothing(real: RealStage, tmp_path: Path) -> None:
-    """Replacing each replica in turn under load loses nothing."""
+    """A rolling update under load loses no request and no migration."""
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
     config = alone(namespace)
@@ -225,7 +226,7 @@ async def test_a_rolling_update_loses_nothing(real: RealStage, tmp_path: Path) -
 async def replace(
     serving: list[Replica], old: Replica, new: Replica, stack: AsyncExitStack
 ) -> None:
-    """Replace a replica as a rolling update does: the new one is ready before the old ends."""
+    """Replace a replica as a rolling update does: the new one is ready before the old one ends."""
     stack.push_async_callback(new.close)
     await new.start()
     await new.now.ready()
@@ -235,7 +236,7 @@ async def replace(
 
 
 class _Within(Program):
-    """The program within this process: no signals, and no log of its own."""
+    """The exporter within this process, without signals and without a log of its own."""
 
     def __init__(self, listening: Listening) -> None:
         self.query, self.metrics = listening.query[0], listening.metrics[0]
@@ -245,7 +246,7 @@ class _Within(Program):
 async def in_process(
     login: Path, config: dict[str, Any], clock: Callable[[], float]
 ) -> AsyncIterator[Program]:
-    """The program within this process, with a clock of its own."""
+    """Run the exporter within this process, with a clock of its own."""
     stop, listening = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = read_settings({**ANYWHERE, **config})
     running = asyncio.create_task(
@@ -267,9 +268,9 @@ async def in_process(
 
 
 async def test_clocks_that_differ(real: RealStage) -> None:
-    """The clocks of two replicas are three seconds apart: `notBefore` and the cooldown are equal.
+    """Two replicas whose clocks differ by three seconds report the same `notBefore` and cooldown.
 
-    Only what each replica takes from its own clock differs, by about three seconds.
+    Only the values that come from a replica's own clock differ, by about three seconds.
     """
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
@@ -302,7 +303,7 @@ async def test_clocks_that_differ(real: RealStage) -> None:
 
 
 async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
-    """After a jump of the clock the verdicts follow it, and the stored history is kept."""
+    """If the clock jumps, the verdicts follow the new time, and the stored history is kept."""
     namespace = await real.make_namespace()
     login = await a_keeper(real.cluster, namespace)
     path = tmp_path / "history"

@@ -1,4 +1,4 @@
-"""The API server fails while the history is stored: killed, frozen, refusing, compacted."""
+"""The API server is killed, frozen or compacted, or refuses writes, while history is stored."""
 
 import asyncio
 import signal
@@ -56,9 +56,7 @@ class Scene:
         self.several: list[Replica] = []
 
     async def until_followed(self) -> None:
-        """Wait until both replicas watch again; they never see an object that is deleted before
-        that.
-        """
+        """Wait until both replicas watch again; an object that is deleted earlier is never seen."""
         await self.real.admin.create(VMIS, vmi("back", self.namespace))
         for one in self.several:
             path = f"/v1/vmis/{self.namespace}/back"
@@ -79,7 +77,7 @@ class Scene:
 
 
 async def killed_and_compacted(scene: Scene) -> None:
-    """Kill the server with SIGKILL, and restart it on a compacted store: a real 410."""
+    """Kill the server with SIGKILL, and restart it on a compacted store: watches get a 410."""
     await scene.real.stop()
     assert not scene.real.cluster.api.running
     await lost_by_both(scene)
@@ -113,7 +111,7 @@ async def cut(scene: Scene) -> None:
 
 
 async def lost_by_both(scene: Scene) -> None:
-    """Wait until no replica calls itself the writer, because neither can renew the Lease."""
+    """Wait until no replica reports that it is the writer, because none can renew the Lease."""
 
     async def lost() -> bool:
         return not any([await one.now.sample(WRITER) for one in scene.several])
@@ -186,7 +184,7 @@ async def test_writes_that_are_refused(real: RealStage, tmp_path: Path, code: in
 async def test_another_writer_is_not_written_over(real: RealStage, tmp_path: Path) -> None:
     """A replica whose watch is behind gets a conflict, and merges what it missed.
 
-    This happens to a holder of the Lease that was frozen for long and does not know it yet.
+    This happens to a holder that was frozen and does not know yet that it has lost the Lease.
     """
     namespace = await real.make_namespace()
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -240,10 +238,10 @@ async def holding(
 
 
 async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
-    """On SIGTERM it becomes unready, answers long polls, writes, releases the Lease and exits with
-    0.
+    """On SIGTERM the exporter answers its long polls, writes, releases the Lease and exits with 0.
 
-    The API server is frozen meanwhile, so that the flush takes as long as the test needs.
+    Meanwhile it is not ready. The API server is frozen for a while, so that the flush takes as long
+    as the test needs.
     """
     namespace = await real.make_namespace()
     async with holding(real, tmp_path, namespace, ago=[300, 200, 100]) as exporter:
@@ -251,7 +249,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
         asked = asyncio.Event()
         polling = asyncio.create_task(long_poll(exporter, asked))
         await asked.wait()
-        # This request is answered after the long poll has been read.
+        # When this request is answered, the exporter has already read the long poll.
         assert (await exporter.get("/readyz"))[0] == 200
         assert not polling.done()
         real.freeze()
@@ -273,7 +271,7 @@ async def test_sigterm(real: RealStage, tmp_path: Path) -> None:
 
 
 async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: Prove) -> None:
-    """Without a server the history cannot be written: the exporter logs this, and exits with 0."""
+    """Without a server the exporter cannot write the history, logs this, and exits with 0."""
     namespace = await real.make_namespace()
     async with holding(real, tmp_path, namespace, ago=[100]) as exporter:
         real.freeze()
@@ -284,7 +282,7 @@ async def test_sigterm_without_a_server(real: RealStage, tmp_path: Path, prove: 
         finally:
             real.thaw()
         assert exporter.events("history_not_flushed")
-    prove(f"SIGTERM while the API server stands still: exit 0 after {seconds:.1f} s")
+    prove(f"SIGTERM while the API server is frozen: exit 0 after {seconds:.1f} s")
 
 
 async def long_poll(exporter: Program, asked: asyncio.Event) -> int:

@@ -44,7 +44,8 @@ async def grant(
 ) -> None:
     """Bind a user to this role in these namespaces; None stands for all.
 
-    Returns when the API server grants the permissions: it watches roles, so this takes a moment.
+    Returns when the API server grants the permissions, which takes a moment because it watches
+    roles.
     """
     await admin.create(CLUSTER_ROLES, role(name, rules))
     for namespace in namespaces:
@@ -68,7 +69,7 @@ def binding(role: str, user: str, namespace: str | None = None, *, subject: str 
 
 
 async def _until_granted(admin: Client, user: str, rule: Object, namespace: str | None) -> None:
-    """Wait until a user has a rule's permissions, checked by its last verb and resource."""
+    """Wait until a user has a rule's permissions; only its last verb and resource are checked."""
     spec: Object = {"user": user}
     if "nonResourceURLs" in rule:
         spec["nonResourceAttributes"] = {

@@ -27,7 +27,7 @@ POLICY: Object = {
         {"level": "None"},
     ],
 }
-"""Log created migrations with their whole content, evictions with their metadata, and no more."""
+"""Log only created migrations, with their whole content, and evictions, with their metadata."""
 
 
 @dataclass(frozen=True, slots=True)

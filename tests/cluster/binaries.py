@@ -20,7 +20,7 @@ _PARTS = {
     "kube-apiserver": "kube-apiserver",
     "descheduler": "descheduler",
 }
-"""For each server or generated file: the part from which it takes its version."""
+"""For each server or generated file, the part whose version it has."""
 
 
 class MissingBinaryError(Exception):
@@ -60,7 +60,7 @@ def find_added_crds() -> Path:
 
 
 def find_perses_plugins() -> Path:
-    """Find the JSON file with the schemas of Perses's plugins, by path."""
+    """Find the JSON file that has the schemas of Perses's plugins by their path."""
     return _find_printed("perses-plugins")
 
 
@@ -70,7 +70,7 @@ def find_manifests() -> Path:
 
 
 def find_operator() -> Path:
-    """Find the file of a KubeVirt release's objects for virt-operator."""
+    """Find the file of the objects with which a KubeVirt release installs virt-operator."""
     return _find_printed("operator")
 
 
@@ -82,7 +82,7 @@ def _find_printed(name: str) -> Path:
 
 
 def _folder(name: str) -> Path:
-    """The folder of a server: of the pinned version, or of the one that is tested."""
+    """The folder of a server, either in the pinned version or in the tested version."""
     part = _PARTS.get(name)
     if part is None or RUNNING[part] == PINNED[part]:
         return _BUILT

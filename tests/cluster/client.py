@@ -52,11 +52,11 @@ class Client:
     async def list(
         self, resource: Resource, namespace: str | None = None, **query: str | int
     ) -> Object:
-        """Read the list, all of it unless the query limits it."""
+        """List the objects; `query` can limit the list."""
         return await self.request("GET", resource.path(namespace), params=query)
 
     async def create(self, resource: Resource, body: Object) -> Object:
-        """Create an object with its status, whether that is a subresource or not."""
+        """Create an object with its status, even if the status is a subresource."""
         namespace = body["metadata"].get("namespace")
         made = await self.request("POST", resource.path(namespace), json=body)
         if not (resource.has_status and body.get("status")):
@@ -71,7 +71,7 @@ class Client:
         return await self.request("PUT", path, json=body)
 
     async def replace_status(self, resource: Resource, body: Object) -> Object:
-        """Replace an object's status, whether it is a subresource or not."""
+        """Replace an object's status, even if the status is a subresource."""
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace"), metadata["name"])
         status = "/status" if resource.has_status else ""
@@ -87,12 +87,12 @@ class Client:
     async def merge_status(
         self, resource: Resource, namespace: str | None, name: str, status: Object
     ) -> Object:
-        """Merge-patch an object's status, whether it is a subresource or not."""
+        """Merge-patch an object's status, even if the status is a subresource."""
         path = resource.path(namespace, name) + ("/status" if resource.has_status else "")
         return await self.request("PATCH", path, json={"status": status}, headers=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """Delete an object without a grace period, because only a kubelet would end that."""
+        """Delete an object without a grace period, which only a kubelet would end."""
         path = resource.path(namespace, name)
         return await self.request("DELETE", path, json={"gracePeriodSeconds": 0})
 
@@ -113,14 +113,14 @@ class Client:
         return answer
 
     async def send(self, method: str, path: str, **arguments: Any) -> bytes:
-        """Send one request, and return any answer."""
+        """Send one request, and return the body of its answer."""
         async with self._session.request(method, path, **arguments) as response:
             await _refuse_errors(response)
             return await response.read()
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Split a stream into lines; a StreamReader's own iteration limits their length."""
+    """Split a stream into lines of any length; a StreamReader's own iteration has a limit."""
     rest = b""
     async for chunk in stream.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""A control plane: etcd, kube-apiserver, KubeVirt's CRDs, an administrator."""
+"""A control plane with etcd, kube-apiserver, KubeVirt's CRDs and an administrator."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ _ACCOUNTS = "accounts"
 class RealCluster:
     """Real servers with their files in a directory, running inside `async with`.
 
-    Await everything, also of `admin`, in the event loop that entered the block.
+    Await all methods, also those of `admin`, in the event loop that entered the block.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RealCluster:
     async def user(
         self, name: str, reads: Iterable[Resource], namespaces: Sequence[str] = ()
     ) -> User:
-        """Create a service account that may list and watch these; by default in all namespaces."""
+        """Create a service account that may list and watch resources, by default everywhere."""
         full_name = f"system:serviceaccount:{_ACCOUNTS}:{name}"
         account = {"metadata": {"name": name, "namespace": _ACCOUNTS}}
         await self.admin.create(SERVICE_ACCOUNTS, account)
@@ -100,7 +100,7 @@ class RealCluster:
         return await self.account(_ACCOUNTS, name)
 
     async def account(self, namespace: str, name: str, *, node: str | None = None) -> User:
-        """An existing service account; with a node, the token is that of a pod on it."""
+        """An existing service account; with `node`, its token is bound to that node."""
         bound = {"kind": NODES.kind, "apiVersion": NODES.api_version, "name": node}
         spec = {"boundObjectRef": bound} if node else {}
         path = f"{SERVICE_ACCOUNTS.path(namespace, name)}/token"
@@ -125,8 +125,8 @@ class RealCluster:
     async def force_gone(self) -> None:
         """Compact the store, so that every earlier resourceVersion is answered with 410 Gone.
 
-        The API server comes back with an empty watch cache and a store that was compacted at a
-        revision which no client has seen.
+        The API server restarts with an empty watch cache. Its store was compacted at a revision
+        that no client has seen.
         """
         self.api.kill()
         await self.etcd.compact()
@@ -138,7 +138,7 @@ class RealCluster:
         Wait until everything that the exporter reads can be watched.
 
         An API server that is ready still answers watches of custom resources with 404 or 429 for
-        some tenths of a second. So a test that watches by itself calls this after `api.restart()`.
+        some tenths of a second. So a test with its own watch calls `settle` after `api.restart()`.
         """
         await poll(self._watchable, within=_SETTLE_SECONDS, what="watches opened")
 
@@ -152,7 +152,7 @@ class RealCluster:
         async with asyncio.TaskGroup() as group:
             for crd in crds:
                 group.create_task(self.admin.create(CRDS, crd))
-        # In this order, because the list of all CRDs costs the API server much more than a watch.
+        # Watches first, because a list of all CRDs costs the API server much more than a watch.
         await self.settle()
         await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
 

@@ -49,7 +49,7 @@ DESCHEDULER = {"requested-by": "sigs.k8s.io/descheduler"}
 
 _GUEST: Object = {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}
 _SETTLE_SECONDS = 180.0
-# A folder of its own: KubeVirt reads and logs a pair again at every write to its folder.
+# The key pair has its own folder, because KubeVirt reloads the pair at every write to the folder.
 _SERVING = "serving"
 _PAIR = (("cert", "crt"), ("key", "key"))
 _INSTALLED = {
@@ -111,7 +111,7 @@ class VirtController(_KubeVirtServer):
         super().__init__("virt-controller", directory, kubeconfig, pairs=("prom",))
 
     async def ready(self) -> bool:
-        """Whether it is the leader; then its controllers start."""
+        """Whether it is the leader, which starts the controllers."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/leader", ssl=False) as response,
@@ -123,8 +123,8 @@ class KubeVirtCluster:
     """A real control plane with KubeVirt's own servers.
 
     `control` is the control plane without KubeVirt. Its `admin` is not a service account of
-    KubeVirt, so KubeVirt's webhooks treat its writes as those of a user. No pod runs here: enter a
-    `Player` as well.
+    KubeVirt, so KubeVirt's webhooks treat its writes as those of a user. No pod runs here unless
+    there is also a `Player`.
     """
 
     def __init__(self, control: RealCluster) -> None:
@@ -148,7 +148,7 @@ class KubeVirtCluster:
         await self._stack.aclose()
 
     def tails(self) -> str:
-        """The last log lines of KubeVirt's servers, for a test that has failed."""
+        """The last log lines of KubeVirt's servers; a failed test prints them."""
         return "\n".join(server.tail() for server in (self.api, self.controller))
 
     # What users, operators and the descheduler do
@@ -177,7 +177,7 @@ class KubeVirtCluster:
         return await self.admin.create(VMIMS, body)
 
     async def evict(self, pod: Object, *, descheduler: bool = True) -> ApiError | None:
-        """Evict a pod; returns the refusal, or None if there was none."""
+        """Evict a pod; returns the error if the eviction was refused, else None."""
         metadata = pod["metadata"]
         body = {
             "apiVersion": "policy/v1",
@@ -206,8 +206,8 @@ class KubeVirtCluster:
 
     @asynccontextmanager
     async def configured(self, **configuration: Any) -> AsyncIterator[None]:
-        """Change `spec.configuration` of the KubeVirt CR during the block, and wait for its
-        servers.
+        """Change `spec.configuration` of the KubeVirt CR during the block. Waits until KubeVirt's
+        servers have read each change.
         """
         before = (await self.cr())["spec"]["configuration"]
         await self._configure(configuration)

@@ -1,7 +1,7 @@
-"""Objects as KubeVirt writes them, accepted by a real API server; fields can be replaced.
+"""Builders of objects as KubeVirt writes them; a real API server accepts these objects.
 
-An override is a top-level field (`metadata`, `spec`, `status`), laid over the default key by key.
-The server picks uid, creationTimestamp and resourceVersion itself.
+An override is a top-level field (`metadata`, `spec`, `status`) that is merged into the default
+field. The server sets `uid`, `creationTimestamp` and `resourceVersion`.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _EVICTION = "descheduler.alpha.kubernetes.io"
 
 
 def overlay(under: Object, over: Object) -> Object:
-    """Lay one object over another, key by key; lists and plain values replace."""
+    """Merge one object into another, key by key; lists and plain values are replaced."""
     result: Object = merge(under, over)
     return result
 
@@ -58,7 +58,7 @@ def vmim(
 ) -> Object:
     """A pending migration of a VMI; with `evacuates`, as virt-controller creates it.
 
-    It lacks the finalizer that KubeVirt sets until the end, because nothing would remove it here.
+    It has no finalizer, because nothing here would remove a finalizer at the end.
     """
     made = _object(
         VMIMS,

@@ -15,7 +15,7 @@ from .processes import Process
 
 
 def write_plugins(folder: Path) -> Path:
-    """Write the plugins that our dashboards use into the plugin folder of a Perses."""
+    """Write the plugins that our dashboards use into the plugin folder of a Perses server."""
     for name, text in json.loads(find_perses_plugins().read_text()).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,12 +25,12 @@ def write_plugins(folder: Path) -> Path:
 
 @asynccontextmanager
 async def serve_perses(directory: Path) -> AsyncIterator[str]:
-    """Run an empty Perses server with our plugins, its objects in files; yields its URL."""
+    """Run an empty Perses server with our plugins; yields its URL."""
     config = directory / "perses.yaml"
     plugins = str(write_plugins(directory / "plugins"))
     settings = {
         "database": {"file": {"folder": str(directory / "perses"), "extension": "json"}},
-        # Without a folder for archives, even an empty one, the server loads no plugin.
+        # The server loads plugins only if it has a folder for archives, which may be empty.
         "plugin": {"path": plugins, "archive_paths": [plugins]},
         "frontend": {"disable": True},
     }

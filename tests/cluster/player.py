@@ -3,7 +3,7 @@
 The pure functions of `exporter.demo.node` decide what each of them writes, as in the simulated
 cluster. Here the writes go to a real API server, each with its component's own account:
 `system:kube-scheduler`, `system:node:NAME`, and KubeVirt's service account `kubevirt-handler` with
-a token bound to the node. So RBAC and KubeVirt's webhooks check them.
+a token bound to the node. So RBAC and KubeVirt's webhooks check these writes.
 
 Inside `async with`, a `Player` does by itself what the nodes have to do, as planned for each VMI.
 Some outcomes (`hangs`, `never bound`) leave out steps. A test can call the methods for these steps.
@@ -33,15 +33,15 @@ from .resources import CLUSTER_ROLE_BINDINGS, NODES, PODS, VMIS, Resource
 
 Outcome = Literal[
     "succeeds",
-    "fails",  # libvirt breaks it after its start
-    "hangs",  # it starts, and never ends
-    "keeps source",  # it succeeds, and the pod that it left never ends
+    "fails",  # libvirt fails the migration after its start
+    "hangs",  # the migration starts and never ends
+    "keeps source",  # the migration succeeds, but its source pod never ends
     "unschedulable",  # no node takes the target pod
     "never bound",  # the scheduler ignores the target pod
-    "never ready",  # the target pod is bound, and does not start
+    "never ready",  # the target pod is bound, but does not start
     "crashes",  # the target pod fails before it is ready
     "loses target",  # the target pod fails after the hand-off
-    "loses ready target",  # the same, after its ports are published
+    "loses ready target",  # the target pod fails after its ports are published
 ]
 
 
@@ -52,14 +52,14 @@ Choice = Callable[[Object, Sequence[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """How one migration goes on and ends."""
+    """How one migration proceeds and ends."""
 
     outcome: Outcome = "succeeds"
     seconds: float = 1.2
     """Seconds that the migration copies, or until its target is lost.
 
-    At least one is needed: KubeVirt orders migrations by the second of their creation, so a failure
-    and the next attempt within one second would have no backoff.
+    The minimum is one second. KubeVirt orders migrations by the second of their creation, so a
+    failure and the next attempt within one second would have no backoff.
     """
     reason: str = (
         "virError(Code=9, Domain=10, Message='operation failed: migration failed. Message from the "
@@ -81,9 +81,9 @@ class _Step:
 class Player:
     """Simulates the nodes of a `KubeVirtCluster`, and everything that runs on them.
 
-    Enter it after the cluster, and leave it before. `plan` sets the fates of a VMI's migrations,
-    `place` the node on which the VMI starts. A VMI without a plan starts on the first node that is
-    free for it, and each of its migrations succeeds.
+    Enter it after the cluster, and exit it before the cluster. `plan` sets the fates of a VMI's
+    migrations, `place` the node on which the VMI starts. A VMI without a plan starts on the first
+    node that is free for it, and each of its migrations succeeds.
     """
 
     def __init__(
@@ -102,22 +102,22 @@ class Player:
         self.allocatable = dict(allocatable or {})
         """The allocatable resources of each node; by default the nodes have none."""
         self.choose = choose or _choose_first
-        """Chooses among the nodes that are free for a pod; the first is the one set by `place`."""
+        """Chooses among the nodes that are free for a pod; the node set by `place` comes first."""
         self.pace = pace
         """Seconds that a small step takes: binding, starting, preparing."""
         self.leaves_after = leaves_after
         """
-        Seconds from a migration's end to the end of the launcher that it leaves, 8 to 11 on real
-        nodes. Until then KubeVirt makes no further VMIM.
+        Seconds from the end of a migration to the end of the launcher pod that is not used any
+        more, 8 to 11 on real nodes. Until then KubeVirt creates no further VMIM.
         """
         self.heartbeat = heartbeat
         """Seconds between a virt-handler's heartbeats on its node, 60 to 132 in a real cluster.
 
-        No pod event wakes the evacuation controller. So if a target pod ends after its failed
+        No pod event triggers the evacuation controller. So if a target pod ends after its failed
         migration, the next attempt waits for the next event of the node.
         """
         self.beating = asyncio.Event()
-        """While it is cleared, no virt-handler sends heartbeats."""
+        """While this event is cleared, no virt-handler sends heartbeats."""
         self.beating.set()
         self.handlers: dict[str, Client] = {}
         """The client of each node's virt-handler."""
@@ -205,7 +205,7 @@ class Player:
         return await self._kubelet(pod, rules.finish_pod(pod, phase, _now()))
 
     async def remove_pod(self, pod: Object) -> None:
-        """Remove a deleted pod."""
+        """Remove a pod whose deletion was requested."""
         metadata = pod["metadata"]
         kubelet = self._kubelets[objects.node_of(pod)]
         await kubelet.delete(PODS, metadata["namespace"], metadata["name"])
@@ -224,7 +224,7 @@ class Player:
         return await self._source(vmi, rules.set_migratable(vmi, migratable=migratable))
 
     async def prepare_target(self, vmi: Object) -> Object:
-        """Report that the target listens."""
+        """Report that the target is ready to receive the migration."""
         ports = {"40001": 0, "40002": 49152}
         return await self._target(vmi, rules.prepare_target(vmi, "10.244.0.20", ports))
 
@@ -266,7 +266,7 @@ class Player:
         """A step in which the target's virt-handler changes the VMI."""
         return lambda vmi: self._target(vmi, change(vmi))
 
-    # Acting by itself
+    # Automatic steps
 
     async def _sign_in(self, stack: AsyncExitStack) -> None:
         """Create the nodes, and log in as each component that acts on them."""
@@ -380,7 +380,7 @@ class Player:
         return min(waits, default=None)
 
     def _steps(self) -> Iterator[tuple[_Step, Object]]:
-        """The steps that the present objects need."""
+        """The steps that the current objects need."""
         for pod in self._seen[PODS.plural].values():
             step = self._pod_step(pod)
             if step is not None:
@@ -504,17 +504,17 @@ class Player:
 
 
 class _Gone(Exception):
-    """A watch has ended in an error event."""
+    """A watch has ended with an ERROR event."""
 
 
-# Another writer was faster, or the object is gone: the watch will show its present state.
+# Another writer was faster, or the object is gone. The watch will show the current state.
 _OVERTAKEN = {404, 409}
 _CPU: Mapping[str, str] = {
     "cpu-vendor.node.kubevirt.io/Intel": "true",
     "cpu-model-migration.node.kubevirt.io/Skylake-Client-IBRS": "true",
     "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS": "true",
 }
-"""Labels of virt-handler's labeller, by which a target gets the source's CPU model."""
+"""CPU labels as virt-handler sets them; a target pod selects nodes with the source's labels."""
 _KUBELETS = binding("system:node", "system:nodes", subject="Group")
 _KUBELETS["metadata"]["name"] = "kubelets"
 

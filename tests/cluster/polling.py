@@ -8,14 +8,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 120.0
-"""The longest wait in seconds; an idle machine needs a few, a busy one more."""
+"""The longest wait in seconds. An idle machine needs a few seconds, a busy machine more."""
 _PAUSE = 0.05
 
 
 async def poll(
     attempt: Callable[[], Awaitable[T | None]], *, what: str, within: float = PATIENCE
 ) -> T:
-    """Repeat for `within` seconds until the result is true, and return it."""
+    """Call `attempt` until its result is true, for at most `within` seconds; returns the result."""
     try:
         async with asyncio.timeout(within):
             # The condition is in another process, so there is no event to wait for.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LOG_TAIL = 4_000
 _FROZEN_WITHIN = 60.0
-"""The most seconds until all threads of a process have stopped; usually some microseconds."""
+"""How long to wait until all threads of a process have stopped; usually it takes microseconds."""
 
 
 class ServerFailedError(Exception):
@@ -31,7 +31,7 @@ def freeze(pid: int) -> None:
 
 
 def state_of(pid: int) -> str | None:
-    """A process's or thread's state by the kernel (T is stopped), or None if it has gone."""
+    """The kernel's state of a process or thread ("T" is stopped), or None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -52,7 +52,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives; a frozen one does."""
+        """Whether the process runs; a frozen process counts as running."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ class Scene:
 
     @property
     def outline(self) -> Object:
-        """The scene without names and times: equal in every run that ends the same way."""
+        """The scene without names and times; runs that end the same way have equal outlines."""
         return {
             "vmi": _outline(self.vmi) | {"marked": bool(self.marked), "state": sorted(self.state)},
             "vmims": [
@@ -70,8 +70,8 @@ async def record(
 ) -> None:
     """Write the scene to its file if `RECORD` is set; else compare it with the file.
 
-    The file's name is the state, its folder the version; `further/STATE.case` is another case of
-    the state. `others`: VMIs of the same cluster that are needed to explain the state.
+    The file is named after the state, its folder after KubeVirt's version; `further/STATE.case` is
+    another case of the state. `others` are VMIs of the same cluster that explain the state.
     """
     path = RECORDED / RUNNING["kubevirt"] / f"{name}.json"
     if _IS_RECORDING:

@@ -17,11 +17,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """The `apiVersion` that its objects carry."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None) -> str:
-        """The URL path of all objects, of those of a namespace, or of one."""
+        """The URL path of all objects, of the objects in a namespace, or of one object."""
         parts = ["/apis" if self.group else "/api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]

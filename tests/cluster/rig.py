@@ -21,14 +21,14 @@ from .resources import EVENTS, VMIS
 
 _PAUSE = 0.05
 _QUIET = 0.5
-"""Seconds without a change after which nothing more is expected to be written."""
+"""If nothing changes for this many seconds, no more changes are expected."""
 
 
 class Rig:
     """
-    A KubeVirt cluster with a player on it. Keys are "namespace/name".
+    A KubeVirt cluster with a `Player`. A key is the "namespace/name" of a VMI.
 
-    The heartbeat is quick, because only events of nodes wake KubeVirt's evacuation controller.
+    Heartbeats are frequent, because only node events trigger KubeVirt's evacuation controller.
     """
 
     def __init__(self, cluster: KubeVirtCluster, player: Player) -> None:
@@ -79,14 +79,14 @@ class Rig:
         await poll(is_gone, what=f"{key} gone")
 
     async def evict(self, key: str, *, descheduler: bool = True) -> str:
-        """Evict the VMI's current pod; returns the text of the refusal."""
+        """Evict the VMI's current pod; returns the message of the 429."""
         refusal = await self.cluster.evict(await self.pod(key), descheduler=descheduler)
         assert refusal is not None
         assert refusal.code == 429
         return str(refusal.status["message"])
 
     async def drain(self, key: str) -> str:
-        """Evict the VMI's current pod as a drain does; returns the message of a refusal, if any."""
+        """Evict the VMI's current pod as a drain does; returns the error's message, if any."""
         refusal = await self.cluster.evict(await self.pod(key), descheduler=False)
         return "" if refusal is None else str(refusal.status["message"])
 
@@ -109,7 +109,7 @@ class Rig:
     async def until(
         self, key: str, is_there: Callable[[Scene], object], *, within: float = 60
     ) -> Scene:
-        """Wait until the VMI meets a condition, and KubeVirt has stopped changing its objects."""
+        """Wait until the VMI meets a condition, and KubeVirt no longer changes its objects."""
         scene = None
         try:
             async with asyncio.timeout(within):

@@ -23,7 +23,7 @@ PROBE = aiohttp.ClientTimeout(total=10)
 
 
 class Server(ABC):
-    """A server process with a port; as a context manager it ends with the block."""
+    """A server process with a port; as a context manager it runs during the block."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -39,7 +39,7 @@ class Server(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process lives; a frozen one does."""
+        """Whether the process runs; a frozen process counts as running."""
         return self._process.running
 
     def tail(self) -> str:
@@ -47,7 +47,7 @@ class Server(ABC):
         return self._process.tail()
 
     async def start(self) -> None:
-        """Start and wait until ready."""
+        """Start the server, and wait until it is ready."""
         self._process.start()
         try:
             await poll(self._ready_or_dead, within=_START_SECONDS, what="ready")
@@ -64,7 +64,7 @@ class Server(ABC):
         await self.start()
 
     def freeze(self) -> None:
-        """Freeze the server (SIGSTOP): connections stay open without data."""
+        """Freeze the server (SIGSTOP); its connections stay open, but no data arrives."""
         freeze(self._process.pid)
 
     def thaw(self) -> None:
@@ -122,7 +122,7 @@ class Etcd(Server):
         super().__init__(Process(arguments, directory / "etcd.log"))
 
     async def ready(self) -> bool:
-        """Whether etcd has elected itself."""
+        """Whether etcd has elected itself as the leader."""
         return await is_ok(f"{self.url}/health")
 
     async def advance(self) -> int:
@@ -132,8 +132,8 @@ class Etcd(Server):
         return int(answer["header"]["revision"])
 
     async def compact(self) -> int:
-        """Compact to a revision above every one seen so far, and return it."""
-        # Twice: a watch at revision N continues from N + 1, which must be compacted too.
+        """Compact to a revision above all earlier revisions; returns the revision."""
+        # Two writes: a watch at revision N continues from N + 1, which must be compacted too.
         await self.advance()
         revision = await self.advance()
         await self._call("kv/compaction", {"revision": str(revision), "physical": True})
@@ -151,9 +151,8 @@ class Etcd(Server):
 class ApiServer(Server):
     """A kube-apiserver with RBAC, on a running etcd.
 
-    The directory holds the pairs ca, server, aggregator and service-account of the tool
-    `certificates`, and tokens.csv. If `audited`, the file `audit` has the log of `audit.POLICY`.
-    `flags` come last, so they override the others.
+    The directory must have tokens.csv and the key pairs ca, server, aggregator and service-account.
+    If `audited`, the file `audit` has the log of `audit.POLICY`. `flags` override the other flags.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class ApiServer(Server):
         super().__init__(Process([*arguments, *flags], directory / "kube-apiserver.log"))
 
     async def ready(self) -> bool:
-        """Whether `/readyz` answers, which is public once the default roles exist."""
+        """Whether `/readyz` answers 200; it is public once the default roles exist."""
         return await is_ok(f"{self.url}/readyz", trust=self.trust)
 
 
@@ -223,5 +222,5 @@ class Scheduler(Server):
         super().__init__(Process(arguments, directory / "kube-scheduler.log"))
 
     async def ready(self) -> bool:
-        """Whether `/healthz` answers, which is public."""
+        """Whether `/healthz`, which is public, answers 200."""
         return await is_ok(self._url)

@@ -1,4 +1,4 @@
-"""The real servers do what the other tests rely on."""
+"""Which built servers the tests use."""
 
 import os
 import subprocess

@@ -16,7 +16,7 @@ class User:
     authority: Path
     token: str | None = None
     certificate: Path | None = None
-    """The certificate's file; its key is beside it."""
+    """The file of the certificate; the key is in the same folder."""
 
     @property
     def namespace(self) -> str:
@@ -44,7 +44,7 @@ class User:
 
 
 def kubeconfig(path: Path, server: str, user: User) -> Path:
-    """Write a kubeconfig that needs no other file: certificates are in it as data."""
+    """Write a kubeconfig that contains the certificates, so it needs no other file."""
     cluster = {"server": server, "certificate-authority-data": user.authority_data}
     return _write(path, cluster, user.name, _proof(user), user.namespace)
 

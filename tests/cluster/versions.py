@@ -11,7 +11,7 @@ RUNNING = {
     part: os.environ.get(part.replace("-", "_").upper()) or pinned
     for part, pinned in PINNED.items()
 }
-"""The version of each part: from the environment (such as KUBE_APISERVER), else the pinned one."""
+"""The version of each part, from the environment (such as KUBE_APISERVER) or else `PINNED`."""
 
 
 def is_kubevirt_at_least(version: str) -> bool:
@@ -25,7 +25,7 @@ def is_kubernetes_at_least(version: str) -> bool:
 
 
 def since(version: str, what: str) -> pytest.MarkDecorator:
-    """Run a test only with this version of KubeVirt or newer; `make matrix` prints the others."""
+    """Skip a test with an older KubeVirt; `make matrix` prints what that version lacks."""
     there = is_kubevirt_at_least(version)
     return pytest.mark.skipif(not there, reason=f"KubeVirt {RUNNING['kubevirt']}: no {what}")
 

@@ -1,1 +1,1 @@
-"""`make matrix`: the tests of real controllers with other versions of them."""
+"""`make matrix` runs the tests of real controllers with other versions of the controllers."""

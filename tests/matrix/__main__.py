@@ -1,4 +1,4 @@
-"""`make matrix`: one line per pair of versions; `make matrix ONLY=1.7.0` for those with 1.7.0."""
+"""`make matrix` tests pairs of versions; `make matrix ONLY=1.7.0` only those with 1.7.0."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def read_report(report: Path, suite: str, result: Result) -> None:
 
 
 def reason(said: str) -> str:
-    """The module that Go could not get, or the last line of its output."""
+    """The module that Go could not get, or the last line of Go's output."""
     refused = re.search(r"([\w./-]+@v[\w.+-]+)\)?: reading \S+: (.*)", said)
     return f"{refused[1]}: {refused[2]}" if refused else said.strip().splitlines()[-1]
 

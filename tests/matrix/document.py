@@ -13,7 +13,7 @@ Row = Sequence[str]
 
 
 def write_document() -> None:
-    """Fill the tables again."""
+    """Write the tables into docs/versions.md."""
     VERSIONS.write_text(fill(read(VERSIONS), read_results()), encoding="utf-8")
 
 
@@ -21,7 +21,7 @@ def fill(text: str, results: Sequence[Result]) -> str:
     """The document with these results between its markers."""
     tables = {
         "matrix:pairs": build_table(
-            ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "not there"],
+            ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "missing"],
             (_pair_row(one) for one in results),
         ),
         "matrix:proven": "".join(f"- {line}\n" for line in _measured(results)),

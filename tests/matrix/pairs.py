@@ -18,19 +18,19 @@ SUITES = {
 }
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
-"""How a test's line begins if it is about the version of KubeVirt that runs."""
+"""The beginning of the reported lines that are about the running version of KubeVirt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A version of each part; a part that is not named has its pinned version."""
+    """A version of each part, and the suites that are run with these versions."""
 
     versions: Mapping[str, str]
     suites: tuple[str, ...] = tuple(SUITES)
 
     @classmethod
     def of(cls, *suites: str, **versions: str) -> "Pair":
-        """The pinned versions with these changes; a keyword has an underscore for a hyphen."""
+        """The pinned versions with these changes; a keyword has `_` in place of a hyphen."""
         changed = {part.replace("_", "-"): version for part, version in versions.items()}
         return cls(PINNED | changed, suites or tuple(SUITES))
 
@@ -67,9 +67,9 @@ class Result:
     failed: list[str] = field(default_factory=list)
     """The names of the tests that failed."""
     lacks: list[str] = field(default_factory=list)
-    """What this version lacks, so that tests were skipped."""
+    """Features that this version lacks, so that their tests were skipped."""
     proven: list[str] = field(default_factory=list)
-    """The lines in which tests report about KubeVirt."""
+    """The lines that tests report about KubeVirt."""
     unbuilt: str = ""
     """Why the versions cannot be built; empty if they can."""
 
@@ -83,7 +83,7 @@ class Result:
         if self.failed:
             parts.append(f"failed: {', '.join(self.failed)}")
         if self.lacks:
-            parts.append(f"not there: {', '.join(self.lacks)}")
+            parts.append(f"missing: {', '.join(self.lacks)}")
         return "; ".join(parts)
 
 
@@ -94,7 +94,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 
 def keep(result: Result, path: Path = RESULTS) -> None:
-    """Write a result in place of the pair's last one."""
+    """Write a result, which replaces the last result of the same pair."""
     kept = {_key(one): one for one in read_results(path)} | {_key(result): result}
     order = [_key(pair) for pair in PAIRS]
     ordered = [asdict(kept[key]) for key in order if key in kept]

@@ -24,12 +24,12 @@ def test_what_pytest_reports(tmp_path: Path) -> None:
     result = Result({})
     read_report(report, "rig", result)
 
-    assert result.verdict == "passed: rig 1; failed: test_b, test_c; not there: backup"
+    assert result.verdict == "passed: rig 1; failed: test_b, test_c; missing: backup"
     assert result.proven == ["rig: KubeVirt waits 20 s"]
 
 
 def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
-    """A suite without a report has failed: pytest did not start."""
+    """A suite without a report counts as failed, because pytest did not start."""
     result = Result({})
     read_report(tmp_path / "report.xml", "rig", result)
 

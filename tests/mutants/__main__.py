@@ -1,11 +1,12 @@
-"""`make mutants`: change one thing in a module, and see whether a test fails.
+"""`make mutants` changes one thing in a module, and checks that a test fails.
 
-A mutant that no test notices is printed as `file:line before -> after`: either a test is missing,
-or the mutant means the same as the original and is listed with its reason in `equivalent.toml`.
+A mutant that no test notices is printed as `file:line before -> after`. Then either a test is
+missing, or the mutant means the same as the original, and belongs in `equivalent.toml` with a
+reason.
 
-mutmut is not used, because it runs the whole suite before it begins; nor is cosmic-ray, which
-writes mutants into the working tree. Here every run is in a temporary copy, with the few test files
-that specify the module.
+We do not use mutmut, because it first runs the whole suite, nor cosmic-ray, because it writes
+mutants into the working tree. Here every run is in a temporary copy, with the few test files that
+specify the module.
 """
 
 import argparse
@@ -67,7 +68,7 @@ _TESTS = {
     "health": "./health",
     "kube/lease": "kube/lease",
 }
-"""The names of the tests that specify each module, those of the engine without their folder."""
+"""The tests that specify each module, by name; those of the engine have no folder here."""
 
 
 def _file_of(name: str) -> str:
@@ -79,7 +80,7 @@ MODULES = {
     f"exporter/{module}.py": [_file_of(name) for name in names.split()]
     for module, names in _TESTS.items()
 }
-"""The tests that specify each module, first those that fail most; none needs a real server."""
+"""The test files of each module, first those that fail most often; none needs a real server."""
 
 ENOUGH = 0.95
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ IMPORTED = ("hypothesis.stateful", "pytest_asyncio", "tests.conftest", "xdist.pl
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed node: where it is, and the whole source with the change."""
+    """One changed node of the syntax tree: where it is, and the whole changed source."""
 
     file: str
     number: int
@@ -142,8 +143,8 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
 def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """The nodes that can be changed, with their functions.
 
-    Not changed are annotations, decorators, base classes, keywords of classes, f-strings, and the
-    step of a revision: its readers only ask whether it has changed.
+    Annotations, decorators, base classes, keywords of classes and f-strings are not changed. Nor is
+    the step of a revision, because readers only check whether a revision has changed.
     """
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "returns", "decorator_list", "bases", "keywords"} and (
@@ -191,7 +192,7 @@ def _changed_expression(node: ast.expr) -> Iterator[ast.AST]:
 
 def _changed_statement(node: ast.stmt) -> Iterator[ast.AST]:
     match node:
-        case ast.Return(value=ast.Constant(value=None | False)):  # both are false
+        case ast.Return(value=ast.Constant(value=None | False)):  # None and False are both falsy
             pass
         case ast.Return(value=ast.expr()):
             yield ast.Return(ast.Constant(None))
@@ -206,7 +207,7 @@ def _changed_statement(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def copy_tree(directory: Path) -> None:
-    """Copy the files that git knows, with uncommitted changes."""
+    """Copy all files that git does not ignore, with uncommitted changes."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     named = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, named.stdout.split("\0")):
@@ -216,10 +217,11 @@ def copy_tree(directory: Path) -> None:
 
 
 def run_tests(tree: Path, file: str, source: str) -> NoReturn:
-    """Run the module's tests with this source in another process; returns its exit code."""
+    """Run the module's tests with this source, and exit with pytest's exit code."""
     path = tree / file
     path.write_text(source)
-    # Python compares the size and the whole second of a source with its cache, which is not enough.
+    # Python compares only the size and the time in whole seconds of a source with its cached
+    # bytecode, so it may miss a change.
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
         cached.unlink()
     for name in [one for one in sys.modules if one.split(".")[0] in {"exporter", "tests"}]:
@@ -270,7 +272,7 @@ def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
         place = (entry["function"], entry["line"], entry["mutation"])
         others = [one for one in mutants if (one.function, one.line, one.mutation) != place]
         if len(others) == len(mutants) or not entry["reason"]:
-            sys.exit(f"{EQUIVALENT.name}: no such mutant any more, or no reason: {entry}")
+            sys.exit(f"{EQUIVALENT.name}: an entry matches no mutant, or has no reason: {entry}")
         mutants = others
     return mutants
 
@@ -284,16 +286,16 @@ def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> boo
     began = time.monotonic()
     if try_all(file, [original], trees[:1], 600) != [0]:
         print((trees[0] / OUTPUT).read_text())
-        sys.exit(f"{file}: its tests fail without any mutant")
+        sys.exit(f"{file}: its tests fail even without a mutant")
     seconds = 30 + 10 * (time.monotonic() - began)
     codes = try_all(file, [one.source for one in mutants], trees, seconds)
     tried = sorted(zip(mutants, codes, strict=True), key=lambda one: one[0].number)
     killed = len(mutants) - codes.count(0)
-    late = f"{codes.count(None)} of them not done within {seconds:.0f} s"
+    late = f"{codes.count(None)} of them by the timeout of {seconds:.0f} s"
     print(f"{file}: {killed} of {len(mutants)} killed, {late}")
     for one, code in tried:
         if not code:
-            fate = "lived" if code == 0 else "not done in time"
+            fate = "survived" if code == 0 else "timed out"
             print(f"    {fate}: {one.file}:{one.number} {one.mutation}")
             print(f"        in {one.function}: {one.line}")
     sys.stdout.flush()
@@ -301,12 +303,12 @@ def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> boo
 
 
 def main() -> None:
-    """Check every module of the table, or those that are named."""
+    """Check every module of the table, or only the named ones."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("modules", nargs="*", help=f"of {', '.join(MODULES)}; default: all")
+    parser.add_argument("modules", nargs="*", help=f"default: all of {', '.join(MODULES)}")
     parser.add_argument("--all", action="store_true", help="every mutant, not a sample")
-    parser.add_argument("--sample", type=int, default=45, help="mutants of each module")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--sample", type=int, default=45, help="how many mutants of each module")
+    parser.add_argument("--seed", type=int, default=1, help="the random seed of the sample")
     asked = parser.parse_args()
     listed = {entry["file"] for entry in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
     if strangers := {*asked.modules, *listed} - MODULES.keys():

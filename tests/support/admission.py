@@ -59,7 +59,7 @@ def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, An
 
 
 def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Object:
-    """The shipped webhook configuration with this URL, for these users or for all."""
+    """The shipped webhook configuration with this URL, for these users or for all users."""
     one: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
     (webhook,) = one["webhooks"]
     assert webhook["timeoutSeconds"] == TIMEOUT
@@ -68,7 +68,7 @@ def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Obj
     listed = webhook["matchConditions"][-1]
     assert listed["name"] == "listed-users"
     if users is None:
-        webhook["matchConditions"].remove(listed)  # as components/admission-observe
+        webhook["matchConditions"].remove(listed)  # as in components/admission-observe
         return one
     names = ", ".join(f"'{user}'" for user in users)
     listed["expression"] = f"request.userInfo.username in [{names}]"
@@ -102,7 +102,7 @@ class Answer:
 
 @dataclass
 class Evictor:
-    """A user who evicts pods, as an async context manager."""
+    """A user who evicts pods, with an HTTP session."""
 
     user: User
     url: str
@@ -162,7 +162,7 @@ class Evictor:
 
 
 async def add_vm(admin: Client, namespace: str, name: str, *, held: bool) -> str:
-    """Create a running VMI and its pod; a held one has just migrated. Returns the pod's name."""
+    """Create a running VMI and its pod; if `held`, it has just migrated. Returns the pod's name."""
     now = time.time()
     status = {"migrationState": ended_state(f"m-{name}", now - 30, now)} if held else {}
     made = await admin.create(VMIS, vmi(name, namespace, status=status))

@@ -1,6 +1,6 @@
 """The two API servers of the tests, the real and the simulated one, behind one interface.
 
-Tests write to both through the same HTTP client, so they do not depend on one of them.
+Tests write to both servers through the same HTTP client, so that they do not depend on one server.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def next_second(self) -> None:
-        """Wait until the server's clock shows another second."""
+        """Wait until the server's clock shows the next second."""
 
     @abstractmethod
     async def restart(self) -> None:
@@ -69,7 +69,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def force_gone(self) -> None:
-        """End the watches, and answer every earlier version with 410."""
+        """End the watches, and answer every earlier resourceVersion with 410."""
 
 
 class RealStage(Stage):
@@ -109,7 +109,7 @@ class RealStage(Stage):
         await self.cluster.force_gone()
 
     def freeze(self) -> None:
-        """Stop answering, with every connection open."""
+        """Stop answering, but keep every connection open."""
         self.cluster.api.freeze()
 
     def thaw(self) -> None:
@@ -126,7 +126,7 @@ class Nobody(User):
 
     @property
     def tls(self) -> bool:  # type: ignore[override]
-        """The default, because the server speaks plain HTTP."""
+        """The default of aiohttp, because the server has no TLS."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""A real Chromium, and a demo that is stopped in a state with many events."""
+"""A real Chromium, and a demo that is stopped when it shows many states."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ HASTE = 25.0
 """Seconds of the demo per real second, until it is stopped."""
 EPOCH = datetime(2026, 8, 22, 10, 0, 0, tzinfo=UTC).timestamp()
 LIVELY = 200.0
-"""Seconds of the demo before it may be stopped."""
+"""How many of its own seconds the demo runs before it may be stopped."""
 ANYWHERE = (Address("127.0.0.1", 0),)
 
 
@@ -40,26 +40,26 @@ class Clock:
     _began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def __call__(self) -> float:
-        """The instant now."""
+        """The current time."""
         if self.stopped_at is not None:
             return self.stopped_at
         return EPOCH + HASTE * (asyncio.get_running_loop().time() - self._began)
 
     def stop(self) -> None:
-        """Stop at this instant."""
+        """Stop the clock now."""
         self.stopped_at = self()
 
 
 @dataclass(frozen=True)
 class Still:
-    """A stopped demo: its two listeners."""
+    """A stopped demo, with its clock and the URLs of its two listeners."""
 
     query: str
     metrics: str
     clock: Clock
 
     async def get(self, path: str) -> Any:
-        """GET from the query listener, decoded."""
+        """The decoded answer of the query listener to a GET."""
         async with aiohttp.ClientSession() as session, session.get(self.query + path) as answer:
             return await answer.json() if "json" in answer.content_type else await answer.text()
 
@@ -104,7 +104,7 @@ async def _find_lively(demo: Still) -> bool | None:
     if demo.clock() < EPOCH + LIVELY:
         return None
     evacuations = (await demo.get("/v1/evacuations")).get("evacuations", [])
-    blocked = (await demo.get("/v1/blocked")).get("blocked", [])  # none while it is stale
+    blocked = (await demo.get("/v1/blocked")).get("blocked", [])  # missing in a 503
     states = {one["state"] for one in evacuations}
     reasons = [one["reason"] for one in blocked]
     lively = (
@@ -118,7 +118,7 @@ async def _find_lively(demo: Still) -> bool | None:
 
 
 async def _find_settled(demo: Still) -> bool | None:
-    """Whether two answers half a second apart are the same."""
+    """Whether the answers have not changed for half a second."""
     paths = ("/v1/evacuations", "/v1/blocked")
     before = [await demo.get(path) for path in paths]
     await asyncio.sleep(0.5)
@@ -127,7 +127,7 @@ async def _find_settled(demo: Still) -> bool | None:
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """The Chromium of this machine. Raises `NoChromium`."""
+    """Run the Chromium of this machine during the block. Raises `NoChromium`."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser")
     if executable is None:
         raise NoChromium("not run: there is no chromium on the PATH")

@@ -1,6 +1,6 @@
-"""Builders of facts and of the JSON objects that they are parsed from.
+"""Builders of facts, and of the JSON objects from which facts are parsed.
 
-Each has valid defaults; a test overrides the fields that it is about.
+Each builder has valid defaults; a test overrides the fields that matter for the test.
 """
 
 from datetime import UTC, datetime
@@ -23,12 +23,12 @@ KEEP = 64
 
 
 def rfc3339(instant: Instant) -> str:
-    """An instant as Kubernetes writes it: whole seconds, UTC."""
+    """An instant as Kubernetes writes it, in whole seconds and UTC."""
     return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def a_policy(**overrides: Any) -> Policy:
-    """15 min floor, 6 h cap, 24 h window, both guards on."""
+    """A policy; by default a floor of 15 min, a cap of 6 h, a window of 24 h and both guards."""
     return Policy(**overrides)
 
 
@@ -80,7 +80,7 @@ def an_evacuating_vmi(*, age: float, **overrides: Any) -> Vmi:
 
 
 def a_vmim(**overrides: Any) -> Vmim:
-    """A VMIM of that VMI that has been waiting for two minutes."""
+    """A VMIM of db1 that has been waiting for two minutes."""
     fields: Json = {
         "namespace": NAMESPACE,
         "name": "mig-1",
@@ -93,7 +93,7 @@ def a_vmim(**overrides: Any) -> Vmim:
 
 
 def an_ended_vmim(**overrides: Any) -> Vmim:
-    """A VMIM that was handed off and succeeded ten minutes ago, after a minute."""
+    """A VMIM of db1 that was handed off, took a minute, and succeeded ten minutes ago."""
     fields: Json = {
         "phase": "Succeeded",
         "finished": True,
@@ -108,7 +108,7 @@ def an_ended_vmim(**overrides: Any) -> Vmim:
 
 
 def a_pod(**overrides: Any) -> Pod:
-    """The launcher pod of that VMI, running on its node."""
+    """The launcher pod of db1, running on n1."""
     fields: Json = {
         "namespace": NAMESPACE,
         "name": "virt-launcher-db1-x",
@@ -172,7 +172,7 @@ def a_state_json(**overrides: Any) -> Json:
 
 
 def a_vmi_json(*, metadata: Json | None = None, **status: Any) -> Json:
-    """A VMI on node n1; keywords go into its status."""
+    """A VMI on node n1; keyword arguments go into its status."""
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -183,7 +183,7 @@ def a_vmi_json(*, metadata: Json | None = None, **status: Any) -> Json:
 
 
 def a_vmim_json(*, metadata: Json | None = None, vmi_name: str = NAME, **status: Any) -> Json:
-    """A VMIM of that VMI that has been waiting for two minutes; keywords go into its status."""
+    """A VMIM of db1 that has been waiting for two minutes; keyword arguments go into its status."""
     own = {"name": "mig-1", "uid": "m1", "creationTimestamp": rfc3339(NOW - 120.0)}
     return {
         "apiVersion": "kubevirt.io/v1",
@@ -202,7 +202,7 @@ def a_pod_json(
     node: str = "n1",
     **status: Any,
 ) -> Json:
-    """The launcher pod of that VMI; further keywords go into its status."""
+    """The launcher pod of db1; further keyword arguments go into its status."""
     own = {
         "name": "virt-launcher-db1-x",
         "uid": "uid-of-pod",
@@ -231,7 +231,7 @@ def transitions_json(**instants: Instant) -> list[Json]:
 
 
 def a_store(*facts: Fact, keep: int = KEEP, now: Instant = 0.0) -> ClockedStore:
-    """A store with full permissions and these facts, put in this order."""
+    """A store that sees everything, with these facts, added in this order."""
     store = ClockedStore(keep=keep, now=now)
     for fact in facts:
         store.put(fact)

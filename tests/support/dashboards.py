@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
 VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?::\w+)?\})")
-"""A Grafana variable; `$1` of label_replace is not one."""
+"""A Grafana variable, but not the `$1` of `label_replace`."""
 EVERYTHING = {
     "cluster": "",
     "job": ".+",
@@ -23,7 +23,7 @@ EVERYTHING = {
 
 
 class Query(NamedTuple):
-    """One query of a panel, its variables filled in."""
+    """One query of a panel, with its variables filled in."""
 
     dashboard: str
     panel: str
@@ -37,7 +37,7 @@ def load_dashboards() -> dict[str, dict[str, Any]]:
 
 
 def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]:
-    """Every query of every panel, or of the panels of one dashboard, with its variables filled in.
+    """The queries of all panels, or of the panels of one dashboard, with their variables filled in.
 
     Raises KeyError for a variable that has no value.
     """
@@ -59,7 +59,7 @@ def perses_dashboards() -> dict[str, dict[str, Any]]:
 def perses_panels(
     values: Mapping[str, str], uid: str, config: Mapping[str, Any]
 ) -> Iterator[Query]:
-    """Every query of every panel of a dashboard of Perses, its variables filled in."""
+    """The queries of all panels of a Perses dashboard, with their variables filled in."""
     for panel in config["panels"].values():
         for number, query in enumerate(panel["spec"]["queries"], 1):
             expression = fill(query["spec"]["plugin"]["spec"]["query"], values)
@@ -82,5 +82,5 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def used_variables(text: str) -> set[str]:
-    """The variables that a text names."""
+    """The variables that a text uses."""
     return {match["plain"] or match["braced"] for match in VARIABLE.finditer(text)}

@@ -46,14 +46,14 @@ def parts(chapter: str) -> dict[str, str]:
 
 
 def table(document: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its head."""
+    """The cells of the first table below a heading, without the header row."""
     found = tables(document, heading)
     assert found, f"{document.name} has no table below ## {heading}"
     return found[0]
 
 
 def tables(document: Path, heading: str) -> list[list[list[str]]]:
-    """The cells of each table below a heading, without its head."""
+    """The cells of each table below a heading, without the header row."""
     found = re.findall(
         r"^\|.*\n\|[-:|]+\|\n((?:\|.*\n)*)", chapters(document)[heading], re.MULTILINE
     )
@@ -84,7 +84,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def fill(text: str, contents: Mapping[str, str]) -> str:
-    """A document with these contents between the comments of their names."""
+    """Put each content into a document, between the two comments with its name."""
     for name, content in contents.items():
         head, opened, rest = text.partition(f"<!-- {name} -->\n")
         _, closed, tail = rest.partition(f"<!-- /{name} -->\n")
@@ -95,7 +95,7 @@ def fill(text: str, contents: Mapping[str, str]) -> str:
 
 
 def build_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of a document."""
+    """A Markdown table."""
     lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
     lines.insert(1, "|---" * len(head) + "|")
     return "".join(f"{line}\n" for line in lines)

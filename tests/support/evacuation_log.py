@@ -1,4 +1,4 @@
-"""Records the exporter's answers about one evacuation, by failed attempts."""
+"""Records the exporter's answers about one evacuation, by the number of failed attempts."""
 
 import asyncio
 from collections import defaultdict

@@ -43,7 +43,7 @@ class FaultyApiServer(SimulatedApiServer):
         self.requests: deque[RequestInfo] = deque(maxlen=10_000)
         """The requests for resources, oldest first."""
         self.tokens: Collection[str] = ()
-        """The bearer tokens that it accepts; if there are none, it needs no token."""
+        """The bearer tokens that the server accepts; if there are none, no token is needed."""
         self._serves_streaming_lists = True
         self._faults: dict[ApiResource, Fault] = {}
         self._thawed = Event()
@@ -54,7 +54,7 @@ class FaultyApiServer(SimulatedApiServer):
         self._serves_streaming_lists = False
 
     def cut(self, resource: str | None = None, *, mid_line: bool = False) -> int:
-        """Break open watches, with `mid_line` in the middle of a line; returns how many."""
+        """Break open watches, with `mid_line` in the middle of a line; returns their number."""
         streams = self._streams_of(resource)
         for stream in streams:
             self.streams.discard(stream)
@@ -71,7 +71,7 @@ class FaultyApiServer(SimulatedApiServer):
         self.store.compact(None if resource is None else _resource_named(resource))
 
     def freeze(self) -> None:
-        """Stop answering: watches stay open and silent, requests hang."""
+        """Stop answering; watches stay open without events, and requests hang."""
         self._thawed.clear()
 
     def thaw(self) -> None:
@@ -87,7 +87,7 @@ class FaultyApiServer(SimulatedApiServer):
         times: int | None = None,
         verbs: Collection[str] = ("list", "watch"),
     ) -> None:
-        """Refuse these verbs on a resource with a code, `times` times or until `recover`."""
+        """Answer these verbs on a resource with this code, `times` times or until `recover`."""
         left = math.inf if times is None else times
         self._faults[_resource_named(resource)] = Fault(code, retry_after, left, verbs)
 
@@ -98,7 +98,7 @@ class FaultyApiServer(SimulatedApiServer):
                 del self._faults[faulty]
 
     def inject(self, raw: bytes, resource: str | None = None) -> int:
-        """Write raw bytes into the open watches; returns into how many."""
+        """Write raw bytes into the open watches; returns the number of watches."""
         streams = self._streams_of(resource)
         for stream in streams:
             if stream.http.transport is not None:
@@ -106,7 +106,7 @@ class FaultyApiServer(SimulatedApiServer):
         return len(streams)
 
     async def watched(self, resource: str) -> None:
-        """Wait until a watch is open and has been sent the initial state."""
+        """Wait until a watch is open and the server has sent the initial state."""
 
         async def is_open() -> bool:
             streams = self._streams_of(resource)
@@ -186,7 +186,7 @@ def _forbidden_message(request: RequestInfo) -> str:
 
 
 def _chunk(raw: bytes) -> bytes:
-    """One chunk of a chunked body, to write to the transport past the response."""
+    """One chunk of a chunked body, to be written directly to the transport."""
     return b"%x\r\n%s\r\n" % (len(raw), raw)
 
 

@@ -1,6 +1,6 @@
-"""Metrics of other programs that rules and panels read: their types and labels.
+"""The types and labels of other programs' metrics that our rules and panels read.
 
-Those of the descheduler's plugin come from its source. The others are listed here, as in
+The metrics of the descheduler's plugin come from its source. The others are listed here, as in
 descheduler 0.36, Kubernetes 1.37, node_exporter 1.9 and Prometheus 3.
 """
 

@@ -19,5 +19,5 @@ HOSTILE = {
 
 
 def hostile_json(value: object) -> bytes:
-    """JSON with single surrogates as escapes, and broken UTF-8 for the text BROKEN-UTF-8."""
+    """Encode as JSON, with lone surrogates as escapes, and with broken UTF-8 for "BROKEN-UTF-8"."""
     return json.dumps(value).encode().replace(b"BROKEN-UTF-8", b"\xff\xfe\xc3")

@@ -1,7 +1,7 @@
-"""Random lives of VMs on an API server, written as KubeVirt writes them.
+"""Creates, migrates and deletes random VMs on an API server, as KubeVirt does.
 
-A `Script` also puts every object that it writes into a store of its own: the store of a watch
-without disturbances. Timestamps in the objects are in the past and do not depend on the clock.
+A `Script` also puts every object that it writes into the store `expected`. A watch without faults
+must lead to an equal store. The script's time begins five hours ago, and each step advances it.
 """
 
 import random
@@ -43,7 +43,7 @@ def ended_state(uid: str, start: float, end: float) -> Object:
 
 
 def transitions(entered: list[Object], phase: str, now: float) -> Object:
-    """The entered phases of a VMIM, and the one that it enters now."""
+    """The earlier phase transitions of a VMIM, and its transition to `phase` now."""
     entry = {"phase": phase, "phaseTransitionTimestamp": rfc3339(now)}
     return {"phaseTransitionTimestamps": [*entered, entry]}
 
@@ -62,7 +62,7 @@ class _Life:
 
 
 class Script:
-    """Runs random steps in one namespace; `expected` is the store of a perfect watch."""
+    """Runs random steps in one namespace; `expected` is the store of a watch without faults."""
 
     def __init__(self, stage: Stage, namespace: str, seed: int, *, vms: int = 3) -> None:
         self._stage = stage
@@ -86,13 +86,15 @@ class Script:
         return self._namespace
 
     async def play(self, steps: int) -> None:
-        """Run some steps, each of one VM."""
+        """Run some steps; each step changes one VM."""
         for _ in range(steps):
             self._now += self._rng.choice((1, 20, 90, 400))
             await self._step(self._rng.choice(self._names))
 
     async def mark(self, label: str) -> tuple[str, str, str]:
-        """Create one more object of each kind: who has read them has read everything before."""
+        """Create one more object of each kind. If a watch has sent them, it has sent everything
+        before.
+        """
         made = await self._create(VMIS, vmi(label, self._namespace))
         await self._create(VMIMS, vmim(label, self._namespace, of=label))
         pod = await self._create(PODS, launcher_pod(made))
@@ -119,7 +121,7 @@ class Script:
         self._lives[name] = _Life(name, made, pod)
 
     async def _end_life(self, life: _Life) -> None:
-        """KubeVirt deletes the VMIMs and pods of a VMI that has gone."""
+        """Delete a VMI, and then its VMIMs and its pod, as KubeVirt does."""
         del self._lives[life.name]
         await self._delete(VMIS, life.vmi)
         for one in life.vmims:

@@ -43,7 +43,7 @@ class OtherPrograms:
         return "\n".join(lines) + "\n"
 
     async def answer(self, _request: web.Request) -> web.Response:
-        """GET /metrics."""
+        """Answer GET /metrics."""
         return web.Response(text=self.write())
 
     def _describe(self, node: str) -> list[str]:

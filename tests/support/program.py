@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LINES_SHOWN = 60
 """How many lines of the program's log a failing test shows."""
 LEAKS = ("was never awaited", "Unclosed client session", "Unclosed connector")
-"""What Python and aiohttp print about a coroutine or an HTTP session that was left open."""
+"""What Python and aiohttp print if a coroutine was not awaited or an HTTP session not closed."""
 ANYWHERE = {"listen": {"query": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}
 
 
@@ -37,18 +37,18 @@ class Program:
 
     @property
     def output(self) -> str:
-        """Its output so far."""
+        """The program's output so far."""
         return self._log.read_text()
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """The events of the log, all of them or those with one name."""
-        # The last line may be half written.
+        """The events of the log: all events, or only those with this name."""
+        # The last line may be incomplete.
         written = self.output.rpartition("\n")[0].splitlines()
         lines = [json.loads(line) for line in written if line.startswith("{")]
         return [line for line in lines if name is None or line["event"] == name]
 
     async def listening(self) -> None:
-        """Wait for its `started` event."""
+        """Wait for the program's `started` event."""
 
         async def said() -> dict[str, Any] | None:
             if self.process.returncode is not None:
@@ -60,12 +60,12 @@ class Program:
         self.admission = next(iter(started["admission"]), "")
 
     async def ready(self) -> None:
-        """Wait until it answers verdicts."""
+        """Wait until the program is ready."""
         await self.listening()
         await self.until("/readyz", lambda status, _: status == 200)
 
     async def get(self, path: str) -> tuple[int, Any]:
-        """The status and the body of a GET of the query listener."""
+        """The status and the body of the query listener's answer to a GET."""
         return await _ask("GET", self.query + path)
 
     async def verdict(
@@ -94,7 +94,7 @@ class Program:
         return total
 
     async def until(self, path: str, holds: Any, *, within: float = PATIENCE) -> Any:
-        """Repeat the request until `holds(status, body)`; returns that body."""
+        """Repeat the GET until `holds(status, body)` is true; returns this body."""
 
         async def attempt() -> tuple[Any] | None:
             try:
@@ -117,13 +117,13 @@ class Program:
         return await poll(attempt, what=f"{namespace}/{name} {reason}")
 
     def resident(self) -> int:
-        """Its resident memory in bytes."""
+        """The program's resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
     def cpu(self) -> float:
-        """The CPU seconds of its main thread."""
+        """The CPU seconds of the program's main thread."""
         ran = Path(f"/proc/{self.process.pid}/schedstat").read_text(encoding="ascii")
         return int(ran.split()[0]) / 1e9
 
@@ -141,7 +141,7 @@ async def program(
     config: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Program]:
-    """Run the program during the block, on its own ports; killed if it still runs.
+    """Run the program during the block, on its own ports. It is killed if it still runs then.
 
     Fails if the program has printed one of `LEAKS`.
     """
@@ -165,7 +165,7 @@ async def program(
         yield running
         assert not [leak for leak in LEAKS if leak in running.output]
     except BaseException:
-        print(*running.output.splitlines()[-LINES_SHOWN:], sep="\n")  # pytest shows it
+        print(*running.output.splitlines()[-LINES_SHOWN:], sep="\n")  # pytest shows this
         raise
     finally:
         if process.returncode is None:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 class Gate:
-    """`async with Gate(url) as gate` relays connections to `gate.url` to the server at `url`."""
+    """`async with Gate(url) as gate` relays connections from `gate.url` to the server at `url`."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -52,12 +52,12 @@ class Gate:
         await self.cut()
 
     def open(self) -> None:
-        """Relay again."""
+        """Undo `shut` and `stall`."""
         self._shut = False
         self._flowing.set()
 
     def stall(self) -> None:
-        """Keep connections open without data, like a hung peer."""
+        """Keep connections open but relay no data, as if the server hangs."""
         self._flowing.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

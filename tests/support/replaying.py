@@ -1,4 +1,4 @@
-"""Reads recordings, and plays their events."""
+"""Reads recordings, and replays their events."""
 
 from collections.abc import Iterable
 from io import BufferedReader, BytesIO
@@ -10,7 +10,7 @@ from exporter.whatif.replay import Replay
 
 
 def play(events: Iterable[Recorded], contenders: Iterable[Contender]) -> Comparison:
-    """Play all events; returns the account of each policy."""
+    """Replay all events; returns the comparison of the policies."""
     replay = Replay(contenders)
     for event in events:
         replay.take(event)

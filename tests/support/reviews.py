@@ -30,7 +30,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def a_review(*, review: Json | None = None, eviction: Json | None = None, **request: Any) -> Json:
-    """The review of an eviction of db1's pod by the descheduler; keywords go into its request."""
+    """The review of an eviction of db1's pod by the descheduler; keywords change its request."""
     return {
         "kind": "AdmissionReview",
         "apiVersion": "admission.k8s.io/v1",

@@ -1,7 +1,7 @@
 """The fields that a migration writes to VMI, VMIMs and launcher pods, in order.
 
-A sequence is every version of these objects, as a watch reports them. Those of real nodes are in
-`tests/recorded/VERSION-nodes/*.jsonl`; the simulated cluster makes its own.
+A sequence has all versions of these objects, as a watch reports them. The sequences of real nodes
+are in `tests/recorded/VERSION-nodes/*.jsonl`; the simulated cluster makes its own sequences.
 """
 
 import json
@@ -20,7 +20,7 @@ KINDS = {
 }
 LEFT_OUT = re.compile(
     r"\.(kind|apiVersion|spec|metadata\.(managedFields|resourceVersion|generation)"
-    # Fields by pod UID, of containers, and of what a node assigns: the exporter reads none of them.
+    # The exporter does not read these fields by pod UID, of containers, or assigned by a node.
     r"|status\.(activePods|\w*[cC]ontainerStatuses|\w*IPs?|resources|allocatedResources|startTime"
     r"|observedGeneration|conditions\[\w+\]\.observedGeneration"
     r"|conditions\[(Initialized|ContainersReady|PodReadyToStartContainers)\]))(?=[.\[]|$)"
@@ -55,7 +55,7 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
-            # The ports of a migration are keys.
+            # The ports of a migration are keys of a map.
             yield from _flatten(inner, f"{path}.{'PORT' if key.isdigit() else key}")
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for item in value:

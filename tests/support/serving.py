@@ -12,9 +12,9 @@ from aiohttp import web
 async def serving(
     app: web.Application, *, trust: SSLContext | None = None, socket: Path | None = None
 ) -> AsyncIterator[str]:
-    """The URL of the application, without a slash at the end.
+    """Serve the application during the block; yields its URL without a slash at the end.
 
-    With `trust` it has TLS; with `socket` it is on a unix socket.
+    With `trust` the server has TLS; with `socket` it listens on a unix socket.
     """
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

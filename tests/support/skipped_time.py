@@ -1,4 +1,4 @@
-"""An event loop with simulated time: it passes only while all tasks wait.
+"""An event loop with simulated time, which passes only while all tasks wait.
 
 Durations that a test measures in this loop are exact, also on a busy machine.
 """
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 def in_its_own_time(story: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test that runs in simulated time."""
+    """Run a test in simulated time."""
 
     @wraps(story)
     def play(*arguments: P.args, **named: P.kwargs) -> None:

@@ -110,7 +110,7 @@ async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
 
 
 async def until_one_writes(*replicas: Program) -> None:
-    """Wait until exactly one of the replicas holds the Lease. A busy machine renews it late."""
+    """Wait until exactly one replica holds the Lease, which a busy machine may renew late."""
 
     async def is_so() -> bool:
         return sum([await replica.sample(WRITER) for replica in replicas]) == 1
@@ -119,7 +119,7 @@ async def until_one_writes(*replicas: Program) -> None:
 
 
 async def migrate_unseen(admin: Client, namespace: str, name: str, *, ago: float) -> None:
-    """A migration that ended this many seconds ago, shown only by its deleted VMIM."""
+    """Create a migration that ended `ago` seconds ago, which only a deleted VMIM has shown."""
     made = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
     end = int(time.time()) - ago
     await admin.merge_status(VMIMS, namespace, made["metadata"]["name"], _succeeded(end, {}))
@@ -129,9 +129,9 @@ async def migrate_unseen(admin: Client, namespace: str, name: str, *, ago: float
 async def migrate(
     admin: Client, namespace: str, name: str, *, ago: Iterable[float], forget: bool = True
 ) -> None:
-    """Create migrations of ten seconds that ended at these ages, in seconds.
+    """Create migrations that took ten seconds and ended `ago` seconds ago.
 
-    With `forget` their VMIMs are deleted, so that the cluster has the last one at most.
+    With `forget` their VMIMs are deleted, so the cluster shows at most the last migration.
     """
     now = int(time.time())
     for seconds in sorted(ago, reverse=True):

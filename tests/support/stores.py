@@ -25,7 +25,7 @@ READ_AT: Instant = 1_800_000_000.0
 
 
 class ClockedStore(Store):
-    """A store with full visibility, whose objects are read at `now`.
+    """A store with full visibility, to which changes are applied at `now`.
 
     The methods return what `apply` returns.
     """
@@ -62,11 +62,11 @@ class ClockedStore(Store):
         return self.apply(Unreadable(resource, namespace, name), self.now)
 
     def recall(self, remembered: Remembered) -> int:
-        """Apply what a stored history has of a VMI."""
+        """Apply a VMI's entry from a stored history."""
         return self.apply(remembered, self.now)
 
     def forget(self, uid: str) -> int:
-        """Forget what a stored history had of this VMI."""
+        """Remove a VMI's entry from a stored history."""
         return self.apply(Forgotten(uid), self.now)
 
 

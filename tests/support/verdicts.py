@@ -14,7 +14,7 @@ def decide(
     checkpoint: Checkpoint | None = None,
     dead: frozenset[Resource] = frozenset(),
 ) -> Verdict:
-    """The verdict at one checkpoint; with None, that of the first rule that blocks at all."""
+    """The verdict at one checkpoint; with None, the first of both verdicts that blocks."""
     filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
     if checkpoint is None:
         return pre_eviction if filtered.allowed else filtered

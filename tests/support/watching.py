@@ -59,7 +59,7 @@ class Following:
                     pass
 
     async def ready(self) -> None:
-        """Wait until everything is synced or refused."""
+        """Wait until every resource is synced or forbidden."""
         await self.until(lambda: self.health.ready, what="ready")
 
     async def knows(self, namespace: str, *names: str) -> None:
@@ -71,7 +71,7 @@ class Following:
         )
 
     def names(self, namespace: str) -> set[str]:
-        """The VMIs known of a namespace."""
+        """The names of the known VMIs in a namespace."""
         known = (evidence.vmi for evidence in self.store.all_evidence())
         return {vmi.name for vmi in known if vmi.namespace == namespace}
 
@@ -81,7 +81,7 @@ class Following:
         return None if evidence is None else decide(evidence, Policy(), now)
 
     def restarts(self, resource: Resource) -> dict[str, int]:
-        """Restarts of the watch of a resource, by reason."""
+        """How often the watches of a resource have restarted, by reason."""
         counted: dict[str, int] = {}
         for watched in self.health.of(resource):
             for reason, times in watched.restarts.items():
@@ -89,7 +89,7 @@ class Following:
         return counted
 
     def refused_objects(self, resource: Resource) -> int:
-        """Refused objects of a resource."""
+        """The number of objects of a resource that could not be read."""
         return sum(one.refused_objects for one in self.health.of(resource))
 
 

@@ -130,7 +130,7 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
     ids=["none", "empty", "no-token", "blank", "basic", "no-scheme", "too-long", "no-ascii"],
 )
 async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
-    """A malformed token is rejected without asking the API server."""
+    """A missing or malformed token is rejected without asking the API server."""
     async with Gate(real.url) as gate, checking(real, gate.url) as (access, _, _):
         await gate.shut()
         with pytest.raises(Unauthenticated) as refused:
@@ -140,7 +140,7 @@ async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_answers_hold_for_a_while(real: RealStage) -> None:
-    """An answer is cached for the set time; then the API server is asked again."""
+    """An answer is cached for `KEEP` seconds; after that the API server is asked again."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with checking(real) as (access, clock, asked):
         for _ in range(3):
@@ -156,7 +156,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
-    """During an outage known callers stay allowed for a while; new callers are not allowed."""
+    """During an outage known callers stay allowed for `OUTAGE` seconds; new ones are refused."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with checking(real) as (access, clock, asked):
         await access.check(bearer(caller), "GET", "/metrics")
@@ -178,7 +178,7 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_herd_asks_once(real: RealStage) -> None:
-    """Requests at the same time share one review."""
+    """Concurrent requests of a caller share one TokenReview and one SubjectAccessReview."""
     caller = await a_caller(real.cluster, ("get", "/metrics"))
     async with checking(real) as (access, _, asked):
         checks = (access.check(bearer(caller), "GET", "/metrics") for _ in range(200))
@@ -201,8 +201,9 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
 
 
 PAUSE = 20.0
-"""Seconds between two requests of a stranger. At this rate 490 strangers need more reviews at a
-time than there are slots for, and use only a small part of a processor.
+"""Seconds between two requests of a stranger.
+
+This is often enough for 490 strangers to fill all slots for reviews, and needs little CPU.
 """
 QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 
@@ -220,7 +221,7 @@ async def guarded(real: RealStage, directory: Path) -> AsyncIterator[Program]:
 async def test_who_runs_a_command_in_the_pod_needs_no_token(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """The owner of `listen.local` needs no token there; the query listener needs a token."""
+    """The owner of the socket `listen.local` needs no token; callers of the query listener do."""
     path = tmp_path / "local.sock"
     config = {
         "auth": {"query": "kubernetes"},
@@ -253,7 +254,7 @@ async def frozen(real: RealStage) -> AsyncIterator[None]:
 
 
 async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> int:
-    """The status of one request for verdicts."""
+    """Ask for a verdict; returns the HTTP status."""
     headers = {"Authorization": f"Bearer {token}"}
     url = f"{exporter.query}/v1/verdicts"
     async with session.post(url, json=QUESTION, headers=headers) as response:
@@ -264,9 +265,9 @@ async def ask(session: aiohttp.ClientSession, exporter: Program, token: str) -> 
 async def send_invented_tokens(exporter: Program, number: int, statuses: Counter[int]) -> None:
     """Send invented tokens on one connection until cancelled, and count the answers.
 
-    This process runs 490 such clients, and must leave a processor for the exporter even on a busy
-    machine. So there is no HTTP client library, the clients do not all send at the same time, and
-    each pauses between two requests.
+    This process runs 490 such clients, and must leave enough CPU for the exporter even on a busy
+    machine. So the clients use no HTTP library, start at different times, and pause between two
+    requests.
     """
     await asyncio.sleep(number % 100 * PAUSE / 100)
     url = urlsplit(exporter.query)
@@ -289,7 +290,7 @@ async def send_invented_tokens(exporter: Program, number: int, statuses: Counter
 async def test_what_was_revoked_is_not_granted_again_in_an_outage(
     real: RealStage, tmp_path: Path, revoked: str, refusal: int
 ) -> None:
-    """A revoked token or permission is not granted again while the API server is frozen."""
+    """A caller with a revoked token or permission gets no access while the API server is frozen."""
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     name = caller.name.rpartition(":")[2]
     async with guarded(real, tmp_path) as exporter, aiohttp.ClientSession() as session:
@@ -307,7 +308,7 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
             status = await answers()
             return None if status == refusal else status
 
-        await poll(is_granted, what="a yes of the API server in time")
+        await poll(is_granted, what="an allowed request")
         if revoked == "token":
             await real.admin.delete(SERVICE_ACCOUNTS, "accounts", name)
         else:
@@ -319,9 +320,10 @@ async def test_what_was_revoked_is_not_granted_again_in_an_outage(
 
 
 def busy_or_starved(*pids: int) -> float:
-    """The seconds in which threads of these processes ran or waited for a processor.
+    """The seconds in which threads of these processes ran or waited for a CPU.
 
-    All threads count: one of them reads the exporter's log, and the exporter may wait for it.
+    All threads count, because one of them reads the exporter's log, and the exporter may wait for
+    that thread.
     """
     nanoseconds = 0
     for path in (path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")):
@@ -344,7 +346,7 @@ def spent_elsewhere(*pids: int) -> float:
 async def ask_and_time(
     session: aiohttp.ClientSession, exporter: Program, token: str
 ) -> tuple[int, float, float]:
-    """Ask for a verdict: the status, the duration, and the part that was `spent_elsewhere`."""
+    """Ask for a verdict; returns the status, the seconds, and how many were `spent_elsewhere`."""
     pids = (os.getpid(), exporter.process.pid)
     before, began = spent_elsewhere(*pids), time.monotonic()
     status = await ask(session, exporter, token)
@@ -356,12 +358,12 @@ async def ask_and_time(
 async def test_a_known_caller_gets_each_verdict_within_a_second(
     real: RealStage, tmp_path: Path, strangers: int, prove: Callable[[str], None]
 ) -> None:
-    """With a frozen API server and many invented tokens, known callers are served in a second.
+    """While the API server is frozen, known callers are served in a second despite many strangers.
 
-    The test measures the wall time of each request. The strangers' clients run in the same process.
-    Of this time, less than a second may be a wait for another process, such as the frozen API
-    server; the rest must be `spent_elsewhere`. On a busy machine these times overlap, so the test
-    may then accept a longer wait. `tests/unit/server/test_access.py` tests the exact times on a
+    The test takes the wall time of each request and subtracts what was `spent_elsewhere`, because
+    the strangers' clients run in this process too. The rest, such as a wait for the frozen API
+    server, must be less than a second. On a busy machine the subtracted times overlap, so the test
+    may accept a longer wait. `tests/unit/server/test_access.py` tests the exact times on a
     simulated clock.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
@@ -373,7 +375,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
         async def is_granted() -> bool:
             return await ask(session, exporter, token) == 200
 
-        await poll(is_granted, what="a yes of the API server in time")
+        await poll(is_granted, what="an allowed request")
         async with frozen(real):
             crowd = [
                 asyncio.create_task(send_invented_tokens(exporter, number, refusals))
@@ -394,10 +396,10 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     assert set(refusals) == ({503} if strangers else set())
     slowest, waited = max(times)
     prove(
-        f"access: API server frozen, {strangers} strangers beside a known caller: {len(times)} "
+        f"access: API server frozen, {strangers} strangers and a known caller: {len(times)} "
         f"verdicts, the slowest in {slowest * 1e3:.0f} ms of wall time, of which "
         f"{waited * 1e3:.0f} ms may have been spent elsewhere; "
-        f"{sum(took < 1.0 for took, _ in times)} below a second without any allowance; "
+        f"{sum(took < 1.0 for took, _ in times)} below a second without this allowance; "
         f"{refusals[503]} strangers' requests refused"
     )
 

@@ -82,7 +82,7 @@ class Ground:
         pair: Pair | None = None,
         max_hold: str = "24h",
     ) -> AsyncIterator[Program]:
-        """An exporter whose webhook judges the listed evictor; it listens, but may not be ready."""
+        """Run an exporter that judges the listed evictor's evictions; it may not be ready yet."""
         cluster = self.real.cluster
         file = self.folder / f"exporter-{next(_numbers)}.kubeconfig"
         login = kubeconfig(file, url or cluster.api.url, cluster.exporter)
@@ -163,7 +163,7 @@ EVICTION_REQUEST_FLAGS = (
 async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Path) -> None:
     """The webhook reviews the eviction that follows an EvictionRequest, not the request itself.
 
-    Kubernetes 1.37.2 has the API but no controller yet, so the test evicts instead of a controller.
+    Kubernetes 1.37.2 has the API but no controller yet, so the test sends the eviction itself.
     """
     async with RealCluster(tmp_path, flags=EVICTION_REQUEST_FLAGS) as cluster:
         real = RealStage(cluster)
@@ -238,7 +238,7 @@ async def test_warnings_reach_the_evictor(ground: Ground) -> None:
 
 
 async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
-    """In `warn` the warnings are for exactly the evictions that `enforce` denies."""
+    """Mode `warn` warns about exactly the evictions that mode `enforce` denies."""
     pods = [
         await add_vm(ground.real.admin, ground.namespace, f"vm-{number}", held=number % 3 == 0)
         for number in range(20)
@@ -314,7 +314,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
         async def is_let_go() -> bool:
             return bool((await forge())["allowed"])
 
-        await poll(is_let_go, what="the hold ended by forged reviews")
+        await poll(is_let_go, what="an allowed eviction after the forged reviews")
         assert (await ground.listed.evict(pod, dry_run=True)).code == 201
         async with session.get("/metrics") as response:
             assert response.status == 404
@@ -324,7 +324,7 @@ async def test_each_fault_lets_evictions_pass(ground: Ground, prove: Prove) -> N
     """Whatever fault the webhook has, evictions pass within its timeout.
 
     The API server counts each failed call, and our alert reads that count. An exporter that is not
-    ready answers, and counts `unavailable`.
+    ready allows the eviction, and counts the outcome `unavailable`.
     """
     rows = []
     stranger = make_pair(ground.folder / "stranger")
@@ -384,7 +384,7 @@ async def _until_failing(ground: Ground) -> None:
 async def test_latency(ground: Ground, prove: Prove, evictions: int) -> None:
     """The webhook adds less than 30 ms to the median eviction that it allows or denies.
 
-    The limit is loose, because the machine is shared; the table has the numbers.
+    The limit is loose, because the machine is shared; the printed table has the numbers.
     """
     columns: dict[str, list[float]] = {"no webhook": []}
     for _ in range(evictions):
@@ -473,7 +473,7 @@ async def test_many_reviews(ground: Ground, prove: Prove, rate: int, seconds: in
 
 
 class Service:
-    """A Service as with kube-proxy: each connection goes to a ready endpoint and stays on it."""
+    """Forwards like kube-proxy: each connection goes to one ready endpoint and stays there."""
 
     def __init__(self) -> None:
         self.endpoints: list[int] = []
@@ -527,8 +527,8 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replaced: int) -> None:
     """During a rolling restart each eviction is answered in time and correctly.
 
-    As in the Deployment, a new replica is ready before an old one leaves the Service. The old one
-    runs its `preStop` before it gets SIGTERM.
+    As in the Deployment, a new replica is ready before an old one leaves the Service. The old
+    replica runs its `preStop` before it gets SIGTERM.
     """
     answers: list[tuple[str, int, float]] = []
     over = asyncio.Event()
@@ -579,11 +579,11 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
     slowest = max(seconds for _, _, seconds in answers)
     prove(
         f"admission rollout: {replaced} replicas replaced under {len(answers) / lasted:.0f}"
-        f" evictions a second: {len(answers)} evictions, {len(wrong)} answered otherwise than the"
-        f" rules say, {failed_open:g} without an answer in time, the slowest took"
+        f" evictions a second: {len(answers)} evictions, {len(wrong)} with a wrong answer,"
+        f" {failed_open:g} without an answer in time, the slowest took"
         f" {slowest * 1000:.0f} ms"
     )
-    # An eviction may pass only if the busy machine took longer than the API server waits.
+    # A blocked eviction may pass only if the machine was too busy to answer within the timeout.
     assert all(answer[:2] == ("held", 201) and answer[2] >= TIMEOUT for answer in wrong)
     assert len(wrong) <= failed_open
 
@@ -593,7 +593,7 @@ def _port(one: Program) -> int:
 
 
 async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
-    """`demo --evictor webhook`: the descheduler logs a denial, the VM names the requester."""
+    """With `demo --evictor webhook` the descheduler logs a denial, which the API also shows."""
     async with program(tmp_path, "demo", "--evictor", "webhook", "--speed", "10") as demo:
         await demo.ready()
 

@@ -46,7 +46,7 @@ DRAINED = "node-6"
 HOT = ("hot-1", "hot-2", "hot-3")
 HELD = tuple(f"held-{number}" for number in range(1, 11))
 HOMES = {**dict.fromkeys(HOT, RESERVED), HELD[0]: DRAINED}
-"""The nodes that have only these VMs: what the demo's VMs do has no effect on their alerts."""
+"""Nodes that are reserved for these VMs, so that other VMs do not affect their alerts."""
 NAMESPACE = "lab"
 EAST = "east"
 RECEIVERS = ("others", "virtualization", "virtualization-later")
@@ -74,7 +74,7 @@ class Play(Scenario):
 
 
 class Story:
-    """Causes each alert of the first cluster, and ends it."""
+    """Makes each alert of the first cluster fire, and then resolve."""
 
     def __init__(self, demo: FaultyDemo, receiver: Receiver) -> None:
         self.demo = demo
@@ -82,7 +82,7 @@ class Story:
         self.receiver = receiver
 
     async def move_back_and_forth(self) -> None:
-        """Move VMs to a node and back until two alerts fire, and wait until both have resolved."""
+        """Migrate VMs back and forth until two alerts fire, and wait until both have resolved."""
         for name in HOT:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         await asyncio.gather(*(self._move(name) for name in HOT))
@@ -93,7 +93,7 @@ class Story:
         await self.receiver.resolves("KubeVirtNodeCannotBeRelieved")
 
     async def hold_slots(self) -> None:
-        """Evict VMs that cannot be migrated, and remove the annotation from one of their pods."""
+        """Evict VMs that cannot be migrated until the alerts about evacuations and drains fire."""
         for name in HELD:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         for name in HELD:
@@ -132,7 +132,7 @@ class Story:
         await resolves("KubeVirtNodeDrainStuck", node=DRAINED)
 
     async def refuse_a_permission(self) -> None:
-        """Wait for the alert about the missing permission, and grant it."""
+        """Wait for the alert about a missing permission, then grant the permission."""
         await self.receiver.fires(
             "KubeVirtEvictionExporterBlindSpot", cause="forbidden", resource="kubevirts"
         )
@@ -171,7 +171,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterHistoryNotWritten")
 
     async def call_the_webhook(self, url: str) -> None:
-        """Wait for the alert that nobody calls the webhook, and call it."""
+        """Wait for the alert that nobody calls the webhook, then call the webhook."""
         await self.receiver.fires("KubeVirtEvictionWebhookFailing", cause="not_called")
         async with aiohttp.ClientSession() as session, session.post(url, json=a_review()) as asked:
             assert asked.status == 200
@@ -342,7 +342,8 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             demo.server.thaw()
             await receiver.resolves("KubeVirtEvictionExporterStale", cause="not_synced")
             await receiver.resolves(ABSENT, cause="every_replica")
-            # If a scrape fails on a busy machine, these alerts resolve, too.
+            # A failed scrape on a busy machine resolves these alerts too, so the exporter is asked
+            # as well.
             await until_ready(query)
             story = Story(demo, receiver)
             await story.freeze_server()
@@ -358,7 +359,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
 
 
 def expected_clusters(alert: west.Cause) -> set[str | None]:
-    """The clusters for which the test causes an alert; before the first scrape this is None."""
+    """The clusters in which the test causes an alert; None means before the first scrape."""
     if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}
@@ -379,7 +380,7 @@ async def test_alert_fires_and_resolves(
 
     assert {one["status"] for one in notifications} == {"firing", "resolved"}
     clusters = {one.get("cluster") for one in labels}
-    # If the machine is so busy that no scrape succeeds, the alert fires for the east, too.
+    # If the machine is so busy that no scrape succeeds, the alert fires for `EAST`, too.
     assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
     for one in labels:
@@ -419,7 +420,7 @@ async def test_alert_fires_in_its_cluster_alone(
         cluster = labels.pop("cluster", None)
         if labels["alertname"] != ABSENT:
             clusters.setdefault(json.dumps(labels, sort_keys=True), set()).add(cluster)
-    prove(f"alerts: {len(clusters)} different ones, each of one cluster")
+    prove(f"alerts: {len(clusters)} different alerts, each of one cluster")
 
     assert {len(some) for some in clusters.values()} == {1}
 

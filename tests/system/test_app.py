@@ -23,25 +23,25 @@ Login: TypeAlias = tuple[str, str]
 
 @pytest.fixture
 def login(simulated: SimulatedStage, tmp_path: Path) -> Login:
-    """The flag of a kubeconfig with a token for the simulated API server."""
+    """The flag `--kubeconfig`, for a file with a token for the simulated API server."""
     return logging_in(tmp_path, simulated.url)
 
 
 def logging_in(directory: Path, url: str) -> Login:
-    """The flag of a kubeconfig with a token for the server at a URL."""
+    """The flag `--kubeconfig`, for a file with a token for the server at this URL."""
     return "--kubeconfig", str(open_kubeconfig(directory / "kubeconfig", url, TOKEN))
 
 
 async def finished(
     directory: Path, *arguments: str, environment: dict[str, str] | None = None, **config: object
 ) -> tuple[int, Program]:
-    """The exit code of a program that ends by itself, and the program."""
+    """Run a program that ends by itself; returns its exit code and the program."""
     async with program(directory, *arguments, config=config, environment=environment) as ended:
         return await asyncio.wait_for(ended.process.wait(), PATIENCE), ended
 
 
 def why(stopped: Program) -> str:
-    """The reason in its event `stopped`."""
+    """The reason in the program's log event `stopped`."""
     return str(stopped.events("stopped")[0]["why"])
 
 
@@ -49,7 +49,7 @@ class TestExits:
     """The exit codes, and their messages."""
 
     async def test_without_credentials(self, tmp_path: Path) -> None:
-        """Without credentials it exits with 5 before it listens."""
+        """Without credentials the exporter exits with 5 before it listens."""
         nowhere = {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
         code, stopped = await finished(tmp_path, environment=nowhere)
 
@@ -68,7 +68,7 @@ class TestExits:
         ],
     )
     async def test_with_a_kubeconfig_that_cannot_be_used(self, tmp_path: Path, text: str) -> None:
-        """With an invalid kubeconfig it exits with 5; its message repeats nothing of the file."""
+        """With an invalid kubeconfig the exporter exits with 5; it logs the path but no content."""
         path = tmp_path / "kubeconfig"
         path.write_text(text, encoding="utf-8")
         code, stopped = await finished(tmp_path, "--kubeconfig", str(path))
@@ -81,7 +81,7 @@ class TestExits:
     async def test_where_it_cannot_listen(
         self, login: Login, tmp_path: Path, listener: str
     ) -> None:
-        """If a port is in use, it exits with 6 and names the address."""
+        """If a port is in use, the exporter exits with 6 and names the address."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             code, stopped = await finished(tmp_path, *login, listen=PORTS | {listener: address})
@@ -101,7 +101,7 @@ class TestExits:
     async def test_where_it_may_not_list(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path, answer: int
     ) -> None:
-        """Without permission for VMIs it exits with 3; its log has the reason, but no token."""
+        """If the API server answers 401 or 403, the exporter exits with 3 and logs no token."""
         if answer == 401:
             simulated.server.tokens = frozenset({"another"})
         else:
@@ -116,7 +116,7 @@ class TestExits:
         assert TOKEN not in stopped.output
 
     async def test_where_nothing_answers(self, tmp_path: Path) -> None:
-        """Without an API server it exits with 3, and names the last error."""
+        """Without an API server the exporter exits with 3, and names the last error."""
         with socket.create_server(("127.0.0.1", 0)) as closed:
             url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         login = logging_in(tmp_path, url)
@@ -129,7 +129,7 @@ class TestExits:
     async def test_where_kubevirt_is_missing(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path
     ) -> None:
-        """Without KubeVirt it exits with 4, and its only log line names `kube.waitForKubeVirt`."""
+        """Without KubeVirt the exporter exits with 4, and logs only how to wait for KubeVirt."""
         simulated.server.answer(VMIS.plural, 404)
         code, stopped = await finished(tmp_path, *login, "--log-level", "error")
 
@@ -141,7 +141,7 @@ class TestExits:
     async def test_by_a_signal_before_the_sync(
         self, simulated: SimulatedStage, login: Login, tmp_path: Path, number: signal.Signals
     ) -> None:
-        """SIGTERM and Ctrl-C end it with 0, also while it waits for KubeVirt."""
+        """SIGTERM and Ctrl-C end the exporter with 0 while it waits for KubeVirt."""
         simulated.server.answer(VMIS.plural, 404)
         async with program(tmp_path, *login, config={"kube": {"waitForKubeVirt": True}}) as waiting:
 
@@ -154,7 +154,7 @@ class TestExits:
 
 
 async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path: Path) -> None:
-    """Both listeners answer; after SIGTERM it answers the long polls and exits with 0."""
+    """Both listeners answer; after SIGTERM the exporter answers its long polls and exits with 0."""
     simulated.server.tokens = frozenset({TOKEN})
     socket_path = f"{tmp_path}/q.sock"
     listen = PORTS | {"query": [PORTS["query"], f"unix:{socket_path}"]}
@@ -191,7 +191,7 @@ async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path
 
 
 async def test_the_demo_answers_within_seconds(tmp_path: Path) -> None:
-    """The demo answers within seconds: blocked VMIs, verdicts, metrics, the page."""
+    """Within seconds the demo serves blocked VMIs, verdicts, metrics and the page."""
     async with program(tmp_path, "demo") as demo, aiohttp.ClientSession() as session:
         await demo.ready()
         _, body = await demo.get("/v1/blocked?checkpoint=preEviction")

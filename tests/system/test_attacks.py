@@ -1,4 +1,4 @@
-"""Attacks on the two listeners of a process with TLS on a real cluster."""
+"""Attacks on the listeners of an exporter with TLS, whose callers a real API server reviews."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ HEAD = 10 * 2**20
 MIB = 2**20
 ROUNDS = 6
 LEFT_BEHIND = 10
-"""MiB. More than this would be a leak of 10 kB for each of a thousand connections."""
+"""The MiB that a round may leave behind: 10 kB for each of a thousand connections."""
 _numbers = count(1)
 
 
@@ -52,7 +52,7 @@ class Target:
     async def ask(
         self, method: str, path: str, *, token: str | None = None, **options: Any
     ) -> tuple[int, Any]:
-        """The status and the body, a problem or an answer."""
+        """Send a request; returns the status and the body, which is decoded if it is JSON."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         headers |= options.pop("headers", {})
         connector = aiohttp.TCPConnector(ssl=self.trust)
@@ -82,7 +82,7 @@ class Target:
             writer.close()
 
     async def ready(self) -> None:
-        """Wait until it answers."""
+        """Wait until the exporter is ready."""
 
         async def is_ready() -> bool:
             return (await self.ask("GET", "/readyz"))[0] == 200
@@ -104,7 +104,7 @@ async def a_caller(real: RealStage, url: str) -> User:
 
 
 async def a_reviewer(real: RealStage) -> User:
-    """The exporter's account: it reads the cluster, and reviews its callers."""
+    """The exporter's account, which may read the cluster and create reviews."""
     name = f"reviewer-{next(_numbers)}"
     user = await real.cluster.user(name, EXPORTER_READS)
     await allow(
@@ -179,7 +179,7 @@ async def target(
 async def test_every_attempt(
     target: Target, real: RealStage, prove: Callable[[str], None], idle: int
 ) -> None:
-    """Each attack gets its answer, leaves nothing behind, and other callers are served."""
+    """Each attack is answered and leaves nothing behind, and other callers are still served."""
     before = target.program.resident() // MIB
     await ask_without_permission(target, real)
     await send_too_much(target)
@@ -197,14 +197,14 @@ async def test_every_attempt(
     after = target.program.resident() // MIB
     for row in target.rows[:-1]:
         prove(row)
-    prove(f"attack: memory before {before} MiB, after all of it {after} MiB")
+    prove(f"attack: memory before {before} MiB, after all attacks {after} MiB")
     log = target.program.output
     assert (target.caller.token or "?") not in log
     assert "Traceback" not in log
 
 
 async def ask_without_permission(target: Target, real: RealStage) -> None:
-    """Requests with no, a bad, an expired, a revoked and a forbidden token are refused."""
+    """Requests without a token, or with a bad, expired, revoked or forbidden one, are refused."""
     stranger = await a_caller(real, "/metrics")
     revoked = await a_caller(real, "/v1/*")
     await real.admin.delete(SERVICE_ACCOUNTS, "accounts", revoked.name.rpartition(":")[2])
@@ -228,7 +228,7 @@ async def ask_without_permission(target: Target, real: RealStage) -> None:
 
 
 async def send_too_much(target: Target) -> None:
-    """Too large bodies and heads are refused."""
+    """Bodies and heads that are too large are refused."""
     token = target.caller.token
     status, problem = await target.ask(
         "POST", "/v1/verdicts", token=token, data=BytesIO(bytes(BODY))
@@ -249,7 +249,7 @@ async def send_too_much(target: Target) -> None:
 
 
 async def send_too_slowly(target: Target) -> None:
-    """Unfinished heads and bodies and silent connections are closed."""
+    """Requests whose head or body is never finished are ended after a timeout."""
     assert await target.send(b"GET /v1/blocked HTTP/1.1\r\nHost: x\r\n") == b""
     target.note("a head that never ends", "closed", "limits.idleTimeout")
     head = (
@@ -343,21 +343,21 @@ async def hold_connections(target: Target, idle: int) -> None:
 
 
 async def grow_by_connections(target: Target, idle: int) -> int:
-    """By how many MiB the process has grown after another round of idle connections."""
+    """Open another round of idle connections; returns by how many MiB the process has grown."""
     before = target.program.resident()
     await hold_connections(target, idle)
     return (target.program.resident() - before) // MIB
 
 
 async def verdict(target: Target, token: str | None) -> tuple[int, Any]:
-    """Ask about the one VM, without counting."""
+    """Ask for the verdict on the VM, as a dry run."""
     candidates = [{"namespace": target.namespace, "name": "db"}]
     body = {"candidates": candidates, "dryRun": True}
     return await target.ask("POST", "/v1/verdicts", token=token, json=body)
 
 
 async def reviewed(target: Target, token: str | None) -> tuple[int, Any]:
-    """Like `verdict`, repeated while a busy API server does not answer the review in time."""
+    """Like `verdict`, but repeated while a busy API server does not answer the review in time."""
 
     async def attempt() -> tuple[int, Any] | None:
         status, answer = await verdict(target, token)

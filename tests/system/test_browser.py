@@ -1,4 +1,4 @@
-"""The page in a real Chromium, on a stopped demo with many states."""
+"""The page in a real Chromium, with a demo that shows many states and whose clock is stopped."""
 
 import os
 from collections.abc import AsyncIterator
@@ -48,7 +48,10 @@ def words(evacuation: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    """One Chromium for all tests of this file. Without it they are skipped; in CI they fail."""
+    """One Chromium for all tests of this file.
+
+    Without Chromium the tests are skipped, and in CI they fail.
+    """
     try:
         async with chromium() as browser:
             yield browser
@@ -68,9 +71,9 @@ async def demo(browser: Browser) -> AsyncIterator[Still]:
 
 @asynccontextmanager
 async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
-    """Open a page; fails if it had an error or loaded anything from elsewhere.
+    """Open a page; fails if the page had an error or loaded anything from another origin.
 
-    `faults`: parts of the errors that the test itself provokes, and that are allowed.
+    `faults` are parts of the errors that the test provokes, and which are allowed.
     """
     expected = options.pop("faults", ())
     context = await browser.new_context(**options)
@@ -194,7 +197,7 @@ class TestLooks:
     async def test_it_is_accessible(
         self, demo: Still, browser: Browser, scheme: Any, width: int
     ) -> None:
-        """axe-core finds no fault, light and dark, wide and narrow, with all details open."""
+        """axe-core finds no fault: light or dark, wide or narrow, with all details open."""
         size = {"width": width, "height": 800}
         for url in (demo.query, demo.metrics) if width > 360 else (demo.query,):
             async with visit(browser, url, color_scheme=scheme, viewport=size) as page:
@@ -205,7 +208,7 @@ class TestLooks:
                 assert await page.evaluate("document.getAnimations().length") == 0
 
     async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
-        """Tab goes from the skip link over the filter to the rows, with a visible focus."""
+        """The Tab key moves a visible focus from the skip link through the filter to the rows."""
         async with visit(browser, demo.query) as page:
             reached = []
             for _ in range(14):
@@ -244,7 +247,7 @@ class TestLooks:
             assert await states.all_inner_texts() == ["external"]
 
     async def test_the_filter_filters(self, demo: Still, browser: Browser) -> None:
-        """Enter applies the filter, the form keeps it, and one link shows all again."""
+        """Enter applies the filter, the form still shows it afterwards, and a link removes it."""
         async with visit(browser, demo.query) as page:
             total = await page.locator("#blocked-rows tbody tr").count()
             await page.locator("#more-filter summary").click()
@@ -268,7 +271,7 @@ class TestLooks:
             assert "/vmis/shop/steady-" in page.url
 
     async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
-        """An unknown VM has a page for people, and JSON for programs."""
+        """For an unknown VM, browsers get a page, and programs get JSON."""
         url = f"{demo.query}/vmis/bank/gone"
         async with visit(browser, url, faults=("404 (Not Found)",)) as page:
             await page.clock.install()
@@ -351,7 +354,7 @@ class TestRefresh:
 
             # If a watch bookmark arrives between the refresh and the reload, the last contact
             # differs, and the test tries again.
-            await poll(renews, what="a page that is renewed to what a reload gives")
+            await poll(renews, what="a refreshed page that equals a reloaded page")
 
     async def test_it_can_be_paused(self, demo: Still, browser: Browser) -> None:
         """While paused or hidden the page sends no request; afterwards it refreshes at once."""
@@ -380,7 +383,7 @@ class TestRefresh:
                 await page.evaluate(hide, False)  # noqa: FBT003
 
     async def test_it_says_when_nobody_answers(self, demo: Still, browser: Browser) -> None:
-        """Without an exporter the page stays, shows its time, and tries again."""
+        """While the exporter is unreachable, the page keeps its data and time, and tries again."""
         provoked = ("ERR_INTERNET_DISCONNECTED",)
         async with visit(browser, demo.query, faults=provoked) as page:
             await page.clock.install()
@@ -397,7 +400,7 @@ class TestRefresh:
             await expect(status).to_have_text("Refreshes every 5 s")
 
     async def _let_pass(self, demo: Still, seconds: float) -> str:
-        """Let the demo run a little, and stop it again; returns its time."""
+        """Advance the demo's stopped clock by some seconds; returns its time."""
         assert demo.clock.stopped_at is not None
         demo.clock.stopped_at += seconds
         later: str = (await demo.get("/v1/status"))["asOf"]

@@ -1,4 +1,4 @@
-"""TLS of a listener: renewal, old protocols, and client certificates."""
+"""TLS of a listener: renewal, client certificates, sessions and expiry."""
 
 import asyncio
 import shutil
@@ -80,7 +80,7 @@ async def ask(port: int, context: ssl.SSLContext) -> bytes:
 def resume(
     port: int, context: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[bytes, ssl.SSLSession | None]:
-    """The answer in a TLS session, and the session for the next connection."""
+    """Ask in a TLS session; returns the answer and the session for the next connection."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
         context.wrap_socket(plain, session=session) as secured,
@@ -100,7 +100,7 @@ async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
 
 
 async def test_renewed_in_place(tmp_path: Path) -> None:
-    """The next handshake after a renewal has the new pair, on the same socket."""
+    """After a renewal the next handshake on the same socket uses the new key pair."""
     files, other = a_pair(tmp_path / "a"), a_pair(tmp_path / "b")
     certificates = Certificates("query", tls_of(files))
     async with serving(certificates) as port:
@@ -115,7 +115,7 @@ async def test_renewed_in_place(tmp_path: Path) -> None:
 
 
 async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
-    """After an invalid renewal the old pair stays in use; the error names the file."""
+    """After an invalid renewal the old key pair stays in use; the error names the file."""
     files = a_pair(tmp_path / "a")
     certificates = Certificates("query", tls_of(files))
     async with serving(certificates) as port:
@@ -129,7 +129,7 @@ async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_callers_show_a_certificate(tmp_path: Path) -> None:
-    """With a client CA, callers without a certificate of it are refused."""
+    """With a client CA, callers without a certificate that it signed are refused."""
     files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
     stranger = a_pair(tmp_path / "d", "client")
     certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
@@ -144,7 +144,7 @@ async def test_callers_show_a_certificate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_session_ends_with_the_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """A renewed CA ends TLS sessions, because OpenSSL does not verify a resumed one again."""
+    """A renewed client CA ends TLS sessions, because OpenSSL does not verify resumed ones again."""
     files, callers = a_pair(tmp_path / "a"), a_pair(tmp_path / "c", "client")
     stranger = a_pair(tmp_path / "d", "client")
     certificates = Certificates("query", tls_of(files, callers=callers / "ca.crt"))
@@ -186,7 +186,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["localhost.crt", "localhost.key", "ca.crt"])
 def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
-    """At the start an invalid pair is an error with the listener and the files."""
+    """At the start an invalid key pair or CA is an error that names the listener and the files."""
     files = a_pair(tmp_path / "a")
     (files / missing).write_text("garbage")
     with pytest.raises(UnusableCertificate, match=r"tls.metrics: .*localhost.key"):
@@ -195,7 +195,7 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
 
 @pytest.mark.parametrize("days", [5, -1])
 def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
-    """The reported end of a certificate is exact, also if it has expired or with a client CA."""
+    """The reported expiry is exact, also for an expired certificate or with a client CA."""
     write_certificates(tmp_path, f"localhost={days}")
     alone = Certificates("query", tls_of(tmp_path))
     with_callers = Certificates("query", tls_of(tmp_path, callers=tmp_path / "ca.crt"))
@@ -205,7 +205,7 @@ def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
 
 
 def test_a_renewed_one_ends_later(tmp_path: Path) -> None:
-    """The reported end is that of the pair in use."""
+    """After a renewal the reported expiry is that of the new certificate."""
     write_certificates(tmp_path, "localhost=5")
     certificates = Certificates("query", tls_of(tmp_path))
     assert certificates.not_after is not None

@@ -1,4 +1,4 @@
-"""The program's conclusions if a watch or an object is wrong."""
+"""What the exporter concludes while a watch fails or an object is invalid."""
 
 import time
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
 
 
 async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If the watch of VMIMs fails, the state is `unknown` before the hand-off, then `migrating`."""
+    """If VMIMs cannot be watched, the state is `unknown`, and `migrating` after the hand-off."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     made = await admin.create(VMIS, vmi("db", namespace))
@@ -93,7 +93,7 @@ async def test_a_dead_watch_of_vmis(simulated: SimulatedStage, tmp_path: Path) -
 
 
 async def test_a_migration_whose_vmim_is_final(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """A migration without an end is over once its VMIM has been final for `kube.deadAfter`."""
+    """A migration without an end time is over once its VMIM has been final for `kube.deadAfter`."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     now = time.time()

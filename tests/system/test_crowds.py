@@ -1,4 +1,4 @@
-"""The cost of callers without a token: compressed bodies, half requests, connections."""
+"""The cost of callers without a token: compressed bodies, unfinished requests, connections."""
 
 import asyncio
 import gzip
@@ -32,7 +32,7 @@ Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 MIB = 2**20
 SLACK = 32
-"""The MiB that the memory allocator does not give back, as docs/reference.md says."""
+"""How many freed MiB the memory allocator may keep, as docs/reference.md says."""
 AT_ONCE = 50
 STRANGER = "127.0.0.2"
 BOMB = gzip.compress(bytes(240 * MIB))
@@ -54,7 +54,7 @@ class Exporter:
     held: list[Streams] = field(default_factory=list)
 
     async def open(self, url: str, *, tls: bool = True) -> Streams:
-        """A stranger's connection, with or without a TLS handshake."""
+        """Open a stranger's connection, with or without a TLS handshake."""
         parts = urlsplit(url)
         context = self.trust if tls and parts.scheme == "https" else None
         streams = await asyncio.open_connection(
@@ -64,12 +64,12 @@ class Exporter:
         return streams
 
     async def crowd(self, url: str, count: int, *sent: bytes, tls: bool = True) -> None:
-        """Open many connections that each send only this."""
+        """Open many connections that send these bytes and nothing else."""
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def one() -> None:
             async with slots:
-                # The exporter may close it at any time.
+                # The exporter may close the connection at any time.
                 with suppress(OSError, TimeoutError):
                     async with asyncio.timeout(PATIENCE):
                         _, writer = await self.open(url, tls=tls)
@@ -91,7 +91,7 @@ class Exporter:
         await poll(is_alone, what="the end of the connections")
 
     async def request(self, method: str, url: str, **options: object) -> int:
-        """The status of a request on a connection of its own."""
+        """Send a request on a connection of its own; returns the status."""
         connector = aiohttp.TCPConnector(ssl=self.own, force_close=True)
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -101,29 +101,29 @@ class Exporter:
             return response.status
 
     async def review(self) -> int:
-        """The status of an admission review."""
+        """Send an admission review; returns the status."""
         headers = {"Content-Type": "application/json"}
         return await self.request(
             "POST", self.program.admission + PATH, data=REVIEW, headers=headers
         )
 
     def resident(self) -> float:
-        """Its resident memory in MiB."""
+        """The exporter's resident memory in MiB."""
         return self.program.resident() / MIB
 
     def sockets(self) -> int:
-        """How many files and sockets it has open."""
+        """How many files and sockets the exporter has open."""
         return len([*Path(f"/proc/{self.program.process.pid}/fd").iterdir()])
 
     def cpu(self) -> float:
-        """The seconds of CPU that it has used."""
+        """The seconds of CPU that the exporter has used."""
         stat = Path(f"/proc/{self.program.process.pid}/stat").read_text(encoding="ascii")
         used = stat.rpartition(")")[2].split()[11:13]
         return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
 
     @asynccontextmanager
     async def probed(self) -> AsyncIterator[list[float]]:
-        """The seconds of each `/livez` during the block, one after the other."""
+        """Ask `/livez` again and again during the block; yields the seconds of each request."""
         took: list[float] = []
         ended = asyncio.Event()
 
@@ -143,7 +143,7 @@ class Exporter:
 
 @asynccontextmanager
 async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIterator[Exporter]:
-    """The exporter with TLS on the metrics and the admission listener."""
+    """Run the exporter with TLS on the metrics and the admission listener."""
     write_certificates(directory, "localhost")
     pair = {
         name: str(directory / f"localhost.{end}")
@@ -203,14 +203,14 @@ async def test_a_compressed_body_is_refused_and_not_inflated(
         requests = (send_compressed(exporter, *target) for target in targets * 10 * times)
         answers = Counter(await asyncio.gather(*requests))
     prove(
-        f"{answers.total()} gzip bodies of {len(BOMB) // 1024} KiB, for 240 MiB each:"
+        f"{answers.total()} gzip bodies of {len(BOMB) // 1024} KiB, each 240 MiB when inflated:"
         f" {exporter.cpu() - before:.2f} s of CPU, longest /livez {max(took):.2f} s"
     )
     assert answers == {(b"415", True): answers.total()}
 
 
 async def send_compressed(exporter: Exporter, url: str, line: bytes) -> tuple[bytes, bool]:
-    """Send a compressed body; the status, and whether the connection is closed."""
+    """Send a compressed body; returns the status, and whether the connection was closed."""
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n" % line
     reader, writer = await exporter.open(url)
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(BOMB) + BOMB)
@@ -218,7 +218,7 @@ async def send_compressed(exporter: Exporter, url: str, line: bytes) -> tuple[by
     try:
         await asyncio.wait_for(reader.read(), 5)
     except ConnectionError:
-        pass  # closed, with bytes that it did not read
+        pass  # closed before the exporter had read all bytes
     except TimeoutError:
         return status, False
     return status, True
@@ -289,7 +289,7 @@ async def test_a_crowd_shuts_nobody_out(
 async def test_a_crowd_without_client_certificates_shuts_nobody_out(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, times: int, shakes_hands: bool
 ) -> None:
-    """Crowds without a client certificate do not shut out the API server."""
+    """Many connections without a client certificate do not shut out the API server."""
     authority = str(tmp_path / "ca.crt")
     async with running(simulated, tmp_path, clientCAFile=authority) as exporter:
         reader, writer = await exporter.open(exporter.program.admission)
@@ -304,7 +304,7 @@ async def test_a_crowd_without_client_certificates_shuts_nobody_out(
 async def check_answers(
     exporter: Exporter, prove: Prove, listener: str, times: int, *, shakes_hands: bool
 ) -> None:
-    """Probes and reviews are answered while a crowd connects to a listener."""
+    """Connect a crowd to a listener, and check that probes and reviews are answered."""
     url = getattr(exporter.program, listener)
     await exporter.crowd(url, 520 * times, tls=shakes_hands)
     answered = 0
@@ -315,13 +315,13 @@ async def check_answers(
                 await exporter.request("GET", exporter.program.metrics + probe) == 200
                 and await exporter.review() == 200
             )
-    prove(f"{answered} of 20 probes and reviews beside {520 * times} idle connections")
+    prove(f"{answered} of 20 probes and reviews answered, with {520 * times} idle connections")
     assert answered == 20
 
 
 FOREIGN = "attacker.example"
 PROXY = "exporter.example"
-"""The name under which a proxy serves the query listener: `listen.hosts`."""
+"""The host name of a proxy before the query listener, as in `listen.hosts`."""
 
 
 async def test_no_web_page_is_answered(exporter: Exporter) -> None:

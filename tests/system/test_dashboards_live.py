@@ -41,13 +41,12 @@ from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
-"""More than the two minutes after which an evacuation whose pod lost its annotation has diverged.
-"""
+"""The seconds of a run: an evacuation whose pod lost its annotation has diverged after 120 s."""
 SPEED = 3.0
 HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
 EAST, WEST = "east", "west"
 CLUSTERS = {HONORED: "", RENAMED: "", FLEET: EAST}
-"""The cluster that is chosen in the dashboard, by the job that is chosen."""
+"""The cluster that is chosen in the dashboard, by job."""
 RULES_FASTER = 12.0
 SCRAPE_LABELS = {"namespace": "monitoring", "node": "infra-1"}
 """Labels of the scrape, which may replace those of the VMs."""
@@ -147,7 +146,7 @@ async def watching(directory: Path) -> AsyncIterator[Watched]:
 async def test_every_query_of_every_panel_shows_something(
     watched: Watched, job: str, prove: Callable[[str], None]
 ) -> None:
-    """Each query has a value other than 0 and NaN in the run."""
+    """In the run each query has at least one value other than 0 and NaN."""
     shown = [(query, _find_first_value(await watched.ask(query))) for query in watched.queries(job)]
     empty = [query for query, value in shown if value is None]
     several = "one of two clusters" if CLUSTERS[job] else "one cluster"
@@ -167,7 +166,7 @@ async def test_every_query_of_every_panel_shows_something(
 async def test_a_perses_server_shows_every_query(
     watched: Watched, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """A Perses server stores its dashboards as they are, and shows a value for each query."""
+    """A Perses server stores our dashboards unchanged, and shows a value for each query."""
     namespace, name = watched.vm
     values = {
         OVERVIEW: watched.values(HONORED),
@@ -242,7 +241,7 @@ async def test_a_chosen_namespace_and_node_filter(watched: Watched, job: str) ->
         for series in await watched.ask(query):
             labels = series["metric"]
             namespaces |= {labels["namespace"]} if "namespace" in labels else set()
-            # Series of VMs and of refusals are chosen by namespace, those of nodes by node.
+            # The namespace filters series of VMs and of refusals; the node filters series of nodes.
             nodes |= {labels["node"]} if set(labels) == {"node"} else set()
 
     assert namespaces == {namespace}
@@ -310,9 +309,7 @@ def _find_first_value(matrix: list[dict[str, Any]]) -> str | None:
 
 
 def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
-    """Make a pod wait in CrashLoopBackOff, so that KubeVirt does not restore the annotation that
-    this function removes.
-    """
+    """Remove the annotation of a pod; CrashLoopBackOff keeps KubeVirt from restoring it."""
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
 

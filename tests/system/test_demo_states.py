@@ -23,7 +23,7 @@ _STATE = re.compile(r'^kubevirt_vmi_evacuation_state\{.*state="(\w+)"\} 1\.0$', 
 
 
 async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], None]) -> None:
-    """Each main state is in GET /v1/evacuations and in /metrics, and some are stuck."""
+    """Each main state is in GET /v1/evacuations and in /metrics, and some evacuations are stuck."""
     listed: set[str] = set()
     measured: set[str] = set()
     stuck: set[str] = set()

@@ -1,9 +1,8 @@
 """Drains: the forecasts come true, and a drain that makes progress is not stuck.
 
 The forecasts are for a simulated cluster. Its time passes only between two requests, so the speed
-of the machine does not matter. A drain there does what `kubectl drain` does: the node gets no new
-pod, and every pod is evicted every 5 seconds. The test of the drain that makes progress uses
-KubeVirt's own controllers instead.
+of the machine does not matter. Its drains do what `kubectl drain` does: the node gets no new pod,
+and every pod is evicted every 5 seconds. The last test uses KubeVirt's own controllers instead.
 """
 
 import asyncio
@@ -40,9 +39,9 @@ NAMESPACE = "shop"
 START = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
 EVICTED_EVERY = 5.0
 SETTLED = 10.0
-"""KubeVirt clears the marker of a VM that has left within this many seconds."""
+"""After a VM has left, KubeVirt clears its marker within this many seconds."""
 ROUNDED = 1.0
-"""KubeVirt writes whole seconds, so a duration may be this much too long."""
+"""KubeVirt writes whole seconds, so a duration may be too long by this many seconds."""
 HAPPENS = {
     "leaves": "left",
     "waits": "left",
@@ -65,8 +64,9 @@ class Vm(Struct, frozen=True):
 
 
 def make_vms(nodes: Sequence[str], movable: int) -> list[Vm]:
-    """Create VMs with a history and one VM of each other kind on each node; the last node can be
-    emptied.
+    """Define the VMs of each node: some with a history, and one of each other kind.
+
+    The last node has no VM that stays during a drain.
     """
     chance = random.Random(16)
     made = []
@@ -126,7 +126,7 @@ class Drained(Struct):
 
     @property
     def took(self) -> float:
-        """The seconds until the last of the migrated VMs had left."""
+        """The seconds until the last migrated VM had left."""
         moved = (self.after[name] for name, what in self.happened.items() if what == "left")
         return max(moved, default=0.0)
 
@@ -136,7 +136,7 @@ class Drained(Struct):
         return Counter(self.happened.values())["is there"]
 
     def table(self) -> str:
-        """The result as a table: a row per VM below the node's."""
+        """The result as a table: a row for the node, and below it a row for each VM."""
         told = self.forecast
         bound = told["atLeastSeconds"]
         text = (
@@ -202,7 +202,7 @@ class Story:
         assert all(self._vmi(vm.name)["status"]["nodeName"] == vm.home for vm in moved)
 
     async def drain(self, name: str, *, under_way: int) -> Drained:
-        """Drain a node on which this many VMs migrate already, then uncordon it."""
+        """Start this many migrations from a node, then drain the node."""
         self.fleet.cordoned = name
         movable = [vm for vm in self.fleet.vms.values() if vm.moved_before and vm.home == name]
         for vm in movable[:under_way]:
@@ -229,9 +229,7 @@ class Story:
         return drained
 
     async def estimate(self, name: str) -> tuple[float, float]:
-        """Drain a node; returns the estimate when half of its VMs have left, and how long the rest
-        took.
-        """
+        """Drain a node; returns the estimate after half of the VMs, and the seconds of the rest."""
         self.fleet.cordoned = name
         self.cluster.cordon(name)
         vms = [one for one in self.fleet.vms if self._is_on(one, name)]

@@ -58,7 +58,7 @@ _numbers = count(1)
 
 
 async def a_reporter(cluster: RealCluster, namespace: str, *rules: dict[str, Any]) -> str:
-    """A kubeconfig that may read the cluster, and has these rules in the namespace."""
+    """The kubeconfig of an account that may read the cluster, and has these rules as well."""
     name = f"reporter-{next(_numbers)}"
     user = await cluster.user(name, EXPORTER_READS)
     await allow(cluster.admin, user, f"{name}-events", *rules, namespace=namespace)
@@ -117,7 +117,7 @@ def cooling(name: str, namespace: str) -> dict[str, Any]:
 
 
 async def a_stuck_vm(admin: Client, namespace: str, name: str) -> None:
-    """A VM that must leave its node, and a target pod that fits on no other."""
+    """A VM that must leave its node, and a target pod that fits on no other node."""
     made = await admin.create(VMIS, vmi(name, namespace, status={"evacuationNodeName": "n1"}))
     await admin.create(PODS, launcher_pod(made))
     migration = await admin.create(VMIMS, vmim(f"of-{name}", namespace, of=name, evacuates="n1"))
@@ -222,7 +222,7 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
 
 
 async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[str], None]) -> None:
-    """A series has its count, first and last time; the longest name and note are accepted."""
+    """For a series, kubectl shows the count and the age; the longest name and note are accepted."""
     namespace = await real.make_namespace()
     now = time.time() - 7200
     held = a_vmi(namespace=namespace, uid="u1")
@@ -263,7 +263,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
 
 
 async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
-    """Without the permission each Event is tried once and counted."""
+    """Without permission the exporter tries to write each Event once, and counts the refusal."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace)
     names = [f"db{n}" for n in range(3)]
@@ -314,7 +314,7 @@ async def test_by_default_there_are_none(real: RealStage, tmp_path: Path) -> Non
 async def test_a_flood_is_bounded(
     real: RealStage, tmp_path: Path, vms: int, seconds: int, prove: Callable[[str], None]
 ) -> None:
-    """If all VMs are blocked at once, 100 Events are written, then one a second."""
+    """If all VMs are blocked at once, 100 Events are written, and then one per second."""
     namespace = await real.make_namespace()
     login = await a_reporter(real.cluster, namespace, CREATE)
     names = [f"vm{n}" for n in range(vms)]

@@ -142,7 +142,7 @@ async def test_an_attempt_of_an_older_request_says_nothing_of_who_asked(
 async def test_a_migration_counts_against_the_node_that_it_leaves(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """A VM that has just migrated counts against its source node until its VMIM has ended."""
+    """A VM that has just migrated counts towards its source node's limit until its VMIM ends."""
     namespace = await stage.make_namespace()
     source, target = f"source-of-{namespace}", f"target-of-{namespace}"
     admin = stage.admin

@@ -1,4 +1,4 @@
-"""Exceptions from the policy: `check` names the entry of a VM in a cluster."""
+"""`check` names the entry of `policy.overrides` that applies to a VM of a cluster."""
 
 from pathlib import Path
 

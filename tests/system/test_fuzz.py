@@ -1,4 +1,4 @@
-"""Fuzzing: the API by its OpenAPI document, the parser by changed bytes."""
+"""Fuzz tests of the API, from its OpenAPI document, and of the parser, with changed bytes."""
 
 import asyncio
 import random
@@ -64,7 +64,7 @@ async def test_the_api_keeps_its_own_document(
     ],
 )
 def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
-    """Objects with changed bytes raise only `Refused`."""
+    """The parser raises only `Refused` for objects with changed bytes."""
     rng = random.Random(8)
     bodies = {resource: raw(value) for resource, value in WHOLE.items()}
     read = 0
@@ -116,7 +116,7 @@ SPOILERS = (
 
 
 def hostile() -> dict[str, dict[str, Any]]:
-    """Malicious VMIs, each with its dangerous text."""
+    """Malicious VMIs, by the kind of attack."""
     names = {"namespace": "shop", "name": "evil", "uid": "evil-1"}
     deep: Any = "x"
     for _ in range(300):
@@ -170,7 +170,7 @@ async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Pa
 
 
 def is_a_sample(line: str) -> bool:
-    """Whether a line of a scrape is a comment, or a sample of our or the process's metrics."""
+    """Whether a line of a scrape is a comment or a sample of an expected metric."""
     return line.startswith(("# HELP ", "# TYPE ", "descheduler_kubevirt_", "kubevirt_", "process_"))
 
 
@@ -184,7 +184,7 @@ def is_a_sample(line: str) -> bool:
 async def test_many_clients_while_the_watch_breaks(
     simulated: SimulatedStage, tmp_path: Path, prove: Prove, clients: int, seconds: float
 ) -> None:
-    """Many clients get no error while the watch breaks, and nothing leaks."""
+    """Many clients get no error while the watch breaks, and memory does not leak."""
     namespace = await simulated.make_namespace()
     for number in range(200):
         await simulated.admin.create(VMIS, vmi(f"vm-{number}", namespace))
@@ -213,7 +213,7 @@ async def test_many_clients_while_the_watch_breaks(
     assert answered > clients
     assert after < before + 150
     prove(
-        f"load: {clients} clients for {seconds:.0f} s, {answered} answers, none an error;"
+        f"load: {clients} clients for {seconds:.0f} s, {answered} answers without an error;"
         f" {faults.result()} faults; memory {before} MiB before, {after} MiB after"
     )
 
@@ -239,7 +239,7 @@ async def ask(exporter: Program, namespace: str, number: int, end: float) -> int
 
 
 async def break_streams(stage: SimulatedStage, end: float) -> int:
-    """Alternately cut the watch streams and expire their versions; returns the number of faults."""
+    """Cut the streams, or each third time expire their versions; returns the number of faults."""
     faults = 0
     while time.monotonic() < end or faults < 3:
         if faults % 3 == 2:

@@ -1,4 +1,4 @@
-"""One writer at a time: the Lease on a real API server, by two candidates."""
+"""Two candidates for a Lease on a real API server: only one of them holds it at a time."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ class Candidate:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def until(self, *, held: bool) -> None:
-        """Wait until it holds the Lease, or does not."""
+        """Wait until the candidate holds the Lease, or until it does not."""
 
         async def is_so() -> bool:
             return self.lease.held is held
@@ -48,7 +48,7 @@ class Candidate:
 
 @asynccontextmanager
 async def candidate(real: RealStage, namespace: str, identity: str) -> AsyncIterator[Candidate]:
-    """A candidate that has not begun."""
+    """A candidate that does not campaign yet."""
     cluster = real.cluster
     login = Login(kubeconfig=cluster.kubeconfig(cluster.administrator))
     async with ApiServer(login, read_timeout=5) as api:
@@ -86,7 +86,7 @@ async def test_the_second_waits_and_takes_over(real: RealStage) -> None:
         await two.until(held=False)
         await one.pause()
         await two.until(held=True)
-        assert not one.lease.held, "it stopped believing in itself before the other took it"
+        assert not one.lease.held, "the first gave up the Lease before the second took it"
         spec = await spec_of(real, namespace)
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("two", 1)
 

@@ -88,7 +88,7 @@ async def connected(
 
 
 async def test_every_address_is_served(tmp_path: Path) -> None:
-    """All ports and sockets are served; port 0 is any free port, a host name all its addresses."""
+    """All TCP and unix addresses are served until the listener ends; port 0 means any free port."""
     path = tmp_path / "q.sock"
     async with a_listener("127.0.0.1:0", f"unix:{path}", "localhost:0").served() as urls:
         assert urls[1] == f"unix:{path}"
@@ -100,7 +100,7 @@ async def test_every_address_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 async def test_the_mode_of_a_socket(tmp_path: Path, mode: int) -> None:
-    """A socket has the mode of the setting, whatever the umask."""
+    """A unix socket gets the configured mode and group, independent of the umask."""
     path = tmp_path / "q.sock"
     group = grp.getgrgid(os.getgid()).gr_name
     auth = AuthSettings(socket_mode=mode, socket_group=group)
@@ -124,7 +124,7 @@ async def test_the_mode_of_a_socket(tmp_path: Path, mode: int) -> None:
 async def test_where_it_cannot_listen(
     tmp_path: Path, address: str, group: str | None, why: str
 ) -> None:
-    """An unknown group, an invalid host name and a foreign address are errors that name them."""
+    """An unknown group, an invalid host or a foreign address is an error that names the address."""
     listener = a_listener(address.format(tmp_path), auth=AuthSettings(socket_group=group))
     with pytest.raises(CannotListen, match=why):
         async with listener.served():
@@ -132,7 +132,7 @@ async def test_where_it_cannot_listen(
 
 
 async def test_a_socket_that_was_left_behind(tmp_path: Path) -> None:
-    """The socket of a killed process is replaced; one in use or a plain file is not."""
+    """The socket file of a killed process is replaced; a socket in use or a plain file is not."""
     path = tmp_path / "q.sock"
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
@@ -179,7 +179,7 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
 
 
 async def test_a_port_that_is_taken() -> None:
-    """The error for a port in use names it and the setting."""
+    """The error for a port in use names the address and the setting."""
     async with a_listener("127.0.0.1:0").served() as urls:
         address = urls[0].removeprefix("http://")
         with pytest.raises(CannotListen, match=f"^listen.metrics: {address} is in use: .*--listen"):
@@ -204,15 +204,15 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(lambda: said(logs, "certificate_not_renewed"), what="trouble")
+            await poll(lambda: said(logs, "certificate_not_renewed"), what="the error in the log")
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(lambda: said(logs, "certificate_renewed"), what="renewal")
+            await poll(lambda: said(logs, "certificate_renewed"), what="the renewal in the log")
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
-    assert events.count("certificate_not_renewed") <= 2, "once per trouble, not per attempt"
+    assert events.count("certificate_not_renewed") <= 2, "once per error, not per attempt"
 
 
 async def said(logs: list[Any], event: str) -> bool:
@@ -232,7 +232,7 @@ async def test_idle_connections_are_closed() -> None:
 
 
 async def test_no_more_connections_than_allowed() -> None:
-    """Beyond the limit the longest idle connection of the same peer is closed."""
+    """Beyond the limit, the connection of the same peer that has been idle longest is closed."""
     counters = Counters()
     limits = Limits(connections=3)
     async with a_listener(
@@ -261,7 +261,7 @@ async def test_no_more_connections_than_allowed() -> None:
     ids=["no-http", "a-long-header", "a-long-path", "many-headers"],
 )
 async def test_what_is_no_http(sent: bytes) -> None:
-    """What is not HTTP gets a problem+json, and the connection is closed."""
+    """A request that is not valid HTTP gets a problem+json, and its connection is closed."""
     async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), PATIENCE)
@@ -278,7 +278,7 @@ HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
 
 
 async def test_an_early_answer_reads_no_further(tmp_path: Path) -> None:
-    """An answer that is sent early reaches the caller, and the rest of the body is not read."""
+    """An early answer reaches the client, and the exporter does not read the rest of the body."""
     tls = a_pair(tmp_path)
     trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     async with a_listener("localhost:0", tls=tls).served() as urls:

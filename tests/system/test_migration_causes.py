@@ -111,7 +111,7 @@ async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any
 async def test_no_node_for_the_target(
     stage: Stage, quote: Callable[[dict[str, Any]], None]
 ) -> None:
-    """A migration without a node for its target has that as its reason."""
+    """If no node fits the target pod, the logged reason of the migration is `unschedulable`."""
     key = "ended-nowhere/db1"
     async with stage.rig.vmi(key, "unschedulable", "succeeds"):
         await stage.rig.evict(key)
@@ -127,7 +127,7 @@ async def test_no_node_for_the_target(
 
 
 async def test_a_quota(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
-    """A migration whose target a quota refuses has that as its reason."""
+    """If a quota refuses the target pod, the logged reason of the migration is `quota`."""
     key = "ended-quota/db1"
     async with stage.rig.vmi(key, "succeeds"):
         hard = {"hard": {"pods": "1"}}

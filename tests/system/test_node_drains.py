@@ -55,7 +55,7 @@ class Stage:
             await self.cordon(unschedulable=False)
 
     async def until_drain(self, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until the drain meets a condition; returns the node's answer."""
+        """Wait until the drain meets a condition; returns the exporter's answer about the node."""
         found: dict[str, Any] = await self.exporter.until(
             f"/v1/nodes/{NODE}",
             lambda status, body: status == 200 and body["drain"] and is_there(body["drain"]),
@@ -106,9 +106,7 @@ async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> Non
 
 
 async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove: Prove) -> None:
-    """A stuck drain is reported; after the uncordon the evacuation is left over until it is
-    cancelled.
-    """
+    """A stuck drain is reported; after the uncordon its evacuation is `leftover` until its end."""
     rig, exporter, key = stage.rig, stage.exporter, "given-up/db1"
     async with rig.vmi(key, "never ready", node=NODE):
         async with stage.cordoned():
@@ -143,7 +141,7 @@ BUDGETED = {
 
 
 async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
-    """A budget stops VMs that would restart, and none that KubeVirt migrates."""
+    """A PodDisruptionBudget stops the eviction of VMs that would restart, and of no others."""
     rig, said = stage.rig, {}
     keys = {name: f"budget-{name}/db1" for name in BUDGETED}
     async with AsyncExitStack() as stack:
@@ -202,7 +200,7 @@ async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
 
 
 async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None:
-    """Migrations of an External VM are its attempts, until one succeeds."""
+    """Migrations of a VM with strategy External count as attempts, until one succeeds."""
     rig, exporter, key = stage.rig, stage.exporter, "external/db1"
     namespace, name = key.split("/")
     states = []

@@ -38,7 +38,7 @@ COMMANDS = ("    kubectl ", "    echo ")
 async def test_each_stuck_vm_has_an_action_that_can_be_typed(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
-    """For every stuck VM `explain` has an action, and commands that run."""
+    """For every stuck VM `explain` prints the next step, and commands that work."""
     port = free_port(2)
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
@@ -79,7 +79,7 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
                 assert said.strip(), command
                 if cancel != command:  # both are the same if the drain was given up
                     await shell(cancel, KUBECONFIG=kubeconfig, PATH=path)
-                done = await poll(partial(_is_over, explain, first), what=f"the end of {key}'s")
+                done = await poll(partial(_is_over, explain, first), what=f"{key} not stuck")
                 came = "\n".join(said.splitlines()[:8])
                 prove(f"{first}\n{step.strip()}\n$ {command}\n{came}\n$ {cancel}\n{done}\n")
     finally:

@@ -87,7 +87,7 @@ async def test_a_migration_from_request_to_cooldown(real: RealStage, tmp_path: P
 async def test_outlives_a_restart_and_a_compaction_of_the_server(
     real: RealStage, tmp_path: Path
 ) -> None:
-    """After a restart and a compaction (410) of the server verdicts stay right."""
+    """After a restart and a compaction (410) of the API server, the verdicts stay right."""
     namespace = await real.make_namespace()
     admin = real.admin
     now = int(time.time())
@@ -123,7 +123,7 @@ async def test_logs_in_with_a_client_certificate(real: RealStage, tmp_path: Path
 
 
 async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: Path) -> None:
-    """Without permission for VMIMs and pods it reports this once and goes on."""
+    """With permission for VMIs only, the exporter reports each other resource once and goes on."""
     login = await real.limited_login([VMIS])
     async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
         await exporter.ready()
@@ -138,7 +138,7 @@ async def test_runs_on_list_and_watch_of_vmis_alone(real: RealStage, tmp_path: P
 
 
 async def test_a_live_scrape_passes_promtool(real: RealStage, tmp_path: Path) -> None:
-    """`promtool check metrics` accepts a scrape with every family."""
+    """`promtool check metrics` accepts a scrape of the running exporter."""
     namespace = await real.make_namespace()
     now = int(time.time())
     state = {"startTimestamp": rfc3339(now - 100), "endTimestamp": rfc3339(now - 40)}
@@ -165,7 +165,7 @@ async def test_takes_the_kubeconfig_of_the_environment(real: RealStage, tmp_path
 
 
 async def counts(exporter: Program, namespace: str) -> dict[str, float]:
-    """The values of the fixed metrics."""
+    """The number of blocks by reason, and the count and sum of the cooldowns."""
     by_reason = {
         reason: await exporter.sample(BLOCKS, reason=reason, namespace=namespace)
         for reason in ("migration_in_progress", "evacuation_in_progress", "cooldown")

@@ -1,4 +1,4 @@
-"""Migrations read from a real Prometheus with KubeVirt's past metrics."""
+"""The what-if reads past migrations from KubeVirt's metrics in Prometheus."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def events_of(*spans: Span, hours: float = 10.0) -> list[Recorded]:
 
 
 def account(*spans: Span, name: str = "ours") -> Account:
-    """The account of one policy."""
+    """Replay these migrations with one policy; returns its account."""
     return play(events_of(*spans), [BUILTIN[name]]).accounts[0]
 
 
@@ -86,13 +86,13 @@ class TestEvents:
     """Migrations as events."""
 
     def test_an_evacuation_is_asked_for_at_its_start(self) -> None:
-        """An evacuation is an eviction at its start and ends with its success."""
+        """An evacuation becomes an eviction at its start, and ends when its migration succeeds."""
         events = events_of(a_span("kubevirt-evacuation-a", HOUR, HOUR + 60))
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 60, "")]
 
     def test_a_migration_by_hand_is_none(self) -> None:
-        """A migration by hand is not an eviction."""
+        """A manual migration is not replayed as an eviction."""
         found = account(a_span("kubevirt-migrate-vm-a", HOUR, HOUR + 60))
 
         assert (found.asked, found.migrations.ended) == (0, 1)
@@ -107,7 +107,7 @@ class TestEvents:
         assert (found.allowed, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_failures_in_a_row_are_one_evacuation(self) -> None:
-        """Failures in a row are one evacuation: one request, stuck at the third."""
+        """Failures in a row are one evacuation, which is stuck at the third failure."""
         spans = [
             a_span(f"kubevirt-evacuation-{n}", HOUR + n * 300, HOUR + n * 300 + 60, failed=True)
             for n in range(4)
@@ -139,7 +139,7 @@ class TestEvents:
         assert (found.asked, found.refused.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
-        """An evacuation that began before the range is not a new one; its migration counts."""
+        """An evacuation that began before the range is not a new request; its migration counts."""
         going = a_span("kubevirt-evacuation-a", -30, 60)
         following = a_span("kubevirt-evacuation-b", 120, 180)
         found = account(going, following)
@@ -148,7 +148,7 @@ class TestEvents:
         assert (found.asked, found.refused.total(), found.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
-        """An evacuation whose first attempt failed before the range is under way."""
+        """An evacuation whose first attempt failed just before the range is under way."""
         spans = (
             a_span("kubevirt-evacuation-a", -120, -60, failed=True),
             a_span("kubevirt-evacuation-b", 120, 180),
@@ -168,7 +168,7 @@ class TestEvents:
         assert found.asked == 1
 
     def test_a_migration_by_hand_at_the_beginning_runs(self) -> None:
-        """A migration by hand that runs at the beginning is no evacuation, but is counted."""
+        """A manual migration that runs when the range begins is counted, but is no evacuation."""
         going = a_span("kubevirt-migrate-vm-a", -30, 60)
 
         assert markers(events_of(going)) == [(0, "")]
@@ -182,7 +182,7 @@ class TestEvents:
         assert sum(isinstance(event.fact, Vmi) for event in events) == 1
 
     def test_a_migration_that_was_seen_last_without_an_end_holds_nothing_up(self) -> None:
-        """A migration last seen without an end is neither running nor cooling down."""
+        """A migration that was last seen without an end time blocks no later eviction."""
         lost = a_span("kubevirt-evacuation-a", HOUR, None)
         lost.last_seen_at = NOW + 2 * HOUR
         found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
@@ -190,7 +190,7 @@ class TestEvents:
         assert (found.allowed, found.refused.total()) == (2, 0)
 
     def test_an_attempt_without_a_node_is_one_of_its_evacuation(self) -> None:
-        """An attempt that failed before its hand-off has no node in the metrics, but it counts."""
+        """A failed attempt without a node in the metrics gets the node of its evacuation."""
         failed = a_span("kubevirt-evacuation-a", None, None, failed=True)
         failed.seen_at, failed.node = NOW + 60, ""
         events = events_of(failed, a_span("kubevirt-evacuation-b", 120, 180))
@@ -264,7 +264,7 @@ class TestSeries:
 
 @pytest.mark.parametrize("steps", [0, 1, MAX_POINTS - 1, MAX_POINTS, 3 * MAX_POINTS + 7])
 def test_windows_cover_the_range_once(steps: int) -> None:
-    """Each point is in one window, and no window exceeds Prometheus's limit."""
+    """Each point in time is in exactly one window, and no window exceeds Prometheus's limit."""
     points: list[float] = []
     for since, until in cut_windows(NOW, NOW + steps * 60, 60.0):
         count = round((until - since) / 60) + 1
@@ -275,7 +275,7 @@ def test_windows_cover_the_range_once(steps: int) -> None:
 
 
 def _samples(began: float, clusters: tuple[str, ...]) -> Iterator[str]:
-    """Three hours of a VM: evacuated, evacuated again five minutes later, one failure.
+    """Three hours of a VM with two successful evacuations and a failed one.
 
     The samples are the same in each cluster; "" means no label.
     """
@@ -346,7 +346,7 @@ async def test_a_real_prometheus_tells_what_happened(tmp_path: Path) -> None:
 
 
 async def test_several_clusters_are_not_mixed(tmp_path: Path) -> None:
-    """With several clusters one has to be chosen, as VMs may have equal names."""
+    """If Prometheus has several clusters, one must be chosen, because VMs may have equal names."""
     began = (time.time() - 6 * HOUR) // 60 * 60
     async with remembering(tmp_path, began, clusters=("", 'east "1"')) as url:
         with pytest.raises(CannotAsk, match=r'clusters \("", "east \\"1\\""\): .*--cluster'):
@@ -381,13 +381,13 @@ async def test_what_is_no_prometheus_is_told(status: int, body: str, why: str) -
 
 
 async def test_nobody_there_is_told() -> None:
-    """A connection error has the address."""
+    """A connection error names the address."""
     with pytest.raises(CannotAsk, match=r"127\.0\.0\.1:9"):
         await fetch(Prometheus("http://127.0.0.1:9"), NOW, NOW + 60, step=60.0)
 
 
 async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
-    """The token is sent to loopback or over TLS only."""
+    """The token is sent only over TLS or to loopback."""
     app = answering(body=json.dumps({"status": "success", "data": {"result": [A_SERIES]}}).encode())
     token = tmp_path / "token"
     token.write_text("abc\n")
@@ -434,7 +434,7 @@ async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
 
 
 async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    """A missing token or CA file is an error with its path."""
+    """A missing token or CA file is an error that names the path."""
     missing = tmp_path / "none"
     for place, option in (
         (Prometheus("https://127.0.0.1:9", token_file=missing), "--token-file"),

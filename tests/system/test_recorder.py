@@ -1,4 +1,4 @@
-"""Recordings of a real cluster have what the exporter has read."""
+"""A recording of a cluster contains what the exporter has read."""
 
 import asyncio
 import errno
@@ -77,7 +77,7 @@ class Running:
             await asyncio.sleep(0.05)
 
     async def end(self) -> list[Recorded]:
-        """Stop it, and read the recording."""
+        """Stop the recorder, and read the recording."""
         self.stop.set()
         await self.task
         return read(self.path)
@@ -209,7 +209,7 @@ def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_repetition_is_no_line(tmp_path: Path) -> None:
-    """Changes of fields that are not read add no line."""
+    """A repeated object or deletion adds no line to the recording."""
     file = LineFile(tmp_path / "cluster.ndjson")
     recorder = Recorder(file)
     for _ in range(3):

@@ -53,7 +53,7 @@ class Stage:
 
     @asynccontextmanager
     async def exporter(self) -> AsyncIterator[Program]:
-        """A ready replica that observes, with its history in ConfigMaps."""
+        """A ready replica with `admission.observe`, which stores its history in ConfigMaps."""
         config = admitting(self.pair, "enforce", LISTED) | keeping("replicas")
         config["admission"]["observe"] = True
         login = ("--kubeconfig", str(self.login))
@@ -65,7 +65,7 @@ class Stage:
     async def called(
         self, exporter: Program, key: str, users: list[str] | None = None
     ) -> AsyncIterator[None]:
-        """The API server calls this replica for the evictions of these users, or of all."""
+        """Register this replica's webhook for the evictions of these users, or of all users."""
         one = configuration(exporter.admission, self.pair.authority, users)
         async with registered(self.rig.cluster.control, one):
             await (await self.open(BOB, key)).until_called(exporter, await self.find_pod(key))
@@ -87,7 +87,7 @@ class Stage:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def evict(self, user: str, key: str) -> Answer:
-        """A user evicts a VMI."""
+        """Evict a VMI as this user."""
         return await (await self.open(user, key)).evict(await self.find_pod(key))
 
 
@@ -195,7 +195,7 @@ async def test_what_observing_adds_to_an_eviction(
 ) -> None:
     """Our webhook adds less than 50 ms to the median eviction.
 
-    The limit is loose, because the machine is shared; the line has the numbers.
+    The limit is loose, because the machine is shared; the printed line has the numbers.
     """
     key = f"latency-{evictions}/db1"
     taken: dict[str, list[float]] = {ALICE: [], BOB: []}
@@ -228,12 +228,12 @@ async def test_drains_that_retry(
 ) -> None:
     """While drains retry as kubectl does, each evacuation keeps its first requester.
 
-    If the webhook took longer than its timeout, as on a busy machine, nobody is named.
+    If the webhook took longer than its timeout, as on a busy machine, no requester is named.
     """
     keys = [f"drained-{drains}/db{number}" for number in range(drains)]
     users = [ALICE, BOB]
     await stage.rig.cluster.control.namespace(f"drained-{drains}")
-    for first in range(0, drains, BATCH):  # they stay until the servers end
+    for first in range(0, drains, BATCH):  # these VMIs stay until the servers end
         batch = keys[first : first + BATCH]
         await asyncio.gather(*(stage.rig.start(key, "unschedulable") for key in batch))
     answers: Counter[int] = Counter()

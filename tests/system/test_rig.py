@@ -47,7 +47,7 @@ IN_PROGRESS = "true" if HAS_REQUESTS else "kubevirt"
 
 @dataclass
 class Stage:
-    """The rig, the exporter that watches it, and its answers about a failing VMI."""
+    """The rig, the exporter that watches it, and the exporter's answers about a failing VMI."""
 
     rig: Rig
     exporter: Program
@@ -79,9 +79,9 @@ def rig(stage: Stage) -> Rig:
 
 @pytest.fixture
 def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
-    """The newest reason of a source for an evacuation in this state, from the API.
+    """Ask the exporter for the reason that a source gives for an evacuation in this state.
 
-    It is printed as KubeVirt or the scheduler wrote it.
+    The reason is printed as KubeVirt or the scheduler wrote it.
     """
 
     async def ask(key: str, state: str, source: str) -> Object:
@@ -113,7 +113,7 @@ def _held_by(condition: str) -> Callable[[Scene], object]:
 
 
 async def test_a_vmi_runs_in_its_real_launcher_pod(rig: Rig) -> None:
-    """A VMI gets virt-controller's own pod, and runs once the player has started that pod."""
+    """A VMI gets its launcher pod from virt-controller, and runs once this pod has started."""
     async with rig.vmi("runs/db1", node="node-2") as scene:
         (pod,) = scene.pods
         assert pod["metadata"]["generateName"] == "virt-launcher-db1-"
@@ -136,7 +136,7 @@ async def test_a_user_cannot_write_what_a_virt_handler_writes(rig: Rig) -> None:
 
 
 async def test_a_virt_handler_writes_the_vmis_of_its_node_alone(rig: Rig) -> None:
-    """Under KubeVirt's node restriction a virt-handler can write only its own VMIs."""
+    """With the feature gate NodeRestriction, a virt-handler can write only VMIs of its node."""
     key = "restricted/db1"
     gates = {"featureGates": ["NodeRestriction"]}
     async with rig.cluster.configured(developerConfiguration=gates), rig.vmi(key) as scene:
@@ -234,7 +234,7 @@ async def test_a_migration_that_libvirt_breaks_leaves_its_instants(rig: Rig, quo
 
 
 async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: Rig) -> None:
-    """Deleting a migration that copies aborts it, and the next one starts without a backoff."""
+    """Deleting a running migration's VMIM aborts it; the next one starts without a backoff."""
     key = "aborted/db1"
     async with rig.vmi(key, "hangs", "hangs"):
         await rig.evict(key)
@@ -251,7 +251,7 @@ async def test_a_deleted_migration_is_aborted_and_followed_without_a_wait(rig: R
 
 
 async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
-    """If the target pod ends after its migration, the next attempt waits for a node's event."""
+    """If the target pod ends after its migration, the next attempt waits for a Node update."""
     key = "between/db1"
     async with rig.vmi(key, "fails"):
         rig.player.beating.clear()
@@ -278,7 +278,7 @@ async def test_no_pod_event_wakes_the_evacuation_controller(rig: Rig) -> None:
 
 
 async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled(rig: Rig) -> None:
-    """While the target is unschedulable, `evacuate/cancel` clears the marker only."""
+    """If the target is unschedulable, `evacuate/cancel` clears the marker, but keeps the VMIM."""
     key = "cancelled/db1"
     async with rig.vmi(key, "unschedulable"):
         await rig.evict(key)
@@ -318,7 +318,7 @@ async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled
 
 
 async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
-    """The scheduler's message about a target pod is kept after the pod is gone."""
+    """The exporter keeps the scheduler's message about a target pod after the pod is gone."""
     key, rig = "nowhere/db1", stage.rig
     control = rig.cluster.control
     login = control.kubeconfig(control.certified("system:kube-scheduler"))
@@ -375,7 +375,7 @@ async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
 
 
 async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
-    """With strategy External only the marker is set, while other VMIs are migrated."""
+    """A VMI with strategy External gets only the marker, while another VMI is migrated."""
     async with (
         rig.vmi("external/db1", evictionStrategy="External"),
         rig.vmi("later/db1"),
@@ -424,7 +424,7 @@ async def test_a_vmi_that_ceases_to_be_migratable_gets_no_further_migration(
 
 
 async def test_a_vmi_that_is_not_migratable_is_not_marked(rig: Rig) -> None:
-    """The eviction of a VMI that is not migratable is refused without a marker."""
+    """The eviction of a VMI that is not migratable is refused, and sets no marker."""
     async with rig.vmi("pinned/db1") as scene:
         await rig.player.set_migratable(scene.vmi, migratable=False)
         refusal = await rig.evict("pinned/db1")
@@ -437,7 +437,7 @@ async def test_a_vmi_that_is_not_migratable_is_not_marked(rig: Rig) -> None:
 
 
 async def test_a_source_pod_that_never_ends_blocks_the_next_evacuation(rig: Rig) -> None:
-    """With two launcher pods that have not finished, the evacuation controller waits."""
+    """While a VMI has two running launcher pods, the evacuation controller creates no VMIM."""
     key = "doubled/db1"
     async with rig.vmi(key, "keeps source"):
         await rig.evict(key)
@@ -463,7 +463,7 @@ async def test_a_source_pod_that_never_ends_blocks_the_next_evacuation(rig: Rig)
 
 
 async def test_a_lost_target_ends_the_migration_on_the_vmi(rig: Rig) -> None:
-    """A target lost after the hand-off gives the VMI a failure with start equal to end."""
+    """A target lost after the hand-off leaves a failure with equal start and end on the VMI."""
     key = "lost/db1"
     async with rig.vmi(key, "loses target"):
         await rig.evict(key)
@@ -476,7 +476,7 @@ async def test_a_lost_target_ends_the_migration_on_the_vmi(rig: Rig) -> None:
 
 
 async def test_a_ready_target_that_is_lost_leaves_no_zombie_since_1_8(rig: Rig) -> None:
-    """Since 1.8 a migration with a lost ready target is ended on the VMI."""
+    """Since 1.8 KubeVirt ends a migration on the VMI if its ready target is lost."""
     key = "zombie/db1"
     async with rig.vmi(key, "loses ready target"):
         await rig.evict(key)
@@ -524,14 +524,14 @@ async def test_a_quota_that_refuses_the_target_shows_as_a_condition(rig: Rig, qu
         )
         why = await quote(key, "quota", "MigrationCondition")
 
-        # KubeVirt writes neither reason nor message: the condition's type is all there is.
+        # KubeVirt writes neither a reason nor a message, so only the condition's type is known.
         assert (why["reason"], why["message"]) == ("migrationRejectedByResourceQuota", "")
 
 
 async def test_a_full_node_makes_the_next_evacuation_wait(rig: Rig) -> None:
-    """At the node's limit KubeVirt queues a VMIM; before 1.9 it creates none.
+    """At a node's migration limit KubeVirt queues the next VMIM; before 1.9 it creates none.
 
-    1.7 and 1.8 queue it with a feature gate.
+    With a feature gate, 1.7 and 1.8 queue it too.
     """
     async with (
         rig.vmi("full-1/db1", "hangs"),
@@ -769,7 +769,7 @@ async def test_the_exporter_tells_every_step_of_it(
 
 
 async def test_the_verdicts_at_hand_off(stage: Stage, prove: Callable[[str], None]) -> None:
-    """Between hand-off and start the VMI has no end time, and the unfinished VMIM blocks instead.
+    """Between hand-off and start the unfinished VMIM blocks at `filter`, and no cooldown applies.
 
     If the target is lost after the hand-off, the cooldown counts both migrations, even if KubeVirt
     writes no end time to the VMI.
@@ -814,7 +814,7 @@ DRAINED: dict[str, tuple[str, Outcome, bool]] = {
 
 
 async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str], None]) -> None:
-    """KubeVirt does with each VM of a node what was forecast."""
+    """KubeVirt handles each VM of a drained node as the exporter has forecast."""
     rig, exporter, node = stage.rig, stage.exporter, "node-2"
     keys = {name: f"drained-{name}/db1" for name in DRAINED}
 

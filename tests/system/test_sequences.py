@@ -1,4 +1,4 @@
-"""After random faults a watch has the same verdicts as an undisturbed one."""
+"""After random faults a watch has the same verdicts as a watch without faults."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -96,7 +96,7 @@ async def test_verdicts_after_faults_equal_an_undisturbed_runs_on_the_real_serve
 
 
 async def play_all(stage: Stage, seeds: range) -> dict[str, int]:
-    """Run every seed, each with one of the faults; no verdict may differ. Returns the faults."""
+    """Run each seed with one of the faults; no verdict may differ. Returns the fault counts."""
     met: dict[str, int] = {}
     for seed in seeds:
         fault = (cut, gone, restart)[seed % 3]
@@ -157,7 +157,7 @@ async def cut(_stage: Stage, gate: Gate, script: Script) -> Restart:
 
 
 async def gone(stage: Stage, gate: Gate, script: Script) -> Restart:
-    """Break the connection for some steps, and compact the server: a 410."""
+    """Break the connection for some steps, and compact the server, which causes a 410."""
     await gate.shut()
     await script.play(SHUT_STEPS)
     await stage.force_gone()

@@ -200,7 +200,7 @@ async def test_refused_shards_do_not_keep_the_others_waiting(
 
 
 async def test_a_label_that_was_removed_is_put_back(real: RealStage, tmp_path: Path) -> None:
-    """A label that was removed is restored, because replicas select by it."""
+    """A removed label is restored, because replicas select their ConfigMaps by this label."""
     namespace = await real.make_namespace()
     login = str(await a_keeper(real.cluster, namespace))
     made = await real.admin.create(VMIS, vmi("db", namespace))
@@ -243,7 +243,7 @@ class Garbled:
         raise Absent("404")
 
     async def apply(self, *_: object, **__: object) -> bytes:
-        """Answer with invalid JSON."""
+        """Answer with an empty list."""
         self.applied += 1
         return b"[]"
 
@@ -310,7 +310,7 @@ async def test_an_answer_that_is_no_config_map() -> None:
 
 
 async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
-    """A shard that cannot be created is counted, and existing ones are written."""
+    """If a quota allows no new ConfigMap, this is counted, and existing ones are still written."""
     api = Full()
     writer, changes, status = a_config_map_writer(api)
     await writer.flush()
@@ -330,7 +330,7 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
 def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
-    """If the file cannot be written, the start ends with an error that names it."""
+    """If the file cannot be written, the start ends with an error that names the file."""
     changes = pending_changes(ClockedStore(keep=KEEP), window=86_400.0)
     path = tmp_path / name
     with pytest.raises(HistoryUnwritable, match=f"history: file:{path}: "):
@@ -349,7 +349,7 @@ async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_config_map_that_the_watch_has_not_shown(real: RealStage) -> None:
-    """A ConfigMap that another replica has written is merged, not overwritten."""
+    """A shard that another replica has just written is merged, not overwritten."""
     namespace = await real.make_namespace()
     shard = shard_of(UID)
     other_uid = next(uid for uid in map(str, count()) if shard_of(uid) == shard)

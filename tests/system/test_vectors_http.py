@@ -1,4 +1,4 @@
-"""The vectors through a real API server and HTTP."""
+"""The vectors through a simulated API server and the exporter's HTTP API."""
 
 import asyncio
 import random

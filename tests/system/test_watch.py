@@ -108,7 +108,7 @@ class TestOnBothServers:
             assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
 
     async def test_lists_in_pages_where_asked_to(self, stage: Stage) -> None:
-        """A list of five objects in pages of two is complete, and the watch continues it."""
+        """A list of five objects in pages of two is complete, and the watch continues from it."""
         namespace = await stage.make_namespace()
         for number in range(5):
             await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
@@ -142,7 +142,7 @@ class TestOnBothServers:
             assert watch.health.of(Resource.VMIS)[0].lists == 2
 
     async def test_resumes_a_stream_that_was_cut(self, stage: Stage) -> None:
-        """A broken connection is resumed from the last version, without a new list."""
+        """After a broken connection the watch resumes from the last version, without a new list."""
         namespace = await stage.make_namespace()
         await stage.admin.create(VMIS, vmi("a", namespace))
         async with (
@@ -158,7 +158,7 @@ class TestOnBothServers:
             assert watch.health.of(Resource.VMIS)[0].lists == 1
 
     async def test_resumes_after_a_long_outage(self, stage: Stage) -> None:
-        """After a long outage the watch goes on from its version."""
+        """After a long outage the watch resumes from its last version, without a new list."""
         namespace = await stage.make_namespace()
         async with (
             Gate(stage.url) as gate,
@@ -205,7 +205,7 @@ class TestOnBothServers:
             assert watch.names(mine) == {"a"}
 
     async def test_is_not_sent_heartbeats_of_schedulable_nodes(self, stage: Stage) -> None:
-        """The watch gets the heartbeats of cordoned nodes, and none of other nodes."""
+        """The watch gets the heartbeats of cordoned nodes, but not those of other nodes."""
         for name in ("schedulable", "cordoned"):
             node = {"metadata": {"name": name}, "spec": {"unschedulable": name == "cordoned"}}
             await stage.admin.create(NODES, {"apiVersion": "v1", "kind": "Node"} | node)
@@ -248,7 +248,7 @@ class TestOnTheSimulatedServer:
     """Faults that a real server does not have."""
 
     async def test_pages_where_streaming_lists_are_refused(self, simulated: SimulatedStage) -> None:
-        """A server without the WatchList feature is listed in pages, and is not asked again."""
+        """Without the WatchList feature, a streaming list is tried once; then pages are used."""
         namespace = await simulated.make_namespace()
         await simulated.admin.create(VMIS, vmi("a", namespace))
         simulated.server.refuse_streaming_lists()
@@ -272,7 +272,7 @@ class TestOnTheSimulatedServer:
     async def test_pages_where_streaming_lists_are_ignored(
         self, simulated: SimulatedStage, line: bytes
     ) -> None:
-        """A server that ignores `sendInitialEvents` is listed in pages."""
+        """If a server ignores `sendInitialEvents`, objects are listed in pages."""
 
         async def ignore(request: web.Request) -> web.StreamResponse:
             if "sendInitialEvents" not in request.query:
@@ -325,7 +325,7 @@ class TestOnTheSimulatedServer:
             assert watch.restarts(Resource.VMIS)[Restart.NO_PROGRESS] >= 1
 
     async def test_a_line_is_progress(self, simulated: SimulatedStage) -> None:
-        """A watch that breaks often but has events needs no new list."""
+        """A watch that breaks often, but gets events each time, needs no new list."""
         async with following(simulated.login, reflector=_Brisk) as watch:
             await watch.ready()
             vmis = watch.health.of(Resource.VMIS)[0]
@@ -407,7 +407,7 @@ class TestOnTheSimulatedServer:
     async def test_resumes_a_stream_cut_in_the_middle_of_a_line(
         self, simulated: SimulatedStage
     ) -> None:
-        """An unfinished line is dropped with its stream, and nothing is lost."""
+        """An unfinished line of a broken stream is ignored, and later objects are still read."""
         namespace = await simulated.make_namespace()
         async with following(simulated.login) as watch:
             await watch.ready()
@@ -446,14 +446,14 @@ class TestOnTheSimulatedServer:
             assert not watch.health.is_refused(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
-        """Two answers 404 during the start are not final."""
+        """After two 404 answers during the start, VMIMs are still read."""
         simulated.server.answer(VMIMS.plural, 404, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()
             assert watch.store.visibility.vmims
 
     async def test_waits_for_kubevirt_where_told_to(self, simulated: SimulatedStage) -> None:
-        """With kube.waitForKubeVirt it waits longer than the sync timeout for VMIs."""
+        """With `kube.waitForKubeVirt` the watch waits longer for VMIs than the sync timeout."""
         simulated.server.answer(VMIS.plural, 404)
         async with following(simulated.login, wait_for_kubevirt=True, sync_timeout=0.5) as watch:
             await watch.until(

@@ -1,4 +1,4 @@
-"""The counters since the start."""
+"""What the exporter has counted since its start."""
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.support.builders import NOW, a_vmi
 def test_a_value_is_in_every_bucket_whose_bound_it_does_not_exceed(
     value: float, first: str
 ) -> None:
-    """Buckets are cumulative, their bounds inclusive, and the last is unbounded."""
+    """Buckets are cumulative, their bounds are inclusive, and the last bucket has no bound."""
     histogram = Histogram((1, 2))
     histogram.observe(value)
     counted = [le for le, count in histogram.cumulative() if count]
@@ -71,7 +71,7 @@ class TestDenialPeriods:
     """How long evictions of a VMI have been denied."""
 
     def test_a_period_begins_with_its_first_denial(self) -> None:
-        """Denials within the cooldown extend a period; a longer pause begins a new one."""
+        """Denials within the cooldown extend a period; after a longer pause a new period begins."""
         periods, vmi = DenialPeriods(), a_vmi(node="n1")
         for at in (0, 1000, 2500):
             periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)

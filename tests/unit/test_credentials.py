@@ -1,4 +1,4 @@
-"""The credentials and the trust of a client."""
+"""The token, the CA and the client certificate of an HTTP client."""
 
 import ssl
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.cluster.cluster import write_certificates
     ],
 )
 def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
-    """A token is sent over TLS or to this machine only; without one any URL is allowed."""
+    """A token is sent only over TLS or to this machine; without a token any URL is allowed."""
     check_url(url, "expected", with_token=False)
     if sent:
         check_url(url, "expected", with_token=True)
@@ -39,7 +39,7 @@ def test_a_token_goes_where_nobody_can_listen(url: str, *, sent: bool) -> None:
 
 @pytest.mark.parametrize("url", ["there", "ftp://there", "http://", "http://[", "http://a?b", ""])
 def test_what_is_no_address_is_told_with_what_is_expected(url: str) -> None:
-    """An invalid URL is an error that says what was expected."""
+    """The error for an invalid URL says what was expected."""
     with pytest.raises(InvalidEndpoint) as refused:
         check_url(url, "expected a URL", with_token=False)
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_authority_is_told(
 
 
 def test_an_error_is_told_in_words() -> None:
-    """The text of an error is the system's message, its own, or its name."""
+    """The text of an error is the system's message, the exception's message, or its type."""
     assert describe(OSError(2, "No such file")) == "No such file"
     assert describe(ValueError("odd")) == "odd"
     assert describe(TimeoutError()) == "TimeoutError"

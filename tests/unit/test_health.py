@@ -60,8 +60,8 @@ READY = {
 
 @pytest.mark.parametrize(("state", "ready", "waiting"), READY.values(), ids=READY)
 def test_ready(state: Health, waiting: list[str], *, ready: bool) -> None:
-    """The exporter is ready when VMIs are synced in some namespace, and all else is synced or
-    forbidden.
+    """The exporter is ready when VMIs are synced in some namespace, and all other watches are
+    synced or forbidden.
     """
     assert state.ready is ready
     assert state.waiting_for() == waiting
@@ -113,7 +113,7 @@ OBSERVED_AT = {
 
 @pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
-    """The last contact is that of the watch of VMIs; of several such watches the oldest counts."""
+    """The last contact is that of the VMI watch; of several watches the oldest contact counts."""
     assert state.observed_at == observed
 
 
@@ -148,7 +148,7 @@ def test_staleness_before_the_first_contact() -> None:
 
 @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
 def test_each_resource_dies_alone(resource: Resource) -> None:
-    """Each resource becomes dead on its own; only VMIs make answers stale."""
+    """Each resource becomes dead independently; only the watch of VMIs makes answers stale."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
     assert state.staleness(NOW) is Staleness.FRESH
     assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, NOW + 1.0)
@@ -184,13 +184,13 @@ def test_a_namespace_dies_alone() -> None:
 
 
 def test_what_the_store_goes_without_is_not_dead() -> None:
-    """Forbidden pods are not dead."""
+    """Forbidden pods do not count as dead."""
     state = health(watched(Resource.PODS, contact=NOW - 9999.0, refused="403"))
     assert state.find_dead(NOW) == ALL_ALIVE
 
 
 def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
-    """Answers about a forbidden namespace are stale, all others are fresh."""
+    """Answers about a forbidden namespace are stale; all other answers are fresh."""
     state = health(
         watched(Resource.VMIS, namespace="a"),
         watched(Resource.VMIS, namespace="b", refused="403"),
@@ -234,7 +234,7 @@ def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
 
 
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
-    """An optional resource is visible if every watch of it is synced, permitted and not dead."""
+    """An optional resource is visible while all its watches are synced, allowed and not dead."""
     state = health(watched(Resource.VMIS), watched(Resource.NODES))
     assert state.find_optional(NOW) == {Resource.NODES}
     assert state.find_optional(NOW + 778.0) == {Resource.NODES}
@@ -257,7 +257,7 @@ def test_contacts_by_namespace() -> None:
 
 @pytest.mark.parametrize("refused", ["", "403"])
 def test_it_is_ready_once_the_stored_history_is_merged(refused: str) -> None:
-    """The exporter is ready once the stored history is merged, or if it is forbidden to read it."""
+    """The exporter is ready once the stored history is merged, or if the history is forbidden."""
     state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, refused=refused))
     state.history = HistoryHealth(loaded=False)
     assert not state.history.has_outdated()

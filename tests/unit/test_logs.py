@@ -31,7 +31,7 @@ class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """True, as a terminal."""
+        """Always true."""
         return True
 
 
@@ -48,13 +48,13 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def fail(token: str) -> None:
-    """Fail with a secret in a local variable."""
+    """Raise an error, with a secret in a local variable."""
     secret = token
     raise RuntimeError(f"it failed after {len(secret)} letters")
 
 
 def test_json_is_one_object_per_line() -> None:
-    """Every line is an object with event, level and time, for any values."""
+    """Every line is a JSON object with event, level and time, for any logged values."""
     stream = configured()
     log = structlog.stdlib.get_logger()
     log.info("migration_began", name="db1\n\x1b[31m", nodes=("n1",), odd={1})
@@ -114,7 +114,7 @@ def test_the_console_shows_text_as_text(value: str) -> None:
     ],
 )
 def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool) -> None:
-    """By default the log is for people on a terminal, and JSON elsewhere."""
+    """By default the log is formatted for people on a terminal, and is JSON elsewhere."""
     configure_logging(form=form, level="info", stream=stream)
     structlog.stdlib.get_logger().info("started")
 
@@ -132,7 +132,7 @@ def test_the_form_is_chosen(form: str | None, stream: io.StringIO, is_json: bool
     ],
 )
 def test_the_level_is_chosen(level: str, logged: list[str]) -> None:
-    """Nothing below the level is logged, by us or by a library."""
+    """Neither our code nor a library logs anything below the level."""
     stream = configured(level=level)
     for logger in (structlog.stdlib.get_logger(), logging.getLogger("some.library")):
         for name in ("debug", "info", "warning", "error"):
@@ -142,7 +142,7 @@ def test_the_level_is_chosen(level: str, logged: list[str]) -> None:
 
 
 def test_chatty_libraries_keep_their_requests_to_themselves() -> None:
-    """At level debug the Kubernetes client does not log what it sends and reads."""
+    """Even at level debug the Kubernetes client does not log requests and answers."""
     stream = configured(level="debug")
     logging.getLogger("kubernetes_asyncio.client.rest").debug("response body: s3cret")
 
@@ -150,7 +150,7 @@ def test_chatty_libraries_keep_their_requests_to_themselves() -> None:
 
 
 def test_a_clock_that_was_ahead_silences_nothing() -> None:
-    """After the clock was ahead, lines are logged again."""
+    """If the clock is set back, the next line is logged, and then lines are throttled as before."""
     throttle = Throttle(2)
     assert throttle.lets_through("vm", 86_400.0)
     assert throttle.lets_through("vm", 10.0)

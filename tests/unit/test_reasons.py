@@ -1,4 +1,4 @@
-"""Every reason for a block, in each output that gives reasons."""
+"""Every reason that blocks, in each output that gives reasons."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ FACTS: dict[Reason, tuple[Fact, ...]] = {
 
 @pytest.mark.parametrize("reason", Reason)
 async def test_every_surface_gives_the_reason(reason: Reason) -> None:
-    """API, metrics, log, pages, commands and webhook give the same reason."""
+    """The API, the metrics, the pages, the commands and the webhook give the same reason."""
     async with opened(ServedApi(policy=POLICIES.get(reason, a_policy()))) as api:
         for fact in FACTS[reason]:
             api.store.put(fact)

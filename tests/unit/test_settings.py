@@ -52,12 +52,12 @@ CASES = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text(encod
 
 @pytest.mark.parametrize("text", ["", "null\n", "{policy: null, namespaces: null}", "{policy: {}}"])
 def test_defaults(tmp_path: Path, text: str) -> None:
-    """Absent, null and empty values have their defaults."""
+    """Absent, null and empty values mean the defaults."""
     assert load_settings(written(tmp_path, text)) == Settings()
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
-    """15m / 6h / 24h, both guards on, two listeners, all namespaces, no stored history."""
+    """The defaults of the main settings are as documented."""
     settings = load_settings(None)
     assert settings.policy == Policy(
         migration_cooldown=900.0,
@@ -180,13 +180,13 @@ def test_anchors_and_merge_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES["faults"], ids=lambda case: case["says"][0][:40])
 def test_faults(case: dict[str, Any]) -> None:
-    """All faults of a configuration are reported at once: where each is, what was expected."""
+    """All faults of a configuration are reported at once, with their path and what was expected."""
     assert faults_of(case["config"]) == case["says"]
 
 
 @pytest.mark.parametrize("case", CASES["remarks"], ids=lambda case: str(case["config"])[:60])
 def test_remarks(case: dict[str, Any]) -> None:
-    """A valid configuration that is probably not meant is logged as a remark; others are not."""
+    """A valid configuration that is probably a mistake gets a remark; others get none."""
     remarks = read_settings(case["config"]).remarks
     assert len(remarks) == len(case["says"])
     for remark, beginning in zip(remarks, case["says"], strict=True):
@@ -221,7 +221,7 @@ def test_unreadable_files(tmp_path: Path, text: str, why: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing file, or one that is not text, is an error."""
+    """A missing file, or a file that is not text, is an error."""
     for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "binary"):
         if path.name == "binary":
             path.write_bytes(b"\xff\xfe\x00")
@@ -264,7 +264,7 @@ def test_go_durations(text: object, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", [*SPELT_WRONGLY, *WITH_SPACES, *OF_OTHER_TYPES], ids=repr)
 def test_invalid_durations(text: object) -> None:
-    """Anything else is an error that says how a duration is written."""
+    """A value that is no duration is an error that says how a duration is written."""
     with pytest.raises(ValueError, match="expected a duration such as 15m or 1h30m, got "):
         parse_duration(text)
 
@@ -279,7 +279,7 @@ def test_invalid_durations(text: object) -> None:
     ids=lambda text: text[:20],
 )
 def test_durations_out_of_range(text: str, why: str) -> None:
-    """A negative duration, and one that Go cannot represent, are errors of their own."""
+    """A negative duration and a duration too long for Go each have their own error."""
     with pytest.raises(ValueError, match=why):
         parse_duration(text)
 
@@ -300,14 +300,14 @@ def test_durations_out_of_range(text: str, why: str) -> None:
     ],
 )
 def test_near_durations(value: object, hint: str) -> None:
-    """The error for a number asks for a unit, the one for days gives the hours."""
+    """The error for a number asks for a unit; the error for days gives the hours."""
     with pytest.raises(ValueError, match=f"{re.escape(hint)}$"):
         parse_duration(value)
 
 
 @given(seconds=st.integers(0, 9_223_372_036))
 def test_durations_round_trip(seconds: int) -> None:
-    """A duration of whole seconds that is formatted and parsed is the same duration."""
+    """A duration of whole seconds does not change when it is formatted and parsed again."""
     assert parse_duration(format_duration(float(seconds))) == seconds
 
 
@@ -327,7 +327,7 @@ NO_ADDRESSES: dict[object, str] = {
 
 @pytest.mark.parametrize(("text", "why"), NO_ADDRESSES.items(), ids=repr)
 def test_invalid_addresses(text: object, why: str) -> None:
-    """Anything else is an error that says how an address is written."""
+    """A value that is no address is an error that says how an address is written."""
     with pytest.raises(ValueError, match=why):
         parse_address(text)
 
@@ -344,7 +344,7 @@ def test_invalid_addresses(text: object, why: str) -> None:
     ids=["tcp", "no-host", "any-port", "ipv6", "unix"],
 )
 def test_addresses(text: str, address: Address, told: str) -> None:
-    """An address is a host and port or the path of a unix socket, printed as it was written."""
+    """An address is a host and port, or the path of a unix socket, and can be printed."""
     assert parse_address(text) == address
     assert str(address) == told
 
@@ -361,7 +361,7 @@ def test_addresses(text: str, address: Address, told: str) -> None:
 def test_an_unprotected_query_api_on_the_network_is_an_error(
     query: object, exposed: list[str]
 ) -> None:
-    """On the network the query API needs TLS and authentication, or allowInsecureQuery."""
+    """On the network the query API needs TLS and authentication, or `auth.allowInsecureQuery`."""
     document: dict[str, Any] = {"listen": {"query": query, "metrics": ":9811"}}
     if exposed:
         assert faults_of(document) == [
@@ -398,7 +398,7 @@ MATCHES = json.loads((Path(__file__).parents[1] / "vectors" / "overrides.json").
 
 @pytest.mark.parametrize("case", MATCHES, ids=[one["case"] for one in MATCHES])
 def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
-    """A VM gets the first entry of which every key matches."""
+    """A VM gets the first override whose keys all match."""
     policy = read_settings({"policy": {"overrides": case["overrides"]}}).policy
     vmi = case["vmi"]
     traits = (vmi["namespace"], vmi["labels"], vmi["priorityClass"])
@@ -406,7 +406,7 @@ def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
 
 
 def test_what_an_override_leaves_out_is_the_policy_s() -> None:
-    """An override has its own values, then the policy's, then the defaults."""
+    """The values that an override does not set come from the policy, and then from the defaults."""
     entry = {"name": "db", "match": {"namespaces": ["db"]}, "migrationCooldown": "1h"}
     policy = read_settings({"policy": {"maxMigrationCooldown": "12h", "overrides": [entry]}}).policy
     own = policy.of(a_vmi(override="db"))
@@ -416,7 +416,7 @@ def test_what_an_override_leaves_out_is_the_policy_s() -> None:
 
 
 def test_an_entry_that_is_narrower_in_one_key_is_reached() -> None:
-    """An earlier entry hides a later one only if it matches all of its VMs."""
+    """A later entry is accepted if an earlier entry matches only some of its VMs."""
     narrow = {"name": "a", "match": {"namespaces": ["db-*"], "vmiLabels": {"tier": "gold"}}}
     wide = {"name": "b", "match": {"namespaces": ["db-*"]}}
     policy = read_settings({"policy": {"overrides": [narrow, wide]}}).policy

@@ -33,12 +33,12 @@ from exporter.text import (
     ],
 )
 def test_a_span_is_written_in_its_units(seconds: float, written: str) -> None:
-    """A span has days, hours, minutes and seconds, without those that are zero."""
+    """A span is written in days, hours, minutes and seconds, without units that are zero."""
     assert write_span(seconds) == written
 
 
 def test_a_span_in_two_units_is_cut_off() -> None:
-    """The second unit is the next smaller one, or missing if it is zero."""
+    """A span in two units has the largest unit, and the next smaller unit if it is not zero."""
     assert [write_span(s, units=2) for s in (90_061.0, 86_461.0, 3725.0)] == ["1d1h", "1d", "1h2m"]
 
 
@@ -73,6 +73,6 @@ def test_the_last_release_is_the_last_second() -> None:
 
 
 def test_invisible_characters_are_escaped() -> None:
-    """Control characters, direction marks and line ends are shown; letters stay."""
+    """Control characters, direction marks and line ends are escaped; letters are not."""
     assert escape("a\x1b[2J\u202eb\nc\x9b") == r"a\x1b[2J\u202eb\nc\x9b"
     assert escape("größer-名") == "größer-名"

@@ -1,8 +1,8 @@
 """The HTTP handlers of the status page and of the page of one VM.
 
 They are imported when a page is first opened, because importing Jinja2 and compiling the templates
-takes 0.1 s. Work on immutable values takes 50 ms with 10,000 blocked VMs. It runs in a thread, so
-that no verdict waits for it.
+takes 0.1 s. Filtering and rendering take 50 ms with 10,000 blocked VMs. They use only immutable
+values, so they run in a thread and no verdict waits for them.
 """
 
 import asyncio

@@ -56,7 +56,7 @@ LOSSES = {
 
 
 class Sort(StrEnum):
-    """The sort order. TIME: stuck and longest evacuations first, or earliest releases first."""
+    """The sort order. TIME: stuck and long evacuations first, or the VMs released soonest first."""
 
     TIME = "time"
     NAME = "name"
@@ -117,7 +117,7 @@ class PageModel(Struct, frozen=True, kw_only=True):
     """Everything that the page shows. Fields with a default are set only if `status.ready`.
 
     - `objects`: the number of objects of each resource.
-    - `dies_at`: when `status.staleness` becomes DEAD without further contact.
+    - `dies_at`: when `status.staleness` becomes DEAD if there is no contact until then.
     - `closing`: this process is shutting down.
     - `states`: the number of evacuations by state.
     - `stuck_evacuations`: the number of stuck evacuations.
@@ -156,8 +156,7 @@ class BlockedVms(Struct, frozen=True, kw_only=True):
 
 def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
     """Count, filter and sort the blocked set. This takes 30 ms for 10,000 VMs."""
-    # The set is sorted by VMI and checkpoint. If no checkpoint is asked for, the reason in a VMI's
-    # first entry counts.
+    # The set is sorted by VMI and checkpoint. The reason in a VMI's first entry counts.
     blocked = [tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi)]
     matching = [
         of_vmi

@@ -54,7 +54,7 @@
         headers: { Accept: "text/html" },
         signal: AbortSignal.timeout(2 * PERIOD),
       });
-      // A VM that has ended has a page too, with status 404.
+      // The page of a deleted VM is a page too, although its status is 404.
       if (!answer.headers.get("Content-Type")?.startsWith("text/html")) throw new Error("no page");
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       const focused = document.activeElement;

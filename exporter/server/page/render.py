@@ -31,7 +31,7 @@ SPANS: tuple[Seconds, ...] = tuple(
     60.0 * minutes
     for minutes in (5, 8, 12, 20, 30, 45, 60, 90, 120, 180, 240, 360, 540, 720, 1080, 1440, 2880)
 )
-"""How much past a timeline can show. The shortest length that includes everything is used."""
+"""The possible lengths of a timeline's past. The shortest that includes everything is used."""
 AHEAD = 0.06
 """How much of the future a timeline shows at least, as a fraction of its past."""
 ROOM = 28.0
@@ -133,7 +133,7 @@ def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
 
 
 def render_problem(problem: Problem, now: Instant) -> str:
-    """Render a page that says why there is no page of a VM."""
+    """Render the error page for a VM that has no page."""
     return _PROBLEM.render(
         problem=problem, as_of=to_datetime(now), linked=False, title=problem.title
     )
@@ -155,14 +155,14 @@ def describe_health(page: PageModel) -> tuple[str, str]:
         return "no", "This process is ending."
     if not status.ready:
         waiting = ", ".join(status.waiting_for) or "the first list"
-        return "no", f"Not ready: waiting for {waiting}. Until then verdicts are answered 503."
+        return "no", f"Not ready: waiting for {waiting}. Until then, verdict requests get a 503."
     contact = "never"
     if status.observed_at is not None:
         contact = _ago(status.as_of - status.observed_at)
     refused = ", ".join(dict.fromkeys(one.resource for one in status.resources if one.refused))
     match status.staleness:
         case Staleness.FRESH if refused:
-            return "mostly", f"Synced, last contact {contact}; but it may not read {refused}."
+            return "mostly", f"Synced, last contact {contact}; the exporter may not read {refused}."
         case Staleness.FRESH:
             return "yes", f"Synced, last contact {contact}."
         case Staleness.STALE:
@@ -182,7 +182,7 @@ def write_duration(seconds: Seconds) -> str:
 
 
 def write_time(moment: datetime | None, now: datetime) -> Markup:
-    """An instant as HTML: its distance from now, and in UTC."""
+    """An instant as HTML, relative to now and in UTC."""
     if moment is None:
         return Markup('<span class="none">never</span>')
     left = (moment - now).total_seconds()
@@ -307,7 +307,7 @@ _TEMPLATES.globals |= {
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )
-"""Compiled at import, because it takes 50 ms."""
+"""The templates are compiled at import, because that takes 50 ms."""
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (

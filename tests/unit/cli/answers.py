@@ -49,7 +49,7 @@ def cooling() -> Evidence:
 
 
 def stuck(**vmi: Any) -> Evidence:
-    """A VM whose evacuation was requested two hours ago, and which waits for a quota."""
+    """A VM whose evacuation was requested two hours ago and waits for a ResourceQuota."""
     return an_evacuation(
         age=7200.0,
         vmims=(an_attempt(wait_reason=WaitReason.QUOTA),),
@@ -59,7 +59,7 @@ def stuck(**vmi: Any) -> Evidence:
 
 
 def held(name: str, reason: Reason = Reason.COOLDOWN, until: float | None = None) -> BlockedVmi:
-    """A VM of the blocked set."""
+    """An entry of the blocked set."""
     cools = reason is Reason.COOLDOWN
     return BlockedVmi(
         namespace="shop",
@@ -80,7 +80,7 @@ def status_of(
     now: float = NOW,
     why: tuple[Why, ...] = (),
 ) -> str:
-    """The output of `status` for these."""
+    """The output of `status` for these evacuations, blocked VMs and health."""
     health = health or some_health()
     status = describe_status(
         health,

@@ -44,7 +44,7 @@ from exporter.cli.commands import Exit
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Invalid arguments are an error that shows the usage."""
+    """The parser exits with 2 for invalid arguments, and shows the usage."""
     with pytest.raises(SystemExit) as end:
         parse(arguments.split())
 
@@ -53,7 +53,7 @@ def test_wrong_arguments_exit_with_2(arguments: str, capsys: pytest.CaptureFixtu
 
 
 def list_parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command by its name; that of the main job under ""."""
+    """The parser of each command by its name; the name of the main job is ""."""
     parser = make_parser()
     subparsers = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))  # noqa: SLF001 (argparse lists them nowhere else)
     (commands,) = subparsers

@@ -59,7 +59,7 @@ async def read(endpoint: Endpoint, path: str = "/v1/status") -> bytes:
 
 
 async def trouble(endpoint: Endpoint) -> str:
-    """The error of a request that gets no answer."""
+    """The error of a request that fails."""
     with pytest.raises(CannotAsk) as told:
         await read(endpoint)
     return str(told.value)
@@ -76,7 +76,7 @@ async def trouble(endpoint: Endpoint) -> str:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
-    """The error for invalid options has what is expected, and no password."""
+    """The error for invalid options says what is expected, and has no password."""
     with pytest.raises(InvalidEndpoint) as refused:
         Endpoint(**options)
 
@@ -105,7 +105,7 @@ async def test_asks_over_http(slash: str) -> None:
 
 
 def test_finds_the_socket_of_its_own_pod(tmp_path: Path) -> None:
-    """Without --url it uses the environment's URL, else the pod's socket, else loopback."""
+    """Without `--url` the client uses the environment's URL, the pod's socket, or loopback."""
     path = tmp_path / "local.sock"
     assert find_url({}, path) == "http://127.0.0.1:9810"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -125,7 +125,7 @@ async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
 
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
-    """The server's CA is trusted with `--ca-file`; without it the error names the option."""
+    """Without `--ca-file` the server's CA is not trusted, and the error names the option."""
     write_certificates(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
@@ -170,7 +170,7 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
 
 
 async def test_https_to_a_plain_listener_is_explained() -> None:
-    """The error for https:// to a plain listener suggests http://."""
+    """If the URL has https:// but the listener has no TLS, the error suggests http://."""
     async with serving(answering()) as url:
         said = await trouble(Endpoint(url.replace("http", "https")))
 
@@ -208,7 +208,7 @@ async def test_files_that_cannot_be_used_are_told(tmp_path: Path) -> None:
 
 
 async def test_nobody_there_is_told(tmp_path: Path) -> None:
-    """The error without a listener names the URL, the cause and the options."""
+    """If nothing listens at the URL, the error names the URL and how to set another one."""
     port = free_port()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
         said = await trouble(Endpoint(url))
@@ -237,13 +237,13 @@ NO_ANSWERS = {
 
 @pytest.mark.parametrize(("app", "said"), NO_ANSWERS.values(), ids=NO_ANSWERS)
 async def test_an_unusable_answer_is_explained(app: web.Application, said: str) -> None:
-    """The error for an unusable answer says what it was and what helps."""
+    """The error for an unusable answer says what is wrong or what to do."""
     async with serving(app) as url:
         assert said in await trouble(Endpoint(url))
 
 
 async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
-    """The error for a rejected token does not ask for a token."""
+    """The error for a rejected token says that the token may have expired."""
     (tmp_path / "token").write_text("old")
     async with serving(refusing(401, "Unauthenticated", "unknown token")) as url:
         said = await trouble(Endpoint(url, token_file=tmp_path / "token"))
@@ -252,7 +252,7 @@ async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:
-    """Before the first sync the error has what the exporter waits for."""
+    """Before the first sync the error says what the exporter waits for."""
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url, connect(Endpoint(url)) as exporter:
@@ -261,7 +261,7 @@ async def test_an_exporter_that_is_not_ready_is_told() -> None:
 
 
 async def test_the_metrics_listener_is_recognized() -> None:
-    """The error for the metrics listener names the query listener."""
+    """If the URL is that of the metrics listener, the error says to use the query listener."""
     async with serving(make_metrics_app(ServedApi().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
 
@@ -271,7 +271,7 @@ async def test_the_metrics_listener_is_recognized() -> None:
     [pytest.param("db9", False, id="vmi"), pytest.param("virt-launcher-db1-x", True, id="pod")],
 )
 async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
-    """The error for an unknown VMI says so, and recognizes a pod's name."""
+    """The error for an unknown VMI names the VMI, and says if this is the name of a pod."""
     async with (
         serving(make_query_app(ServedApi().service)) as url,
         connect(Endpoint(url)) as exporter,
@@ -284,7 +284,7 @@ async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
 
 
 async def test_a_name_is_no_path() -> None:
-    """Every name is quoted in the URL."""
+    """Names are percent-encoded in the URL."""
     app = answering()
     async with serving(app) as url, connect(Endpoint(url)) as exporter:
         await exporter.read_vmi("a/../b", "c?d#e%2F")
@@ -293,7 +293,7 @@ async def test_a_name_is_no_path() -> None:
 
 
 async def test_a_server_without_http_is_named() -> None:
-    """The error for a server that does not speak HTTP says that it is no exporter."""
+    """The error for a server that does not speak HTTP says that the server is no exporter."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
@@ -306,7 +306,7 @@ async def test_a_server_without_http_is_named() -> None:
 
 
 async def test_no_answer_is_an_error_after_the_timeout() -> None:
-    """A server that does not answer is an error after the timeout."""
+    """If a server does not answer, the request fails after the timeout."""
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -321,6 +321,6 @@ async def test_no_answer_is_an_error_after_the_timeout() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[", b"\xff"], ids=["fields", "json", "bytes"])
 def test_what_is_not_understood_is_told(body: bytes) -> None:
-    """The error for an answer of another version says so."""
+    """The error for an answer that cannot be decoded suggests another version of the exporter."""
     with pytest.raises(CannotAsk, match="another version"):
         decode(body, StatusAnswer)

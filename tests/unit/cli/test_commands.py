@@ -39,7 +39,7 @@ from tests.unit.server.test_api import ServedApi
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run `python -m exporter` with these arguments to its end."""
+    """Run `python -m exporter` with these arguments until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "exporter", *arguments],
         capture_output=True,
@@ -67,7 +67,7 @@ def test_every_fault_is_told_with_its_path(tmp_path: Path) -> None:
 
 
 def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`check` prints the remarks on a valid file."""
+    """`check` prints remarks on a valid file."""
     path = written(tmp_path, "policy: {migrationCooldown: 0, migrationHistoryWindow: 24h}")
 
     assert check(path) is Exit.OK
@@ -89,7 +89,7 @@ def test_remarks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_flags_go_before_the_file(
     tmp_path: Path, arguments: list[str], format_: str, level: str
 ) -> None:
-    """The log flags override the file."""
+    """The log flags override the configuration file."""
     path = written(tmp_path, "log: {format: console, level: debug}")
     settings = read_settings_for(parse(["--config", str(path), *arguments]))
 
@@ -118,7 +118,7 @@ policy:
 def test_which_policy_a_vm_gets_by_its_namespace(
     tmp_path: Path, vmi: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`check --explain` needs no cluster if the namespace decides."""
+    """`check --explain` needs no cluster if the namespace decides about the policy."""
     path = written(tmp_path, OVERRIDES)
 
     assert check(path, vmi, tmp_path / "no-kubeconfig") is Exit.OK
@@ -128,7 +128,7 @@ def test_which_policy_a_vm_gets_by_its_namespace(
 def test_a_vm_whose_labels_decide_has_to_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without credentials `check --explain` says what it needs them for."""
+    """If labels decide, `check --explain` without credentials says that it must read the VM."""
     path = written(tmp_path, OVERRIDES)
 
     assert check(path, ("shop", "a"), tmp_path / "no-kubeconfig") is Exit.NO_CREDENTIALS
@@ -195,7 +195,7 @@ def test_a_command_imports_only_what_it_needs(
 
 @pytest.fixture
 async def exporter() -> AsyncIterator[str]:
-    """The URL of a query listener; db1 cools down, db2 is evacuated."""
+    """The URL of a query listener; db1 cools down, and db2 is being evacuated."""
     api = ServedApi()
     api.cool()
     api.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
@@ -228,7 +228,7 @@ async def test_explain_answers(exporter: str) -> None:
 
 
 async def test_status_answers(exporter: str) -> None:
-    """`status` asks the exporter that the environment names."""
+    """`status` asks the exporter whose URL is in the environment."""
     code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (code, err) == (Exit.OK, "")
@@ -238,7 +238,7 @@ async def test_status_answers(exporter: str) -> None:
 
 
 async def test_json_is_the_api_s_own(exporter: str) -> None:
-    """`--json` prints the API's answers, indented; for `status` three of them."""
+    """`--json` prints the API's answers; `status --json` prints three answers."""
     _, vmi, _ = await ask("explain", "--json", "--url", exporter, "shop/db1")
     _, status, _ = await ask("status", "--json", "--url", exporter)
 
@@ -274,7 +274,7 @@ async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) 
 
 
 async def test_status_before_the_sync_is_an_answer() -> None:
-    """Before the sync `status` answers, and its lists are null."""
+    """Before the first sync `status` exits with 0, and its JSON has null for both lists."""
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url:
@@ -300,7 +300,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
 async def test_what_cannot_be_answered_has_its_code(
     exporter: str, arguments: str, code: Exit, said: str
 ) -> None:
-    """An error is one line on standard error, with its exit code."""
+    """Each kind of error has its exit code, and a message on standard error."""
     done, out, err = await ask(*arguments.split(), KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
@@ -309,9 +309,9 @@ async def test_what_cannot_be_answered_has_its_code(
 
 
 async def test_an_exporter_of_another_version_is_told() -> None:
-    """An answer of another version is an error without a traceback.
+    """An answer that cannot be decoded is an error that refers to `--json`.
 
-    `--json` still prints the answer.
+    `--json` prints the answer unchanged.
     """
 
     async def answer(_: web.Request) -> web.Response:
@@ -338,7 +338,7 @@ async def test_what_a_server_says_is_only_text() -> None:
 
 
 async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
-    """A closed pipe is not an error."""
+    """If the reader of the output is gone, the command ends without an error."""
     reader, writer = os.pipe()
     os.close(reader)
     process = await asyncio.create_subprocess_exec(
@@ -353,7 +353,7 @@ async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
 
 
 async def test_a_terminal_gets_colours(exporter: str) -> None:
-    """A terminal gets colours and its width."""
+    """On a terminal the output has colours and fits the width."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     process = await asyncio.create_subprocess_exec(
@@ -377,7 +377,7 @@ A_DAY = ("--from", "2026-01-05T00:00:00Z", "--to", "2026-01-06T00:00:00Z")
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> str:
-    """The path of a recording of one VM, evicted twice within its cooldown."""
+    """The path of a recording of one VM, which is evicted again within its cooldown."""
     path = tmp_path / "cluster.ndjson"
     path.write_bytes(a_recording())
     return str(path)
@@ -393,7 +393,7 @@ def test_replay_answers(recorded: str) -> None:
 
 
 def test_replay_answers_machines(recorded: str, tmp_path: Path) -> None:
-    """`--json` prints JSON, also with a plot."""
+    """`replay --json` prints JSON, even if a plot is drawn too."""
     plot = tmp_path / "cluster.png"
     done = run("replay", recorded, "--json", "--plot", str(plot))
     policies = json.loads(done.stdout)["policies"]
@@ -438,7 +438,7 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
 def test_what_cannot_be_played_has_its_code(
     recorded: str, arguments: list[str], code: Exit, why: str
 ) -> None:
-    """A replay that is not possible is a one-line error with its exit code."""
+    """If a replay is not possible, the exit code and standard error say why."""
     done = run("replay", *(argument.replace("{}", recorded) for argument in arguments))
 
     assert (done.returncode, done.stdout) == (code, "")
@@ -457,7 +457,7 @@ def test_what_cannot_be_played_has_its_code(
 def test_an_answer_that_cannot_be_printed_is_told(
     recorded: str, form: str, redirection: str, why: str
 ) -> None:
-    """If the answer cannot be printed, the exit code says so."""
+    """If the answer cannot be printed, the command fails."""
     done = subprocess.run(
         [
             *("/bin/sh", "-c", f'"$@" {redirection}', "sh"),
@@ -486,7 +486,7 @@ def test_a_recording_is_never_overwritten(recorded: str) -> None:
 def test_an_incomplete_scenario_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An incomplete scenario leaves no file."""
+    """If recording a scenario fails or is interrupted, no file is left."""
     path = tmp_path / "week.ndjson"
 
     def lines(end: BaseException) -> Iterator[bytes]:
@@ -511,7 +511,7 @@ def test_an_incomplete_scenario_leaves_no_file(
 def test_a_signal_ends_a_replay(
     tmp_path: Path, number: signal.Signals, code: Exit, message: str
 ) -> None:
-    """A signal ends a replay without an answer and with its own exit code."""
+    """SIGINT and SIGTERM end a replay without an answer, each with its own exit code."""
     pipe = tmp_path / "recording"
     os.mkfifo(pipe)
     process = subprocess.Popen(
@@ -520,7 +520,7 @@ def test_a_signal_ends_a_replay(
         stderr=subprocess.PIPE,
         text=True,
     )
-    # This waits until the replay opens the pipe. Then the replay waits for its first line.
+    # `open` returns when the replay has opened the pipe. Then the replay waits for a line.
     with pipe.open("wb"):
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
@@ -531,7 +531,7 @@ def test_a_signal_ends_a_replay(
 def demo(
     tmp_path: Path, *arguments: str, python: tuple[str, ...] = (), out: int = subprocess.DEVNULL
 ) -> "subprocess.Popen[str]":
-    """The demo as a process, with listeners of its own."""
+    """Start the demo as a process, with its own listeners."""
     path = written(tmp_path, "listen: {query: '127.0.0.1:0', metrics: '127.0.0.1:0'}\n")
     return subprocess.Popen(
         [sys.executable, *python, "-m", "exporter", "demo", "--config", str(path), *arguments],
@@ -570,7 +570,7 @@ def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path
 
 
 def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
-    """The demo runs on if its output is closed, as in `demo | head`."""
+    """The demo continues if its output is closed, as in `demo | head`."""
     reader, writer = os.pipe()
     os.close(reader)
     process = demo(
@@ -582,7 +582,7 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
 
 
 def test_a_demo_with_listeners_of_its_own_is_as_quiet(tmp_path: Path) -> None:
-    """A configuration without a log level keeps the demo quiet; `--log-level info` does not."""
+    """With a configuration that has no log level, the demo logs nothing at level info."""
     process = demo(tmp_path, "--vms", "4", "--log-format", "json", out=subprocess.PIPE)
 
     assert '"level": "info"' not in stop_after("Ctrl-C ends it.", process.stdout, process)

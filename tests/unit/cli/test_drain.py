@@ -39,7 +39,7 @@ def shown(store: ClockedStore) -> str:
 
 
 def a_mixed_store() -> ClockedStore:
-    """A VM of every outcome on n1, and one that can be migrated on n2."""
+    """A store with VMs of five drain outcomes on n1, and a VM on n2."""
     return a_store(
         a_moved(1, 90.0),
         a_movable(2, migratable=False),
@@ -72,7 +72,7 @@ def test_the_first_sentence_is_the_answer() -> None:
 
 
 def test_every_vm_has_its_row_the_gravest_first() -> None:
-    """Every VM has its row, the gravest first, and every outcome its meaning."""
+    """Each VM has a row, the worst outcome first, and the VMs are counted by outcome."""
     store = a_mixed_store()
     why = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
     store.put(a_movable(2, migratable=False), (why,))
@@ -114,7 +114,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
         pytest.param(
             [*(a_moved(n, 90.0) for n in (1, 2, 3)), a_movable(4)],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
-            " most 2 at once out of a node."
+            " most 2 at once from a node."
             " VMs left out, because no migration of theirs is known: 1.",
             id="the-limits",
         ),
@@ -125,21 +125,20 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
                 a_vmim(name="mig-4", uid="m4", vmi_name="db4", phase="Running"),
             ],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
-            " most 2 at once out of a node.",
+            " most 2 at once from a node.",
             id="what-migrates-already",
         ),
     ],
 )
 def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
-    """The bound is shown with the durations and limits that it is computed from."""
+    """The least time of a drain is shown with the durations and limits that determine it."""
     store = a_store(KubeVirtSettings(MigrationLimits(5, 2)), *facts)
     assert write_bound(drain_of(store)) == said
 
 
 def test_the_bound_says_nothing_that_it_does_not_know() -> None:
-    """If the limits are reached, the number of parallel migrations may be unknown: it is left out.
-
-    The VM that migrates now took 50 s before. The bound does not include it, but the sum does.
+    """If the limits are reached, the number of parallel migrations is left out. The last migration
+    of db4, which migrates now, took 50 s. The sum has these 50 s; the bound does not.
     """
     store = a_store(*(a_moved(n, 90.0) for n in (1, 2, 3)), a_moved(4, 50.0))
     store.put(a_vmim(name="mig-4", uid="m9", vmi_name="db4", phase="Running"))
@@ -153,7 +152,7 @@ def test_the_bound_says_nothing_that_it_does_not_know() -> None:
 
 
 def test_a_cordoned_node_is_named_so() -> None:
-    """The answer says that a node is cordoned, since when if that is known, and its conditions."""
+    """The output says that a node is cordoned, since when (if known), and its conditions."""
     store = a_mixed_store()
     store.retain(Resource.NODES, {}, None)
     conditions = read_conditions(
@@ -170,7 +169,7 @@ def test_a_cordoned_node_is_named_so() -> None:
 
 
 def test_silence_is_a_warning() -> None:
-    """Without contact with the API server the answer has a warning."""
+    """Without contact with the API server the output has a warning."""
     store = a_mixed_store()
     forecasts = forecast_nodes(store, now_in(store), {})
     answer = list_nodes(forecasts, ["shop"], NOW + 500.0, some_health())
@@ -178,17 +177,17 @@ def test_silence_is_a_warning() -> None:
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
-    """The line has the number of VMs that left, and their pace or how long none has left."""
+    """One line says how many VMs have left and how often, or for how long no VM has left."""
     moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     assert "Drain: [############........] 3 of 5 VMs have left, one every 2m, about 3m to go." in (
         shown(moving)
     )
     still = a_drain(NOW - 60, remaining=1)
-    assert "[##########..........] 1 of 2 VMs have left, nothing has left for 1m." in shown(still)
+    assert "[##########..........] 1 of 2 VMs have left, no VM has left for 1m." in shown(still)
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:
-    """Each change of a drain is a line; the last line says how the drain ended."""
+    """Each change of a drain is printed as a line; the result says how the drain ended."""
     store = a_drain(NOW - 60, remaining=1)
     steps = [drain_of(store), drain_of(store)]
 

@@ -73,7 +73,7 @@ Based on
 
 
 def test_the_policy_of_a_vm_is_named() -> None:
-    """The VM's entry of policy.overrides is named, with its values."""
+    """The output names the VM's entry of `policy.overrides`, with its values."""
     own = a_policy(migration_cooldown=3600.0, count_failed_migrations=False)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
@@ -85,7 +85,7 @@ def test_the_policy_of_a_vm_is_named() -> None:
 
 
 def test_blocked_evictions_are_listed_by_user() -> None:
-    """Each user whose eviction was blocked is named, how often and when."""
+    """Each user whose evictions were blocked is listed, with the number and the last time."""
     vmi = explained(
         cooling(),
         blocked_evictions=(
@@ -143,12 +143,12 @@ FIRST_SENTENCES = {
 
 @pytest.mark.parametrize(("evidence", "sentence"), FIRST_SENTENCES.values(), ids=FIRST_SENTENCES)
 def test_the_first_sentence_answers(evidence: Evidence, sentence: str) -> None:
-    """The first sentence says whether the VM may be moved, else why not and until when."""
+    """The first sentence says whether the VM may be moved, and if not, why."""
     assert show_vmi(explained(evidence), PIPED).splitlines()[0] == f"shop/db1 {sentence}"
 
 
 def test_a_stuck_evacuation_is_explained() -> None:
-    """Of a stuck VM the next step comes first; the command to cancel is below the evacuation."""
+    """For a stuck VM the next step comes first, and the cancel command comes later."""
     text = show_vmi(explained(stuck()), PIPED)
 
     assert text.startswith(
@@ -167,14 +167,14 @@ Evacuation from n1
   requested        2027-01-15T06:00:00Z (2h ago), source unknown
   failed attempts  at least 1
   current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
-  to cancel it (KubeVirt 1.7), unless it has turned post-copy, run
+  to cancel it (KubeVirt 1.7, and not in post-copy), run
     echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text
 
 
 def test_the_command_that_cancels_is_printed_once() -> None:
-    """The command that cancels is printed once, also if it is the action."""
+    """The cancel command is printed once, even if it is also the next step."""
     answer = explained(stuck())
     evacuation = answer.evacuation
     assert evacuation is not None
@@ -185,7 +185,7 @@ def test_the_command_that_cancels_is_printed_once() -> None:
 
 
 def test_who_requested_an_evacuation() -> None:
-    """The first sentence and the evacuation name the user, if it is known."""
+    """The first sentence and the section of the evacuation name the requester."""
     alice = Requester(NOW - 7200.0, "alice")
     evidence = an_evacuation(age=7200.0, marker={"asked_by": alice, "failed": {"f1": NOW - 900.0}})
     text = show_vmi(explained(evidence), PIPED)
@@ -195,7 +195,7 @@ def test_who_requested_an_evacuation() -> None:
 
 
 def test_the_cluster_s_own_words() -> None:
-    """The cluster's reasons are printed once each, with source and age, the cause first."""
+    """Each reason from the cluster is printed once, with source and age, the cause first."""
     stays = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
     failed = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW - 60.0)
     evidence = an_evacuation(vmi={"migratable": False})
@@ -213,7 +213,7 @@ What else the cluster says about it, newest first
 
 
 def test_the_mode_of_a_running_migration() -> None:
-    """The mode of a running migration is shown, as post-copy must not be aborted."""
+    """The mode of a running migration is shown; for post-copy there is no cancel command."""
     running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
     text = show_vmi(explained(running), PIPED)
     assert "\n  copies memory in  mode PostCopy\n" in text
@@ -221,7 +221,7 @@ def test_the_mode_of_a_running_migration() -> None:
 
 
 def test_a_pause_and_a_divergence_are_told() -> None:
-    """KubeVirt's backoff with its end is shown, and a diverged evacuation."""
+    """The output shows KubeVirt's backoff with its end, and that the evacuation has diverged."""
     pausing = an_evacuation(
         age=7200.0,
         vmims=(an_attempt(), a_failed_attempt(1, 5.0)),
@@ -302,7 +302,7 @@ def test_the_arithmetic_is_as_one_writes_it(
 
 
 def test_a_release_is_never_told_too_early() -> None:
-    """A release is rounded up to a second, as an instant and as a distance."""
+    """A release is rounded up to a second, both as a time and as a remaining time."""
     state = a_state(start=NOW - 660.0, end=NOW - 600.0)
     answer = explained(some_evidence(vmi=a_vmi(migration=state)))
     answer.verdicts.pre_eviction.not_before = to_datetime(NOW + 1.5)
@@ -311,7 +311,7 @@ def test_a_release_is_never_told_too_early() -> None:
 
 
 def test_the_last_instant_is_told() -> None:
-    """The last instant of the calendar can be shown."""
+    """A release at the end of the year 9999 can be shown."""
     answer = explained(cooling())
     answer.verdicts.pre_eviction.not_before = datetime.max.replace(tzinfo=UTC)
 

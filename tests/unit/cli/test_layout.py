@@ -1,4 +1,4 @@
-"""The layout of text: any terminal width, pipes, malicious names."""
+"""The layout of the output on terminals and in pipes, and of malicious names."""
 
 import fcntl
 import os
@@ -36,7 +36,7 @@ from tests.unit.server.test_answers import explained
 
 @pytest.mark.parametrize("screen", [NARROW, COLORED], ids=["plain", "colored"])
 def test_nothing_is_wider_than_the_terminal(screen: Screen) -> None:
-    """At 80 columns every line fits, long names too; only a command to copy is never broken."""
+    """Every line fits into 80 columns, also with long names; only commands are not wrapped."""
     long = {"namespace": "a" * 63, "name": "b" * 253, "node": "n" * 63}
     evidence = stuck(**long, evacuation_node="n" * 63)
     texts = [
@@ -75,7 +75,7 @@ def test_a_reason_is_only_text(text: str) -> None:
     name=st.text(min_size=1, max_size=40) | st.sampled_from(["[bold]x[/bold]", "[/]", ":smile:"])
 )
 def test_a_name_is_only_text(name: str) -> None:
-    """A name with control characters, markup or emoji codes is only text."""
+    """A name with control characters, markup or emoji codes is shown as plain text."""
     evidence = stuck(namespace="shop", name=name, node=name, evacuation_node=name)
     for screen in (PIPED, COLORED):
         text = show_vmi(explained(evidence), screen) + status_of(evidence, screen=screen)
@@ -101,7 +101,7 @@ TERMINALS = {
 def test_a_terminal_is_looked_at(
     environment: Mapping[str, str], columns: int, screen: Screen
 ) -> None:
-    """The terminal's width and its colours are detected."""
+    """The width of a terminal, and whether it has colours, are detected."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal:

@@ -1,4 +1,4 @@
-"""The imports of a start, and whether each measure for a fast start is still needed."""
+"""What a start imports, and whether each measure for a fast start is still needed."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ PACKAGES = {
 
 
 def test_a_start_imports_these_libraries_and_no_other() -> None:
-    """Libraries of the page, the terminal and the demo are imported when they are used."""
+    """A start does not import libraries that only the page, the terminal or the demo use."""
     loaded = run(f"{START}\nprint(*loaded)").split()
     compiled = {"_yaml", "cython_runtime"}
     roots = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - compiled
@@ -56,7 +56,7 @@ def test_the_machines_certificates_are_not_read() -> None:
 
 @pytest.mark.parametrize("before", ["'/somewhere/ca.crt'", "None"])
 def test_everything_is_as_before_afterwards(before: str) -> None:
-    """Afterwards the environment, rich and the garbage collector are as before."""
+    """After `lean_imports` the environment, rich and the garbage collector are as before."""
     said = run(
         f"""
         import gc, os, sys
@@ -78,7 +78,7 @@ def test_rich_stays_loaded_if_it_was() -> None:
 
 
 def test_aiohttp_still_reads_certificates_when_it_is_imported() -> None:
-    """If this fails, drop SSL_CERT_FILE from `lean_imports`."""
+    """If importing aiohttp reads no certificates, drop SSL_CERT_FILE from `lean_imports`."""
     program = """
     import ssl
     read = []
@@ -91,5 +91,5 @@ def test_aiohttp_still_reads_certificates_when_it_is_imported() -> None:
 
 
 def test_structlog_still_loads_rich() -> None:
-    """If this fails, drop rich from `lean_imports`."""
+    """If importing structlog does not load rich, drop rich from `lean_imports`."""
     assert run("import structlog, sys\nprint('rich' in sys.modules)") == "True"

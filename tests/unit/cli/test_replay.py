@@ -33,7 +33,7 @@ def lines(events: list[Recorded]) -> bytes:
 
 
 def a_recording() -> bytes:
-    """One VM, evicted twice within its cooldown."""
+    """A recording of one VM, which is evicted again within its cooldown."""
     tale = Tale()
     tale.evict(10)
     tale.evict(5 * MINUTE)
@@ -112,7 +112,7 @@ class TestSources:
             raise AssertionError("it was opened")
 
     def test_a_read_error_is_reported(self) -> None:
-        """A read error is reported, without an answer."""
+        """If reading fails, the replay gives an error and no answer."""
 
         class Broken(BytesIO):
             def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
@@ -136,13 +136,13 @@ class TestSources:
         ],
     )
     def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
-        """A source without events is an error, as its answer would look like a quiet cluster."""
+        """A source without events is an error, or its answer would look like a quiet cluster."""
         with pytest.raises(CannotReplay, match=why):
             play(whatif.from_file(a_file(body)), [BUILTIN["ours"]], StringIO())
 
 
 def test_bad_lines_are_listed_up_to_a_limit() -> None:
-    """Bad lines are listed on standard error up to a limit; the others are played."""
+    """Bad lines are listed on standard error up to a limit; the other lines are replayed."""
     source = whatif.from_file(a_file(a_recording() + b"{\n" * 30))
     play(source, [BUILTIN["ours"]], StringIO())
     errors = StringIO()
@@ -182,7 +182,7 @@ def test_no_progress_bar_without_a_terminal() -> None:
 
 
 def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a bar shows the progress and the virtual clock."""
+    """On a terminal there is a progress bar."""
 
     class Terminal(StringIO):
         def isatty(self) -> bool:
@@ -195,12 +195,12 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Input(events, whole=HOUR, done=lambda now: now - events[0].at)
     play(source, [BUILTIN["ours"]], errors)
 
-    assert "playing" in errors.getvalue()
+    assert "replaying" in errors.getvalue()
     assert "events" in errors.getvalue()
 
 
 def test_remarks_of_a_source_follow_the_answer() -> None:
-    """Remarks of a source follow the answer."""
+    """The remarks of a source are printed after the answer."""
     source = whatif.from_file(a_file(a_recording()))
     source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
@@ -210,7 +210,7 @@ def test_remarks_of_a_source_follow_the_answer() -> None:
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plot that cannot be drawn is refused before anything is played."""
+    """A plot that cannot be drawn is an error before the replay begins."""
     whatif.check_plot(None)
     whatif.check_plot(Path("week.svg"))
     with pytest.raises(InvalidSettings, match=r"ends in \.png or \.svg"):

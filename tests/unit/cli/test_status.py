@@ -123,7 +123,7 @@ Blocked VMs: 3
 
 
 def test_what_to_do_is_told_of_each_that_differs() -> None:
-    """Each action is shown once, with the VMs that it is for."""
+    """Each next step is shown once, with the VMs to which it applies."""
     failing = {"failed": {f"f{number}": NOW - number for number in range(14)}}
     first, second, third = (
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
@@ -136,7 +136,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
 
 
 def test_a_vm_blocked_twice_is_one_row() -> None:
-    """A VM that is blocked twice is one row with both reasons."""
+    """A VM that is blocked at both checkpoints has one row with both reasons."""
     blocked = (held("a", Reason.MIGRATION_IN_PROGRESS), held("a", until=NOW + 600.0))
 
     assert "  shop/a  n1  migration_in_progress, cooldown  the migration ends\n" in status_of(
@@ -154,7 +154,7 @@ def test_nothing_more_is_shown_before_it_is_ready() -> None:
 
 
 def test_lists_are_bounded_unless_all_is_asked_for() -> None:
-    """Lists have twenty rows and the number of the others; `--all` shows all."""
+    """Lists have twenty rows and the number of hidden rows; `--all` shows all rows."""
     blocked = tuple(held(f"vm-{n:03}", until=NOW + 60.0 * n) for n in range(1, 51))
     cut, whole = (status_of(blocked=blocked, screen=screen) for screen in (PIPED, WHOLE))
 

@@ -93,7 +93,7 @@ def _family(metric: str) -> tuple[str, set[str]]:
 
 
 def test_the_json_is_what_the_code_builds() -> None:
-    """The committed files are equal to the built ones."""
+    """The committed files are equal to the built files."""
     built = render()
     assert sorted(built) == sorted(FOLDER.rglob("*.json"))
     for path, text in built.items():
@@ -102,7 +102,7 @@ def test_the_json_is_what_the_code_builds() -> None:
 
 @each_dashboard
 def test_a_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
-    """Each dashboard has what provisioning needs: a uid, no id, tags, and it is read-only."""
+    """Each dashboard can be provisioned, because it has a uid, no id and tags, and is read-only."""
     assert board["uid"] in DASHBOARDS
     assert re.fullmatch(r"[a-z-]{1,40}", board["uid"])
     assert board["id"] is None
@@ -180,9 +180,9 @@ def test_nothing_of_any_cluster_is_written_down() -> None:
 
 
 def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
-    """Every selector has the chosen cluster and job: the plugin's metrics have the same names.
+    """Every selector has the chosen cluster; a selector of our own metrics also has the chosen job.
 
-    Recording rules have no job, and other programs have a job of their own.
+    Recording rules have no job, and other programs have their own job.
     """
     for panel, match in SELECTORS:
         matchers = match["matchers"]
@@ -194,7 +194,7 @@ def test_every_selector_keeps_to_the_chosen_cluster_and_jobs() -> None:
 
 @each_panel
 def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
-    """Every aggregation and every join keeps the label cluster."""
+    """Every aggregation and every join keeps the label `cluster`."""
     for query in panel.queries:
         for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
             assert labels.split(", ")[0] == "cluster", query
@@ -203,7 +203,7 @@ def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
 
 @each_dashboard
 def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
-    """The variable cluster takes one value, and is hidden in the files for one cluster."""
+    """The variable `cluster` has one value, and is hidden in the files for one cluster."""
     source, cluster = board["templating"]["list"][:2]
     assert (source["type"], cluster["name"]) == ("datasource", "cluster")
     assert not cluster.get("multi")
@@ -212,7 +212,7 @@ def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
 
 
 def test_the_cluster_is_shown_for_a_fleet() -> None:
-    """The files in `fleet/` differ only in showing the variable cluster."""
+    """The files in `fleet/` differ only because they show the variable `cluster`."""
     for path in FOLDER.glob("*.json"):
         hidden, shown = (json.loads((one / path.name).read_text()) for one in (FOLDER, FLEET))
         assert shown["templating"]["list"][1].pop("hide", 0) == 0
@@ -222,7 +222,7 @@ def test_the_cluster_is_shown_for_a_fleet() -> None:
 
 @each_panel
 def test_replicas_are_aggregated_away(panel: Panel) -> None:
-    """No query keeps a label of the scrape, except queries of node_exporter."""
+    """No query keeps `job`, `instance` or `pod`, except queries of metrics of node_exporter."""
     for query in panel.queries:
         grouped = AGGREGATION.findall(query)
         assert grouped
@@ -273,7 +273,7 @@ def test_the_alerts_lead_to_their_runbooks() -> None:
 
 
 def test_links_lead_to_dashboards_that_there_are() -> None:
-    """Links lead to existing dashboards and set variables that these have."""
+    """Links lead to existing dashboards, and set only variables of these dashboards."""
     urls = re.findall(r"/d/[^\"\\]+", json.dumps(DASHBOARDS))
     assert urls
     for url in urls:

@@ -17,7 +17,7 @@ from .facts import NOW
 
 
 class Plan:
-    """All migrations have the same fate, and go to the first free node."""
+    """A plan in which all migrations have the same fate and go to the first free node."""
 
     def __init__(self, fate: Fate) -> None:
         self.given = fate
@@ -61,11 +61,11 @@ class Lab:
         self.cluster.create_vmi(objects.build_vmi("shop", name, strategy=strategy, annotations={}))
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.cluster.step(self.cluster.instant + timedelta(seconds=seconds))
 
     def until(self, holds: Callable[[], object], within: float = 1000) -> None:
-        """Let time pass until something holds."""
+        """Advance the time until `holds()` is true."""
         for _ in range(int(within * 10)):
             if holds():
                 return
@@ -77,11 +77,11 @@ class Lab:
         return self.store.get(VMIS, "shop", name)
 
     def state(self, name: str = "db1") -> Object:
-        """Its `migrationState`."""
+        """The VMI's `migrationState`."""
         return objects.state_of(self.vmi(name)) or {}
 
     def migrations(self, name: str = "db1") -> list[Object]:
-        """Its migrations, the newest first."""
+        """The VM's migrations, the newest first."""
         found = [
             migration
             for migration in self.store.objects(MIGRATIONS)

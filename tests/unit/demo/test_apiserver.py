@@ -57,7 +57,7 @@ def version(seen: Object) -> str:
 
 
 async def take(events: AsyncIterator[Object], count: int) -> list[Object]:
-    """The next events of a watch, or those until its end if there are fewer."""
+    """The next `count` events of a watch, or fewer if the watch ends before."""
     taken: list[Object] = []
     async with asyncio.timeout(PATIENCE):
         while len(taken) < count and (event := await anext(events, None)) is not None:
@@ -71,7 +71,7 @@ def outline(events: Sequence[Object]) -> list[tuple[str, str]]:
 
 
 class TestObjects:
-    """Get, create, update, patch and delete."""
+    """Creating and reading single objects."""
 
     async def test_one_object_is_created_and_read(self, served: SimulatedStage) -> None:
         """A created object can be read at its path, with the fields that the server adds."""
@@ -115,7 +115,7 @@ class TestLists:
     """Lists, pages and selectors."""
 
     async def test_a_custom_list_names_the_kind_in_each_item(self, served: SimulatedStage) -> None:
-        """In a list of custom resources the items come before the metadata, and have a kind."""
+        """In a list of custom resources items come before metadata, and each item has a kind."""
         await fill(served.admin, 2)
         body = await served.admin.send("GET", VMIS.path())
         listed = await served.admin.list(VMIS)
@@ -139,7 +139,7 @@ class TestLists:
         assert len(set(map(version, pages))) == 1
 
     async def test_an_expired_page_offers_a_way_on(self, served: SimulatedStage) -> None:
-        """An expired page answers 410, with a token for the rest of the list as it is now."""
+        """The answer for an expired page is 410, with a token for the rest of the current list."""
         await fill(served.admin, 4)
         first = await served.admin.list(VMIS, limit=2)
         await served.admin.delete(VMIS, "shop", "db2")
@@ -244,7 +244,7 @@ class TestWatches:
         assert event["object"]["message"] == "too old resource version: 3 (4)"
 
     async def test_a_selecting_watch_sees_objects_come_and_go(self, served: SimulatedStage) -> None:
-        """An object that begins to match is ADDED; one that no longer matches is DELETED."""
+        """A watch with a selector sends ADDED for a new match, and DELETED when a match ends."""
         async with served.admin.watch(PODS, labelSelector="a=1", resourceVersion="2") as events:
             last = await served.admin.create(PODS, pod("p1"))
             for label in ({"a": "1"}, {"b": "1"}, {"a": "2"}):
@@ -256,7 +256,7 @@ class TestWatches:
         assert version(seen[2]["object"]) == version(last)
 
     async def test_a_quiet_stream_gets_bookmarks(self, served: SimulatedStage) -> None:
-        """A watch that requested bookmarks gets them at their interval, with the newest version."""
+        """A watch that requested bookmarks gets them at an interval, with the newest version."""
         query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
         async with served.admin.watch(VMIS, **query) as events:
             newest = version(await served.admin.create(PODS, pod("p1")))
@@ -274,7 +274,7 @@ class TestWatches:
             assert await take(events, 1) == []
 
     async def test_a_watcher_too_slow_for_the_window_is_ended(self) -> None:
-        """A watch that is too slow for the window of changes ends without an event."""
+        """A watch that falls behind the window of stored changes ends without an event."""
         async with (
             FaultyApiServer(make_store(window=5)) as server,
             Client(server.url, Nobody()) as client,
@@ -287,7 +287,7 @@ class TestWatches:
             assert await take(events, 1) == []
 
     async def test_the_end_breaks_open_streams(self, served: SimulatedStage) -> None:
-        """When the server ends, it breaks its open streams."""
+        """When the server stops, it breaks its open streams."""
         async with served.admin.watch(VMIS, resourceVersion="2") as events:
             await served.server.watched(VMIS.plural)
             await served.server.__aexit__(None, None, None)

@@ -53,7 +53,7 @@ def test_an_eviction_becomes_a_migration() -> None:
 
 
 def test_two_leave_a_node_at_a_time() -> None:
-    """Of four evictions from one node, two run and two wait. In the end all succeed."""
+    """Of four migrations from one node, two run and two wait. In the end all succeed."""
     names = ("db1", "db2", "db3", "db4")
     lab = Lab(*names, fate=Fate("succeeds", 20.0))
     for name in names:
@@ -67,7 +67,7 @@ def test_two_leave_a_node_at_a_time() -> None:
 
 
 def test_the_more_urgent_goes_first() -> None:
-    """A drain's migration gets the next free slot, at once, before a descheduler's migration."""
+    """A drain's migration gets the next free slot before an earlier migration of a descheduler."""
     names = ("db1", "db2", "db3", "db4")
     lab = Lab(*names, rules=Rules(per_cluster=1), fate=Fate("succeeds", 10.0))
     lab.cluster.evict_vmi("shop", "db1")

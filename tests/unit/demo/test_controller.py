@@ -1,4 +1,4 @@
-"""The rules of the simulated virt-controller and virt-api, compared with KubeVirt."""
+"""The simulated virt-controller and virt-api follow KubeVirt's rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestPhases:
         assert objects.phase(failed or {}) == "Failed"
 
     def test_the_first_step_is_the_observed_version(self) -> None:
-        """A VMIM that bypassed the webhook gets its label, finalizer and version first."""
+        """A VMIM that bypassed the webhook first gets its label, finalizer and API version."""
         vmi = make_vmi()
         bare = given(objects.build_migration(vmi), "m9", name="mine")
 
@@ -81,7 +81,7 @@ class TestHandOff:
         assert play.state == OLD
 
     def test_it_empties_the_old_data(self, play: Play) -> None:
-        """The hand-off replaces the whole state. The new one has no start and no end."""
+        """The hand-off replaces the whole state. The new state has no start and no end."""
         play.vmi["status"]["migrationState"] = OLD
         play.hand_off()
         configuration = play.state.pop("migrationConfiguration")
@@ -152,7 +152,7 @@ class TestFailures:
         assert play.reconcile().requeue_at == at(901)
 
     def test_a_target_lost_before_the_start_starts_and_ends_at_once(self, play: Play) -> None:
-        """If the target is lost before the start, start and end have the same time."""
+        """If the target pod fails before the migration starts, start and end have the same time."""
         play.hand_off()
         play.reconcile()
         play.lose_target()
@@ -165,7 +165,7 @@ class TestFailures:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
-        """If a ready target is lost, the state gets an end, but not with bug #18087."""
+        """If a ready target pod fails, the state gets an end, but not with bug #18087."""
         for leaves_zombies in (True, False):
             play = Play(leaves_zombies=leaves_zombies)
             play.hand_off()
@@ -179,7 +179,7 @@ class TestFailures:
             assert ("startTimestamp" not in play.state) is leaves_zombies
 
     def test_a_migration_taken_over_fails(self, play: Play) -> None:
-        """After its hand-off a VMIM fails if the VMI's state is that of another migration."""
+        """After its hand-off a VMIM fails if the VMI's state belongs to another migration."""
         play.hand_off()
         play.reconcile()
         play.vmi["status"]["migrationState"] = {"migrationUid": "m7"}
@@ -188,7 +188,7 @@ class TestFailures:
         assert objects.phase(play.migration) == "Failed"
 
     def test_deleting_one_that_waits_fails_it(self, play: Play) -> None:
-        """A VMIM that is deleted before its hand-off fails. Then its pod and finalizer go."""
+        """A VMIM that is deleted before its hand-off fails, and loses its pod and its finalizer."""
         play.reconcile(3)
         play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
         play.reconcile()
@@ -228,7 +228,7 @@ class TestBackoff:
         assert backoff(self.failures(failed)) == at(10 * (failed - 1) + 2 + seconds)
 
     def test_it_is_shortened_by_the_factor(self) -> None:
-        """The factor divides the backoff."""
+        """`Rules.faster` divides the backoff."""
         assert backoff(self.failures(2), Rules(faster=10)) == at(12 + 4)
 
     def test_a_first_attempt_does_not_wait(self) -> None:
@@ -381,7 +381,7 @@ class TestVmi:
     """The fields that virt-controller keeps up to date on the VMI and its pod."""
 
     def test_the_condition_follows_the_mark(self) -> None:
-        """EvictionRequested is set with its time, and removed with the mark."""
+        """The condition EvictionRequested is set with its time, and removed with the mark."""
         vmi = make_vmi()
         pod = make_pod(vmi)
         marked = evict(vmi, pod)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def test_it_is_seeded_before_it_serves() -> None:
-    """The first list already has VMs, pods and past migrations."""
+    """The first list of the demo's API server already has VMs, pods and past migrations."""
     async with Demo(lambda: NOW) as demo, aiohttp.ClientSession(demo.url) as session:
         counts = []
         for resource in (VMIS, PODS, VMIMS):
@@ -35,7 +35,7 @@ async def test_it_is_seeded_before_it_serves() -> None:
 
 
 async def test_nothing_is_from_the_future() -> None:
-    """The simulated past ends at the present time."""
+    """The simulated past ends at the current time."""
     async with Demo(lambda: NOW, speed=5.0) as demo:
         assert demo.cluster.instant == NOW
 

@@ -1,4 +1,4 @@
-"""The simulated descheduler, with a stand-in for the exporter."""
+"""The simulated descheduler, with a fake exporter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Decide = Callable[[dict[str, Any]], list[bool] | int]
 
 
 class Exporter:
-    """A stand-in for the exporter that answers as configured, and records the requests."""
+    """A fake exporter that answers as configured, and records the requests."""
 
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
@@ -77,7 +77,7 @@ def allow_all(asked: dict[str, Any]) -> list[bool]:
 
 @asynccontextmanager
 async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
-    """A descheduler with an exporter of its own."""
+    """A descheduler with its own fake exporter."""
     exporter = Exporter(decide)
     app = web.Application()
     app.router.add_post("/v1/verdicts", exporter.answer)
@@ -86,7 +86,7 @@ async def trial(decide: Decide = allow_all) -> AsyncIterator[Trial]:
 
 
 async def test_it_asks_twice() -> None:
-    """It asks `filter` about all pods of an overloaded node, then `preEviction` about one."""
+    """A cycle asks at `filter` about all pods of a node, then at `preEviction` about one pod."""
     async with trial() as tried:
         evicted = await tried.cycle()
         asked = tried.exporter.asked
@@ -125,7 +125,7 @@ async def test_it_obeys(checkpoint: str) -> None:
 
 
 async def test_it_leaves_evicting_and_steady_pods_alone() -> None:
-    """Pods whose eviction is in progress, and pods of steady VMs, are no candidates."""
+    """Pods whose eviction is in progress, and pods of steady VMs, are not candidates."""
     async with trial() as tried:
         await tried.cycle()
         tried.cluster.step(at(5.5))
@@ -165,7 +165,7 @@ async def test_too_few_verdicts_are_no_answer() -> None:
 
 
 async def test_a_stock_one_asks_nobody() -> None:
-    """Without an exporter the descheduler evicts every pod that it picks, and asks nobody."""
+    """Without an exporter the descheduler evicts every pod that it picks, without a request."""
     async with trial(lambda asked: [False] * len(asked["candidates"])) as tried:
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW)
         evicted = await stock.cycle(tried.session, tried.cluster.instant)
@@ -204,7 +204,7 @@ async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
 
 
 async def test_a_webhook_that_is_not_there_lets_evictions_pass() -> None:
-    """If the webhook does not answer, evictions pass, as with `failurePolicy: Ignore`."""
+    """If the webhook does not answer, evictions are allowed, as with `failurePolicy: Ignore`."""
     async with trial() as tried:
         nobody = "http://127.0.0.1:1"
         stock = Descheduler(tried.cluster, tried.scenario, None, NOW, webhook_url=nobody)

@@ -28,11 +28,11 @@ ONLY_REAL = {
     "cancelled": {"VMI.status.migrationState.migrationConfiguration.bandwidthPerMigration"},
     "unschedulable": {"pod.metadata.deletionGracePeriodSeconds", "pod.metadata.deletionTimestamp"},
 }
-"""Not simulated: a changed setting, and the last version of a pod that is deleted at once."""
+"""Fields that the simulated cluster never writes."""
 
 
 def simulate(name: str) -> list[Object]:
-    """Play a recorded scenario in the simulated cluster; returns the versions of the objects."""
+    """Repeat a recorded scenario in the simulated cluster; returns the versions of the objects."""
     lab = Lab("db1", fate=Fate("fails" if name == "failure" else "succeeds", 6.0, LIBVIRT))
     migrate(lab)
     lab.run(30)
@@ -72,13 +72,13 @@ def migrate(lab: Lab) -> None:
 
 
 def _with_latest(versions: list[Object], seen: int) -> list[Object]:
-    """The versions after the first `seen` ones, and the last earlier version of each object."""
+    """Each object's state after the first `seen` versions, and then all later versions."""
     latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
     return [*latest.values(), *versions[seen:]]
 
 
 def _comparable(versions: list[Object]) -> set[str]:
-    """The written fields, without those that depend on the earlier migration."""
+    """The written fields, without the removed fields of an earlier migration."""
     return {path for path in find_written(versions) if "-VMI.status.migrationState" not in path}
 
 
@@ -103,6 +103,6 @@ def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> N
 
 
 def test_a_pod_of_a_failed_migration_ends_succeeded() -> None:
-    """No pod ends in phase Failed if the migration fails after its domain has arrived."""
+    """No pod ends in phase Failed if the domain is on the target when the migration fails."""
     for versions in (read_sequence(RECORDED / "failure.jsonl"), simulate("failure")):
         assert "Failed" not in {objects.phase(one) for one in versions if one["kind"] == "Pod"}

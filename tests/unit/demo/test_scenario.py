@@ -1,4 +1,4 @@
-"""The VMs of the demo: the same for the same seed, in many states."""
+"""The demo's VMs, which reach many states and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def named(cluster: Cluster, role: Role) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def minutes() -> Cluster:
-    """The default scenario after three and a half minutes: its past and its first minute."""
+    """The default scenario after 3.5 minutes, that is, after its past and its first minute."""
     return play(210)
 
 
@@ -112,7 +112,7 @@ def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
 
 
 def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
-    """A flaky VM's attempts fail in two ways before one succeeds."""
+    """A flaky VM's attempts fail in two different ways, and one succeeds."""
     states = [
         objects.state_of(vmi) or {}
         for vmi in sent(minutes, VMIS)
@@ -134,7 +134,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_load_sums_up_on_the_nodes(minutes: Cluster) -> None:
-    """The loads of the nodes add up to the loads of the running VMs."""
+    """The sum of the nodes' loads equals the sum of the running VMs' loads."""
     scenario = Scenario(1, 24)
     now = NOW + timedelta(seconds=210)
 

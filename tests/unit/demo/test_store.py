@@ -88,7 +88,7 @@ def test_an_old_version_is_refused(store: ObjectStore) -> None:
 
 
 def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
-    """A deleted object with a finalizer stays, marked, until the finalizer is removed."""
+    """A deleted object stays, with a deletion time, until its finalizer is removed."""
     held = vmi() | {"metadata": {"namespace": "shop", "name": "db1", "finalizers": ["x/y"]}}
     store.create(VMIS, held)
 
@@ -101,7 +101,7 @@ def test_a_finalizer_holds_a_deleted_object(store: ObjectStore) -> None:
 
 
 def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
-    """A deleted pod on a node stays, marked, until the kubelet removes it."""
+    """A deleted pod on a node stays, with a deletion time, until the kubelet removes the pod."""
     body = {"metadata": {"namespace": "shop", "name": "p"}, "spec": {"nodeName": "n1"}}
     store.create(PODS, body)
 
@@ -151,5 +151,5 @@ def test_the_window_is_bounded() -> None:
     ids=["adds", "removes", "replaces a list", "turns a value into an object"],
 )
 def test_merge_patches_follow_rfc_7396(target: object, changes: object, merged: object) -> None:
-    """In a merge patch null removes a field, objects are merged, and other values replace."""
+    """In a merge patch null removes a field, objects are merged, and other values are replaced."""
     assert merge(target, changes) == merged

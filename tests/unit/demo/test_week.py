@@ -87,7 +87,7 @@ class TestShape:
         assert first != other
 
     def test_a_shorter_week_is_the_beginning_of_a_longer_one(self) -> None:
-        """The lines of a shorter week, except the last one, begin a longer week."""
+        """A longer week begins with all lines of a shorter week, except the last line."""
         longer = RecordedWeek(0.45).lines
 
         assert RecordedWeek(0.43).lines[:-1] == longer[: len(RecordedWeek(0.43).lines) - 1]
@@ -104,7 +104,7 @@ class TestShape:
     def test_copying_takes_longer_the_faster_memory_gets_dirty(
         self, dirty: float, gbps: float, seconds: float
     ) -> None:
-        """80 GiB over 10 Gbps take 69 s, and longer if memory gets dirty faster."""
+        """Copying 80 GiB over 10 Gbps takes 69 s, and longer if memory gets dirty faster."""
         assert copy_seconds(80, dirty, gbps) == pytest.approx(seconds, rel=1e-6)
 
     def test_a_rate_above_the_bandwidth_ends_all_the_same(self) -> None:
@@ -129,13 +129,13 @@ class TestRecording:
         )
 
     def test_says_what_the_whole_objects_would(self, week: RecordedWeek) -> None:
-        """At the end, the recorded facts equal those of the cluster's own objects."""
+        """At the end, the recorded facts equal the facts that the cluster's own objects give."""
         whole = {}
         for resource, ours in RESOURCES.items():
             for entry in week.simulated.cluster.store.caches[resource].all():
                 fact = parse_object(ours, entry.body).fact
                 if isinstance(fact, Pod):
-                    fact = replace(fact, labels=())  # they are not recorded
+                    fact = replace(fact, labels=())  # labels are not recorded
                 whole[key_of(ours, fact)] = fact
 
         assert week.facts() == whole
@@ -172,7 +172,7 @@ class TestExpectations:
         assert {State.BACKOFF, State.TARGET_UNSCHEDULABLE} & set(ours.stuck.by_state)
         assert ours.stuck.alerted >= 2
         assert ours.allowed < none.allowed
-        assert set(none.refused) <= {Reason.MIGRATION_IN_PROGRESS}  # no guard needed
+        assert set(none.refused) <= {Reason.MIGRATION_IN_PROGRESS}  # even without guards
         assert ours.migrations.per_vm.quantile(0.9) < none.migrations.per_vm.quantile(0.9)
 
 
@@ -184,7 +184,7 @@ class TestExpectations:
     ],
 )
 def test_twice_the_same_bytes(days: str, prove: Callable[[str], None]) -> None:
-    """Two runs of `replay --scenario week-pilot` write the same to standard output."""
+    """Two runs of `replay --scenario week-pilot` write the same bytes to standard output."""
     command = [sys.executable, "-m", "exporter", "replay", "--scenario", "week-pilot"]
     runs = [
         subprocess.run([*command, "--days", days], capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""The advice for an evacuation: each obstacle has one action, unchanged while KubeVirt retries."""
+"""Each obstacle to an evacuation has one advised action, also while KubeVirt retries."""
 
 import os
 import subprocess
@@ -150,7 +150,7 @@ def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
 
 
 def test_a_queue_is_waited_for() -> None:
-    """Full migration limits are the obstacle of a VM that waits; a VM that migrates has none."""
+    """A VM that waits because of migration limits has an obstacle; a VM that migrates has none."""
     evidence = an_evacuation(vmims=(an_attempt(),))
 
     assert find(evidence, load=FULL) is Obstacle.CAPACITY
@@ -158,7 +158,7 @@ def test_a_queue_is_waited_for() -> None:
 
 
 def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
-    """The action for a stuck VM is never to wait."""
+    """No stuck VM gets the advice to wait."""
     assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
 
 
@@ -180,7 +180,7 @@ def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
     ],
 )
 def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
-    """The advice is to abort a stalled migration in pre-copy, and never one in post-copy."""
+    """The advice is to abort a stalled migration in pre-copy, but never in post-copy."""
     evidence = an_evacuation(
         vmi={"migration": a_running_state(**STALLED, mode=mode)},
         vmims=(an_attempt(phase="Running"),) if attempt else (),
@@ -210,11 +210,11 @@ def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], p
     evidence = an_evacuation(pods=pods)
     sentence = advise(evidence, diagnosis(evidence)).sentence
 
-    assert sentence.endswith(f"delete the stale one, never {place}, which runs the VM.")
+    assert sentence.endswith(f"delete the stale pod, but never {place}, which runs the VM.")
 
 
 def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
-    """Any name is quoted so that a shell passes it on unchanged."""
+    """Names in the advised commands are quoted, so that a shell passes them on unchanged."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done; cat\n')
     kubectl.chmod(0o755)

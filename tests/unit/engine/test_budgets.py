@@ -35,13 +35,13 @@ def a_launcher(number: int, **overrides: Any) -> Pod:
 
 
 def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
-    """The conditions now."""
+    """The conditions of the forecast at `NOW`."""
     seen = frozenset({Resource.BUDGETS}) if sees else frozenset[Resource]()
     return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
 
 
 def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
-    """The outcome of each VM on n1; checks that the counts of all nodes agree with it."""
+    """The outcome of each VM on n1; `count_outcomes` must give the same counts."""
     now = conditions(store, **sees)
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now)["n1"] == forecast.outcomes
@@ -49,7 +49,7 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
 
 
 def test_a_budget_that_says_nothing_new_is_no_change() -> None:
-    """A budget is a change only when it starts or stops forbidding disruptions."""
+    """A budget counts as a change only when it starts or stops forbidding disruptions."""
     budgets, allowing = Budgets({}), a_budget(forbids=False)
     changes = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
     assert changes == [False, True, False, True, False]
@@ -59,14 +59,14 @@ def test_a_budget_that_says_nothing_new_is_no_change() -> None:
 
 
 def test_the_first_of_two_budgets_is_named() -> None:
-    """Of several budgets that forbid an eviction the first by name is named."""
+    """If several budgets forbid an eviction, the first of them by name is found."""
     launcher = a_launcher(1)
     store = a_store(a_movable(1), launcher, a_budget(name="web-2"), a_budget(name="web-1"))
     assert store.budgets.find(launcher) == "web-1"
 
 
 def test_a_budget_forbids_what_would_restart_alone() -> None:
-    """A budget that forbids disruptions holds VMs that would restart, but not VMs that migrate."""
+    """A budget that forbids disruptions prevents the restart of a VM, but not its migration."""
     store = a_store(
         a_movable(1, eviction_strategy="None"),
         a_movable(2, eviction_strategy="LiveMigrateIfPossible", migratable=False),
@@ -91,7 +91,7 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
 
 @pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
 def test_a_budget_forbids_until_it_does_not(how: str) -> None:
-    """Without a budget that forbids disruptions of its pod, the VM would restart as before."""
+    """Once no budget forbids disruptions of the VM's pod, the VM would restart."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
     match how:

@@ -184,7 +184,7 @@ def test_guards_off(guards: dict[str, bool], evidence: Evidence) -> None:
 
 
 def test_rules_speak_in_order() -> None:
-    """Without a checkpoint the reason is that of the first rule in the table that blocks."""
+    """Without a checkpoint the reason comes from the first rule in `RULES` that blocks."""
     without_pending = a_policy(guard_pending_migrations=False)
     without_guards = a_policy(guard_pending_migrations=False, guard_evacuations=False)
     assert [
@@ -232,7 +232,7 @@ with the override `db`.
 def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     evidence: Evidence, rule: str, dead: Resource
 ) -> None:
-    """A rule does not block while a resource that it reads is dead."""
+    """A rule does not block while the watch of a resource that it reads is dead."""
     silent = dead in RESTS_ON[rule]
     assert not decide(evidence, BLOCKING, NOW).allowed
     assert decide(evidence, BLOCKING, NOW, dead=frozenset({dead})).allowed is silent
@@ -259,8 +259,9 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
 def test_emptied_state(
     state: MigrationState | None, vmims: tuple[Any, ...], *, seen: bool, blocked: bool
 ) -> None:
-    """If `migrationState` is empty, the newest ending in the history counts, unless the VMIM of the
-    state may be unfinished.
+    """If `migrationState` is empty, the newest ending in the history counts.
+
+    This is not so while the VMIM that `migrationState` names may be unfinished.
     """
     evidence = some_evidence(
         vmi=a_vmi(migration=state),
@@ -305,7 +306,7 @@ def test_failures_count_unless_left_out() -> None:
 def test_a_failure_left_out_wipes_out_no_success(
     before: dict[str, Migration], not_before: float | None, end: float | None
 ) -> None:
-    """A failure that does not count does not end the cooldown of the success before it."""
+    """A failure that is left out does not end the cooldown of the success before it."""
     state = a_state(uid="m9", end=end, ended=True, outcome=Outcome.FAILED)
     history = a_history(m9=record_of(state), **before)
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
@@ -333,7 +334,7 @@ def test_which_migration_ended_last(state: MigrationState, end: Instant, *, coun
 
 
 def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
-    """A failure that only the VMIM shows is left out too."""
+    """With `countFailedMigrations: false` a failure that only the VMIM shows is left out too."""
     state = a_state(outcome=Outcome.UNKNOWN, end=NOW - 60.0)
     history = a_history(m1=record_of(state))
     evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
@@ -372,7 +373,7 @@ def test_effective_cooldown(
 
 
 def test_arithmetic_is_told() -> None:
-    """The result has every step of the arithmetic."""
+    """A `Cooldown` has the result of each step of the arithmetic."""
     evidence = ended(100.0, took=1_000.0, others=(500.0, 90_000.0))
     assert measured(evidence, a_policy(max_migration_cooldown=1_500.0)) == Cooldown(
         end=NOW - 100.0,
@@ -432,13 +433,13 @@ def test_verdict_of_another_rule() -> None:
 
 
 def test_not_ours() -> None:
-    """A candidate that is not a VMI of this cluster is allowed, with the kind of mismatch."""
+    """A candidate that is not a VMI of this cluster is allowed, and the verdict says why."""
     verdict = not_ours(Mismatch.UID)
     assert (verdict.known, verdict.mismatch, verdict.allowed) == (False, Mismatch.UID, True)
 
 
 def test_explain() -> None:
-    """The explanation has the result of every rule, also after one that blocks."""
+    """The explanation has the result of each rule of the policy, not only of the first to block."""
     findings = explain(EVERYTHING, a_policy(guard_evacuations=False), NOW)
     assert [(f.rule, f.enabled, f.silenced, f.blocks) for f in findings] == [
         ("running_migration", True, False, False),
@@ -452,7 +453,7 @@ UPDATING: dict[str, Any] = {"platform_updating": True}
 
 
 def blocking(**policy: Any) -> Policy:
-    """A policy with an override `db` that blocks."""
+    """A policy whose override `db` has `block: true`."""
     return a_policy(overrides=(Override(name="db", policy=a_policy(block=True)),), **policy)
 
 
@@ -478,7 +479,7 @@ def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, s
 
 
 def test_an_update_that_cannot_be_seen_does_not_block() -> None:
-    """Dead or forbidden KubeVirt objects do not block."""
+    """While KubeVirt objects cannot be watched, an update of KubeVirt does not block."""
     evidence, dead = some_evidence(platform_updating=True), frozenset({Resource.KUBEVIRTS})
     assert decide(evidence, a_policy(guard_platform_update=True), NOW, dead=dead).allowed
 
@@ -502,7 +503,7 @@ def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
     ],
 )
 def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
-    """The store keeps as many endings as the policy can need."""
+    """`endings_kept` is the largest number of endings that the policy can need."""
     policy = a_policy(migration_cooldown=floor, max_migration_cooldown=ceiling)
     assert policy.endings_kept == kept
 
@@ -525,7 +526,7 @@ def test_reasons_of_a_policy() -> None:
 
 
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
-    """The migration of a VMI that became invalid blocks for `dead_after` and no longer."""
+    """After a VMI became invalid, its running migration blocks until `dead_after` has passed."""
     refused = ((Resource.VMIS, NOW - DEAD_AFTER),)
     evidence = replace(RUNNING, refused=refused)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
@@ -538,10 +539,10 @@ def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
 
 
 def test_release_looks_ahead() -> None:
-    """`not_before` includes that the cooldown shrinks as endings leave the window.
+    """`not_before` takes into account that the cooldown shrinks when endings leave the window.
 
-    Two endings, 50 s and 3000 s ago, in a window of 3300 s: the cooldown of 1800 s would hold for
-    1750 s more, but in 300 s the older ending leaves the window, and the cooldown becomes 900 s.
+    Two endings 50 s and 3000 s ago give a cooldown of 1800 s, which would last for 1750 s more. In
+    300 s the older ending leaves the window of 3300 s, and the cooldown becomes 900 s.
     """
     cooldown = measured(ended(50.0, others=(3_000.0,)), a_policy(migration_history_window=3_300.0))
     assert cooldown.effective == 1_800.0
@@ -549,7 +550,7 @@ def test_release_looks_ahead() -> None:
 
 
 def test_release_of_an_end_ahead_of_the_clock() -> None:
-    """For an end ahead of the clock the wait is the whole cooldown."""
+    """While the last end is ahead of the clock, the wait is the whole cooldown."""
     evidence = ended(-200.0)
     for later in (0.0, 50.0, 199.0):
         cooldown = measured(evidence, a_policy(), NOW + later)
@@ -570,9 +571,9 @@ POLICIES = st.builds(
 def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
     """A VMI with up to nine migrations of the last day; its `migrationState` is the last one.
 
-    `ahead`: by how many seconds an end may lie ahead of the clock. Some ends are wrong by hours, as
-    if the clock of a node was wrong. The VMI may show a running migration although its VMIM has
-    ended. Some objects cannot be read any more.
+    An end may lie up to `ahead` seconds ahead of the clock. Some ends are wrong by hours, as if the
+    clock of a node was wrong. The VMI may show a running migration although its VMIM has ended.
+    Some objects have become invalid.
     """
     endings = draw(
         st.lists(
@@ -637,7 +638,7 @@ def test_not_before_is_exact(evidence: Evidence, policy: Policy) -> None:
 @soaked(20_000)
 @given(evidence=histories(ahead=300), policy=POLICIES)
 def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
-    """`released_at` stays the same and is exact, also with ends ahead of the clock."""
+    """The cooldown ends exactly at `released_at`, also with ends ahead of the clock."""
     verdict = decide(evidence, policy, NOW)
     assume(verdict.reason is Reason.COOLDOWN)
     assert verdict.not_before is not None
@@ -653,7 +654,7 @@ def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
 def test_no_wait_is_longer_than_the_cooldown(
     evidence: Evidence, policy: Policy, later: int
 ) -> None:
-    """Wherever the ends lie, the wait is never longer than the effective cooldown."""
+    """The wait is never longer than the effective cooldown, also with ends ahead of the clock."""
     now = NOW + later
     verdict = decide(evidence, policy, now)
     if verdict.not_before is not None:
@@ -693,7 +694,7 @@ def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
 
 
 def test_nothing_overflows() -> None:
-    """No cap, 64 endings and a migration of two thousand years give Go's longest duration."""
+    """With no cap, 64 endings and a migration of 2000 years give Go's longest duration."""
     longest = 2_000 * 365 * 86_400.0
     evidence = ended(0.0, took=longest, others=tuple(float(i) for i in range(1, 64)))
     cooldown = measured(evidence, a_policy(max_migration_cooldown=0.0))

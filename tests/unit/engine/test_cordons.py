@@ -1,4 +1,4 @@
-"""Cordoned nodes: left-over evacuations, and stuck drains."""
+"""Cordons of nodes: leftover evacuations after an uncordon, and stuck drains."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def drained(number: int, *, by: Priority | None = Priority.SYSTEM_CRITICAL) -> t
 
 
 def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
-    """A store that read the list of nodes at this instant."""
+    """A store that read the list of nodes at the time `at`."""
     store = a_store(now=at)
     store.retain(Resource.NODES, {}, None)
     for fact in facts:
@@ -44,7 +44,7 @@ def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
 
 
 def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
-    """The conditions now."""
+    """The conditions of the forecast at `NOW`."""
     return read_conditions(
         store,
         StuckPolicy(),
@@ -63,7 +63,7 @@ def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:
 
 
 def test_a_node_is_cordoned_until_it_is_not() -> None:
-    """A node is cordoned from the time of its taint until it is schedulable again."""
+    """The forecast shows a node as cordoned until the node is schedulable again."""
     store = a_listed_store(*drained(1))
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
     store.put(a_cordon())
@@ -84,7 +84,7 @@ def test_without_the_nodes_nothing_is_said_of_them() -> None:
 
 @pytest.mark.parametrize("how", ["put", "remove", "list"])
 def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
-    """An evacuation that the descheduler did not request is a leftover after the uncordon."""
+    """After the uncordon, an evacuation that the descheduler did not request is a leftover."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -112,7 +112,7 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
 
 
 def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
-    """Without a priority (KubeVirt 1.7) an evacuation is a leftover if its uncordon was seen."""
+    """An evacuation without a priority (KubeVirt 1.7) is a leftover if the uncordon was seen."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1, by=None))
     assert not diagnosis_of(store).leftover
     store.now = NOW - 60.0
@@ -129,7 +129,7 @@ def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
 
 
 def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of cordons are kept for a bounded number of nodes; the oldest one is dropped."""
+    """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
     monkeypatch.setattr(cordons, "NODES_KEPT", 2)
     seen = Cordons()
     seen.note_list(NOW)
@@ -150,7 +150,7 @@ def is_stuck(store: ClockedStore) -> bool:
 @pytest.mark.parametrize("by", list(Priority))
 @pytest.mark.parametrize("cordoned", [True, False])
 def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> None:
-    """Stuck VMs make a drain stuck, except those that the descheduler evicts without a cordon."""
+    """Stuck VMs make a drain stuck, unless the descheduler evicts them without a cordon."""
     store = a_listed_store(*drained(1, by=by), *drained(2, by=by))
     if cordoned:
         store.put(a_cordon())
@@ -158,7 +158,7 @@ def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> 
 
 
 def test_a_drain_that_goes_on_is_not_stuck() -> None:
-    """A drain is not stuck until `stuck.after` has passed since the last departure."""
+    """A drain is stuck only after `stuck.after` without a departure."""
     store = a_listed_store(a_cordon(), *drained(1), *drained(2))
     for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
         store.now = left_at
@@ -169,7 +169,7 @@ def test_a_drain_that_goes_on_is_not_stuck() -> None:
 
 
 def test_a_drain_whose_vms_wait_for_others_is_not_stuck() -> None:
-    """A drain is not stuck because of a VM with the strategy External that nobody moves."""
+    """A VM with the strategy External that nobody moves does not make a drain stuck."""
     vmi = a_movable(
         1,
         evacuation_node="n1",

@@ -8,7 +8,7 @@ from tests.support.builders import NOW
 
 
 def test_the_newest_departure_of_each_node_counts() -> None:
-    """The result is the newest departure of each node and of all nodes, without unknown ends."""
+    """`read_newest` has the newest departure from each node and of all, without unknown ends."""
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
         noted.note(node, end, NOW)
@@ -18,12 +18,12 @@ def test_the_newest_departure_of_each_node_counts() -> None:
 def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The number of nodes is bounded; the oldest departure is dropped."""
+    """A bounded number of nodes is stored; the node with the oldest departure is dropped."""
     monkeypatch.setattr(departures, "NODES_KEPT", 2)
     noted = Departures()
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):
         noted.note(node, NOW + seconds - 9.0, NOW)
     assert list(noted.read_newest()[0]) == ["n1", "n3"]
-    noted.note("n1", NOW - 7.0, NOW)  # no news, so the node is still the oldest
+    noted.note("n1", NOW - 7.0, NOW)  # the same end again, so n1 is still the oldest
     noted.note("n4", NOW, NOW)
     assert list(noted.read_newest()[0]) == ["n3", "n4"]

@@ -1,4 +1,4 @@
-"""The diagnosis of evacuations: every state, in its order; stuck or not; backoff; divergence."""
+"""The diagnosis of evacuations, with states, stuck evacuations, backoff and divergence."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def an_evacuation(
 
 
 def an_attempt(**overrides: Any) -> Vmim:
-    """An evacuation VMIM that was made ten seconds ago and is Pending."""
+    """An evacuation VMIM that was created ten seconds ago and is Pending."""
     fields: dict[str, Any] = {
         "name": "kubevirt-evacuation-1",
         "uid": "e1",
@@ -85,7 +85,7 @@ def a_failed_attempt(number: int, ended: float, **overrides: Any) -> Vmim:
 
 
 def a_target(**overrides: Any) -> Any:
-    """The pod that an attempt made on n2."""
+    """The target pod of an attempt, on n2."""
     fields: dict[str, Any] = {
         "name": "virt-launcher-db1-y",
         "uid": "uid-of-target",
@@ -103,7 +103,7 @@ def diagnosis(
     now: float = NOW,
     **watches: Any,
 ) -> Diagnosis:
-    """The diagnosis now, which must be there."""
+    """The diagnosis at `now`, which must exist."""
     found = diagnose(evidence, stuck, load, now, **watches)
     assert found is not None
     return found
@@ -202,7 +202,7 @@ def test_state(state: State, evidence: Evidence) -> None:
 
 
 def test_every_state_is_tried() -> None:
-    """The table of situations has every state."""
+    """The table of situations has every state except `CAPACITY`, which has its own test."""
     assert {state for state, _ in CASES.values()} | {State.CAPACITY} == set(State)
 
 
@@ -244,7 +244,7 @@ def test_the_order() -> None:
 
 
 class TestStuck:
-    """A stuck evacuation is older than `stuck.after` and not migrating, or failed too often."""
+    """An evacuation is stuck if it does not migrate within `stuck.after`, or fails too often."""
 
     @pytest.mark.parametrize(
         ("evidence", "causes"),
@@ -334,7 +334,7 @@ class TestStuck:
         ],
     )
     def test_its_turn(self, seconds: float, newest: float, *, stuck: bool) -> None:
-        """After a queue the age counts from the VM's turn, not from the request."""
+        """After a wait in the queue, the age counts from the VM's turn, not from the request."""
         load = replace(ROOM, newest_success=newest)
         target = a_target(created=NOW - seconds, scheduled=True)
         evacuation = an_evacuation(
@@ -356,7 +356,7 @@ class TestStuck:
         assert diagnosis(evacuation, load=ROOM).stuck
 
     def test_a_failure_is_a_turn(self) -> None:
-        """A VM whose attempt failed has had its turn."""
+        """A failed attempt counts as the VM's turn in the queue."""
         load = replace(ROOM, newest_success=NOW)
         for ended, stuck in ((1800.0, False), (1801.0, True)):
             failed = {"f1": NOW - ended, "f2": NOW - 60}
@@ -402,7 +402,7 @@ class TestStuck:
         assert diagnosis(evidence).stuck_by == (Cause.AGE,)
 
     def test_external_for_a_day(self) -> None:
-        """An External evacuation of any age is not stuck, unless `stuck.external` gives an age."""
+        """An External evacuation without attempts is stuck only after `stuck.external`."""
         evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
         assert not diagnosis(evidence).stuck
         assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
@@ -410,7 +410,7 @@ class TestStuck:
 
 
 class TestSource:
-    """The source of an evacuation: the newest attempt's priority decides, then the annotation."""
+    """The source of an evacuation."""
 
     @pytest.mark.parametrize(
         ("priorities", "annotated", "source"),
@@ -432,7 +432,7 @@ class TestSource:
         annotated: bool,
         source: Source,
     ) -> None:
-        """The source comes from the priority of the attempts or from the annotation."""
+        """The source comes from the newest attempt's priority, else from the annotation."""
         vmims = tuple(
             an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
             for n, priority in enumerate(priorities)
@@ -441,7 +441,7 @@ class TestSource:
         assert diagnosis(evidence).source is source
 
     def test_the_newest_is_the_one_created_last(self) -> None:
-        """The newest attempt is the one with the latest creation."""
+        """The newest attempt is the one that was created last."""
         vmims = (
             an_attempt(name="a", uid="a", created=NOW - 1, priority=Priority.SYSTEM_MAINTENANCE),
             an_attempt(name="b", uid="b", created=NOW - 2, priority=Priority.SYSTEM_CRITICAL),
@@ -469,13 +469,13 @@ class TestSource:
 
 
 class TestBackoff:
-    """KubeVirt's backoff: 20 s, doubled by each further failure since the last success."""
+    """KubeVirt's backoff is 20 s, and doubles with each further failure since the last success."""
 
     @pytest.mark.parametrize(
         ("failures", "seconds"), [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320)]
     )
     def test_doubles(self, failures: int, seconds: float) -> None:
-        """The backoff after N failures is 20 s * 2^(n-1) from the last failure."""
+        """The backoff after n failures is 20 s * 2^(n-1) from the last failure."""
         failed = [a_failed_attempt(n, 10 + 100 * n) for n in range(failures)]
         found = compute_backoff((*failed, an_attempt(created=NOW)), 20.0)
         assert found == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
@@ -491,7 +491,7 @@ class TestBackoff:
         ],
     )
     def test_none(self, failed: dict[str, Any], attempt: dict[str, Any]) -> None:
-        """Without a failure before a Pending attempt there is no backoff."""
+        """There is no backoff without a Pending attempt and a failed evacuation VMIM before it."""
         vmims = (a_failed_attempt(1, 10, **failed), an_attempt(**attempt))
         assert [compute_backoff(some, 20.0) for some in (vmims, vmims[1:], ())] == [None] * 3
 
@@ -506,7 +506,7 @@ class TestBackoff:
 
     @pytest.mark.parametrize("ago", [20, 21])
     def test_over(self, ago: float) -> None:
-        """A backoff that has ended does not hold the attempt."""
+        """A backoff that has ended is not reported any more."""
         found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
         assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
 
@@ -536,14 +536,14 @@ class TestContact:
         assert (caught_up.state, caught_up.missing) == (diagnosis(evidence).state, ())
 
     def test_an_attempt_that_is_there(self) -> None:
-        """An attempt that exists counts, even if its watch had no contact since."""
+        """An attempt that exists counts, even if its watch had no contact after the VMI changed."""
         evidence = an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
         assert diagnosis(changed, contacts={Resource.VMIMS: NOW - 99}).state is State.QUOTA
 
     @pytest.mark.parametrize("age", [60.0, 4000.0])
     def test_dead_vmis(self, age: float) -> None:
-        """While the watch of VMIs is dead nothing is stuck; `last_seen` has the last state."""
+        """While the VMI watch is dead no evacuation is stuck; `last_seen` has the last state."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
         dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
         found = diagnosis(evidence, dead=dead, contacts=contacts)
@@ -563,7 +563,7 @@ class TestContact:
             assert last_seen == LastSeen(NOW - 600, State.NO_MIGRATION, stuck=False)
 
     def test_a_start_that_its_vmim_contradicts(self) -> None:
-        """A started migration is a zombie once its VMIM has been final for `dead_after`."""
+        """A started migration is a zombie once its VMIM has been finished for `dead_after`."""
         vmi = {"migration": a_running_state(start=NOW - 9000)}
         final = a_history(m1=Migration(finished_at=NOW - 600))
         evidence = an_evacuation(vmi=vmi, history=final)
@@ -572,7 +572,7 @@ class TestContact:
 
     @pytest.mark.parametrize(("ago", "stuck"), [(60.0, False), (240.0, True)])
     def test_a_departure_by_a_wrong_clock(self, ago: float, *, stuck: bool) -> None:
-        """If a node's clock is wrong, a VMI has left that node when its VMIM ended."""
+        """If the VMI's end is from a wrong clock, the VM left the node when its VMIM ended."""
         left = a_state(end=NOW - 7200)
         final = a_history(m1=a_migration(end=left.end, finished_at=NOW - ago))
         gone = an_evacuation(age=9000, vmi={"node": "n2", "migration": left}, history=final)
@@ -587,7 +587,7 @@ def test_what_dead_vmims_showed_is_no_state() -> None:
 
 
 class TestDivergence:
-    """Divergence: KubeVirt evacuates a VMI, but its pod lacks the descheduler's annotation."""
+    """An evacuation has diverged if the VMI's pod lacks the descheduler's annotation."""
 
     @pytest.mark.parametrize(
         ("since", "annotated", "diverged"),

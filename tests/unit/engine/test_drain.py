@@ -72,7 +72,7 @@ def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome
 
 
 def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
-    """The lower bound for a node's drain; checks that `forecast_nodes` has the same bound."""
+    """The least duration of a node's drain; `forecast_nodes` must give the same."""
     forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
     known = {node: [one for one in durations if one is not None]}
@@ -101,7 +101,7 @@ def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
 def test_the_strategy_decides(
     own: str, cluster: str, *, migratable: bool, outcome: DrainOutcome
 ) -> None:
-    """The VMI's own strategy decides, else that of the KubeVirt object, else `None`."""
+    """The VMI's own eviction strategy decides, else that of the KubeVirt object, else `None`."""
     store = a_store(
         a_movable(eviction_strategy=own, migratable=migratable),
         KubeVirtSettings(eviction_strategy=cluster),
@@ -110,7 +110,7 @@ def test_the_strategy_decides(
 
 
 def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
-    """KubeVirt's default strategy is `None`, so the VM restarts."""
+    """A VM without any strategy restarts, because KubeVirt's default strategy is `None`."""
     assert outcomes_of(a_store(a_movable(eviction_strategy=""))) == {"db1": RESTARTS}
 
 
@@ -139,7 +139,7 @@ def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: Drain
 
 
 def test_full_limits_are_waited_for() -> None:
-    """A VM waits while KubeVirt's limit of migrations from this node is reached."""
+    """A VM waits while KubeVirt's limit of migrations from its node is reached."""
     busy = a_movable(2, migration=a_running_state(uid="m2"))
     running = a_vmim(name="mig-2", uid="m2", vmi_name="db2", phase="Running")
     store = a_store(a_movable(), busy, running, KubeVirtSettings(MigrationLimits(5, 2)))
@@ -207,7 +207,7 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
 
 
 def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
-    """A VM does not wait for its migration while the watch of VMIMs is dead."""
+    """While the watch of VMIMs is dead, an unfinished VMIM does not give the outcome `waits`."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
     dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
 
@@ -225,14 +225,14 @@ def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
     ],
 )
 def test_the_bound_is_what_the_limits_allow(limits: tuple[int, int], bound: float) -> None:
-    """The bound is the sum divided by the parallel migrations, and at least the longest one."""
+    """The bound is the sum of the durations divided by the limit, but at least the longest one."""
     store = a_store(*(a_moved(n, 100.0) for n in (1, 2, 3)))
     store.put(KubeVirtSettings(MigrationLimits(*limits)))
     assert bound_of(store) == bound
 
 
 def test_without_limits_the_bound_is_the_longest() -> None:
-    """Without the KubeVirt object the bound is the longest migration."""
+    """Without the KubeVirt object the bound is the duration of the longest migration."""
     assert bound_of(a_store(a_moved(1, 100.0), a_moved(2, 70.0))) == 100.0
 
 
@@ -283,14 +283,14 @@ def test_the_newest_success_has_the_duration() -> None:
 
 
 def a_failure(number: int, at: float, **overrides: Any) -> Vmim:
-    """A failed evacuation of db1."""
+    """A failed evacuation VMIM of db1."""
     fields = {"phase": "Failed", "finished": True, "finished_at": at, "evacuates": "n1"}
     fields |= {"vmi_name": "db1"} | overrides
     return a_vmim(name=f"f{number}", uid=f"f{number}", **fields)
 
 
 def test_failed_attempts() -> None:
-    """Failed attempts are those since the last success, without aborted ones."""
+    """`failed_attempts` counts the failures since the last success, without aborted ones."""
     store = a_store(
         a_moved(1, 60.0),
         a_failure(1, NOW - 700.0),
@@ -357,7 +357,7 @@ contacts = st.dictionaries(
 def test_the_counts_are_those_of_the_single_vms(
     news: list[Any], dead: DeadResources, contacts: Contacts
 ) -> None:
-    """After any sequence of changes the counts equal those computed from each VM."""
+    """After any sequence of changes `count_outcomes` agrees with the outcomes of the single VMs."""
     store = a_store(now=NOW - 2000.0)
     for one in news:
         if isinstance(one, tuple):

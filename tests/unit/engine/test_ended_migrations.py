@@ -33,7 +33,7 @@ from tests.support.builders import a_vmi, an_ended_vmim
     ],
 )
 def test_kubevirts_words(message: str, *, aborted: bool, reason: EndReason) -> None:
-    """KubeVirt's message gives the reason; if two reasons have one message, `aborted` decides."""
+    """KubeVirt's message gives the reason; if two reasons share a message, `aborted` decides."""
     vmim = an_ended_vmim(outcome=Outcome.FAILED, phase="Failed", aborted=aborted)
     ended = EndedMigration(vmim=vmim, message=message, has_state=True)
     assert find_reason(ended, a_vmi(), []) is reason

@@ -1,4 +1,4 @@
-"""The tracker of evacuations: which changes of VMI, VMIMs and pods change the marker."""
+"""How changes of VMIs, VMIMs and pods change the marker of an evacuation."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def an_attempt(**overrides: object) -> Vmim:
 
 
 def test_a_success_that_only_the_vmi_shows() -> None:
-    """A success that only the VMI shows ends the evacuation; a later request is a new one."""
+    """A success that only the VMI shows ends the evacuation, and a new marker begins."""
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW - 900)
     store.now = NOW
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))
@@ -75,10 +75,10 @@ def test_any_vmim_since_the_request_is_an_attempt_of_external(
 
 
 class TestLackingTheAnnotation:
-    """Since when the launcher pod has lacked the descheduler's annotation."""
+    """The time since which the launcher pod has lacked the descheduler's annotation."""
 
     def test_the_vmi_moves_to_another_launcher(self) -> None:
-        """After a move the launcher pod on the new node counts."""
+        """After a VMI moves, `lacking_since` is that of the launcher pod on the new node."""
         store = a_store(
             a_pod(eviction_in_progress=True),
             a_pod(name="target", uid="target", node="n2"),
@@ -90,7 +90,7 @@ class TestLackingTheAnnotation:
         assert marker_of(store).lacking_since == NOW
 
     def test_an_evacuation_that_begins_again(self) -> None:
-        """A success that a VMIM shows ends the evacuation; a later request is a new one."""
+        """A success that a VMIM shows ends the evacuation, and `lacking_since` starts again."""
         store = a_store(a_pod(), a_vmi(evacuation_node="n1"), now=NOW - 900)
         assert marker_of(store).lacking_since == NOW - 900
         store.now = NOW

@@ -1,4 +1,4 @@
-"""Which Events are due, and the limits per episode, per VM and for the whole program."""
+"""The Events that are due, and their limits per episode, per VM and for the whole program."""
 
 from collections import Counter
 from typing import Any
@@ -26,7 +26,7 @@ WRITTEN, EXISTING, REFUSED, UNREACHABLE, DROPPED = EventOutcome
 
 
 def a_diagnosis(**overrides: Any) -> Diagnosis:
-    """An evacuation of node n1, stuck by its age."""
+    """The diagnosis of an evacuation of n1 that is stuck because of its age."""
     fields: dict[str, Any] = {
         "node": "n1",
         "requested_at": NOW - 2000.0,
@@ -45,7 +45,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
 
 
 def a_hold(**overrides: Any) -> Verdict:
-    """A cooldown that ends in two hours."""
+    """A verdict: blocked by a cooldown that ends in two hours."""
     fields: dict[str, Any] = {
         "known": True,
         "reason": Reason.COOLDOWN,
@@ -59,7 +59,7 @@ RUNNING = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_
 
 
 def vmis(count: int) -> list[Vmi]:
-    """Build this many VMIs."""
+    """Build `count` VMIs."""
     return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
 
 
@@ -77,7 +77,7 @@ class Queue(EventQueue):
         self.note_ended({vmi.uid for vmi, _ in stuck}, now)
 
     def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
-        """Take every Event that is due at `now`, and note it as written."""
+        """Take every Event that is due at `now`, and note its outcome."""
         taken = []
         while (episode := self.take(now)) is not None:
             taken.append(replace(episode))
@@ -135,7 +135,7 @@ def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> 
 
 
 def test_a_stuck_evacuation_has_one_event_and_its_end_another(queue: Queue) -> None:
-    """A stuck evacuation has an Event at its beginning, every half hour, and at its end."""
+    """A stuck evacuation has an Event when it becomes stuck, every half hour, and at its end."""
     written = []
     for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
         queue.find([(a_vmi(), a_diagnosis())], float(now))
@@ -202,7 +202,7 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
 
 
 def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
-    """A waiting VM is not dropped if it is blocked again while other VMs are dropped."""
+    """If a VM is blocked again while waiting Events are dropped, its new Event is kept."""
     for vmi in vmis(SLICE + 1):
         queue.note_blocked(vmi, a_hold(), NOW)
     dropping = queue.prune(NOW + 7200)
@@ -216,7 +216,7 @@ def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
 
 
 def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
-    """A long pause allows no more Events at once than the size of the bucket."""
+    """After a long pause, at most `BURST` Events are written at once."""
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     later = NOW + 7000
@@ -235,7 +235,7 @@ def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
 
 
 def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
-    """An Event that was not written is tried again after a minute."""
+    """An unwritten Event is tried again a minute later, unless the API server refused it."""
     queue.note_blocked(a_vmi(), a_hold(), NOW)
 
     assert len(queue.write(NOW, UNREACHABLE)) == 1
@@ -280,7 +280,7 @@ def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> Non
 
 
 def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
-    """After the clock goes back the limits still hold and Events are still written."""
+    """If the clock goes back, Events are still written."""
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)

@@ -44,21 +44,21 @@ def a_store(*facts: Fact, sees_all: bool = True) -> ClockedStore:
 
 
 def marker_of(store: Store) -> Marker:
-    """The marker of the one VMI, which must be there."""
+    """The marker of the only VMI, which must exist."""
     marker = seen(store).marker
     assert marker is not None
     return marker
 
 
 def seen(store: Store, name: str = NAME) -> Evidence:
-    """The evidence of a VMI, which must be there."""
+    """The evidence of a VMI, which must exist."""
     evidence = store.evidence(NAMESPACE, name)
     assert evidence is not None
     return evidence
 
 
 def an_attempt(number: int, *, created: float | None, failed_at: float | None = None) -> Vmim:
-    """An evacuation VMIM off n1, pending or failed."""
+    """A pending or failed VMIM that evacuates the VMI from n1."""
     return a_vmim(
         name=f"kubevirt-evacuation-{number}",
         uid=f"e{number}",
@@ -73,17 +73,17 @@ def an_attempt(number: int, *, created: float | None, failed_at: float | None = 
 
 
 class TestRequest:
-    """When the evacuation was requested: for the same evacuation this time only becomes earlier."""
+    """The time at which the evacuation was requested."""
 
     def test_condition(self) -> None:
-        """The request dates from the condition's transition."""
+        """The request dates from the transition of the condition EvictionRequested."""
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
         store.put(an_attempt(1, created=NOW - 900))
         assert marker_of(store).requested_at == NOW - 500
 
     @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmims-first"])
     def test_oldest_attempt(self, *, vmi_first: bool) -> None:
-        """Before KubeVirt 1.7 the request dates from its oldest attempt."""
+        """Without the condition (before KubeVirt 1.7) the request dates from its oldest attempt."""
         store = a_store()
         facts: list[Fact] = [an_attempt(n, created=NOW - 100 * n) for n in (1, 3, 2)]
         facts.insert(0 if vmi_first else 3, a_vmi(evacuation_node="n1"))
@@ -91,7 +91,7 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 300
 
     def test_attempts_of_an_older_evacuation(self) -> None:
-        """Attempts before the newest success, or before we last read the VMI without a marker, are
+        """Attempts before the newest success, or before the VMI was last read without a marker, are
         ignored.
         """
         store = a_store(a_vmi())
@@ -145,7 +145,7 @@ class TestRequest:
         assert len(list(store.evacuating())) == 1
 
     def test_a_condition_that_has_gone(self) -> None:
-        """If the condition has gone, the marker was cleared and set again."""
+        """If the condition is gone, the marker counts as cleared and set again."""
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
         put(store, a_vmi(evacuation_node="n1"), at=NOW + 60)
         assert marker_of(store).requested_at == NOW + 60
@@ -179,7 +179,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
     def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:
-        """A condition that stays, or that an upgrade adds, is not a new request."""
+        """A condition that stays, or that an upgrade of KubeVirt adds, is not a new request."""
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=before))
         store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
         marker = marker_of(store)
@@ -192,7 +192,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last", "history"])
     def test_back_on_its_node_after_a_gap(self, shown_by: str) -> None:
-        """Before KubeVirt 1.7 a success after the marker was first seen ends the evacuation."""
+        """Before KubeVirt 1.7, a success that is later than `seen_at` ends the evacuation."""
         store = a_store(a_vmi(evacuation_node="n1"))
         store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
         success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
@@ -225,7 +225,7 @@ class TestRequest:
         assert marker_of(store) is marker
 
     def test_a_success_ahead_of_our_clock(self) -> None:
-        """A success ahead of our clock ends an evacuation once, not with each event."""
+        """A success ahead of our clock ends an evacuation only once, not again with each event."""
         store = a_store(an_ended_vmim(uid="ok", name="ok", end=NOW + 100, finished_at=NOW + 101))
         store.put(a_vmi(evacuation_node="n1"))
         marker = marker_of(store)
@@ -235,7 +235,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
     def test_a_vmi_that_has_ended(self, phase: str) -> None:
-        """A VMI that has ended is not evacuating, although its marker stays."""
+        """A VMI that has ended is not evacuating, although its `evacuationNodeName` stays."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmi(evacuation_node="n1", phase=phase))
         assert seen(store).marker is None
         assert list(store.evacuating()) == []
@@ -258,8 +258,8 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 12
 
     def test_what_does_not_count(self) -> None:
-        """A VMIM does not count if it was aborted, is no evacuation, or is of another node or an
-        older request.
+        """A VMIM does not count if it was aborted, is no evacuation, or belongs to another node or
+        an older request.
         """
         store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 100))
         failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 50.0}
@@ -271,14 +271,14 @@ class TestFailures:
         assert marker_of(store).failed_since_request() == 0
 
     def test_a_failure_that_came_before_everything(self) -> None:
-        """A failure from before we last read the VMI without a marker does not count."""
+        """A failure that is not later than `not_before` does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
         marker.note_failure("old", NOW - 10)
         marker.note_failure("new", NOW)
         assert marker.failed == {"new": NOW}
 
     def test_an_earlier_request_counts_more(self) -> None:
-        """If the request turns out to be earlier, failures since then count."""
+        """If the request turns out to be earlier, failures since that earlier time count."""
         marker = Marker(node="n1", requested_at=NOW)
         marker.note_failure("e1", NOW - 10)
         assert marker.failed_since_request() == 0
@@ -295,10 +295,10 @@ def a_marker(**overrides: Any) -> Marker:
 
 
 class TestMarker:
-    """Joining the markers of several replicas, or of one before and after a restart."""
+    """Joining the markers of several replicas, or of one replica before and after a restart."""
 
     def test_the_earliest_of_both(self) -> None:
-        """A join of two markers takes the earlier request and the earlier first sight."""
+        """A join of two markers takes the earlier `requested_at` and the earlier `seen_at`."""
         for one, other in ((90.0, 80.0), (80.0, 90.0)):
             marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
             stored = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
@@ -337,7 +337,7 @@ class TestMarker:
         assert marker.failed_since_request() == 1
 
     def test_no_request_that_is_ours(self) -> None:
-        """If both requests are before `not_before`, the request is dated by the first sight."""
+        """If both requests are before `not_before`, `requested_at` becomes equal to `seen_at`."""
         marker = a_marker(requested_at=40.0, not_before=60.0)
         assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
         assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
@@ -356,9 +356,7 @@ class TestMarker:
     def test_the_bound(
         self, bounds: tuple[float | None, float | None], bound: float | None
     ) -> None:
-        """A join takes the latest `not_before` that is not later than the first sight of the
-        marker.
-        """
+        """A join takes the latest `not_before` that is not later than `seen_at`."""
         for one, other in (bounds, bounds[::-1]):
             marker = a_marker(not_before=one, requested_at=101.0)
             marker.join(a_marker(not_before=other, requested_at=101.0))
@@ -418,7 +416,7 @@ class TestMarker:
             assert marker.failed_since_request() == total
 
     def test_a_union_is_bounded(self) -> None:
-        """The join stores the UIDs of the newest failures and counts all."""
+        """A join stores the UIDs of the newest failures only, but counts all failures."""
         assert FAILURES_KEPT == 64, "what a stored history holds at most"
         ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
         marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
@@ -443,8 +441,8 @@ class TestMarker:
         [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
     )
     def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
-        """A success after the request, but before the marker was first seen, shows that the request
-        was of an earlier evacuation.
+        """A success between `requested_at` and `seen_at` shows that the request belongs to an
+        earlier evacuation.
         """
         marker = a_marker()
         assert marker.note_success(end) == (requested_at != 90.0)
@@ -464,7 +462,7 @@ class TestMarker:
         ],
     )
     def test_is_over(self, vmi: dict[str, Any], success: float | None, over: bool) -> None:
-        """A stored marker is over if the VMI shows a later evacuation."""
+        """A stored marker is over if the VMI shows no evacuation, or a later one."""
         now = a_vmi(**({"evacuation_node": "n1"} | vmi))
         assert a_marker().is_over(now, success) is over
 
@@ -481,7 +479,7 @@ class TestMarker:
         assert knows.join(knows_not) == knows_not.join(knows) == knows
 
     def test_the_success_that_it_began_after(self) -> None:
-        """The success before an evacuation does not end it."""
+        """A success before an evacuation does not end that evacuation."""
         marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
         assert not marker.is_over(vmi, 150.0)
         assert marker.is_over(vmi, 150.5)
@@ -500,7 +498,7 @@ class TestMarker:
 
 
 class TestLacking:
-    """Since when the current launcher lacks the descheduler's annotation."""
+    """The time since which the current launcher lacks the descheduler's annotation."""
 
     def test_comes_and_goes(self) -> None:
         """`lacking_since` is set while the launcher pod exists without the annotation."""
@@ -517,7 +515,7 @@ class TestLacking:
         assert marker_of(store).lacking_since is None
 
     def test_pods_only_while_it_evacuates(self) -> None:
-        """All launcher pods are in the evidence only during an evacuation."""
+        """The evidence lists a VMI's launcher pods only during an evacuation."""
         store = a_store(a_vmi(), a_pod())
         assert seen(store).pods == ()
         store.put(a_vmi(evacuation_node="n1"))
@@ -527,7 +525,7 @@ class TestLacking:
 
 
 class TestBlind:
-    """A forbidden namespace does not affect the evidence of others."""
+    """A forbidden namespace does not affect the evidence of other namespaces."""
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:
@@ -543,7 +541,7 @@ class TestBlind:
 
 
 class TestLoad:
-    """The number of running migrations, counted as KubeVirt does, if all can be seen."""
+    """The number of running migrations, counted as KubeVirt counts them."""
 
     def test_counts(self) -> None:
         """A migration counts against the VMI's node from Scheduling on, or if it is Pending with a
@@ -565,7 +563,7 @@ class TestLoad:
         assert (load.is_full("n1"), load.is_full("n2")) == (True, False)
 
     def test_the_source_of_a_migration(self) -> None:
-        """A VMI that has moved to n2 counts against n1 too, until its VMIM has ended."""
+        """After a move from n1 to n2, a migration counts against both until its VMIM has ended."""
         store = a_store(KubeVirtSettings())
         state = MigrationState(uid="a", source_node="n1")
         store.put(a_vmi(node="n2", migration=state))
@@ -577,7 +575,7 @@ class TestLoad:
         assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
 
     def test_departures(self) -> None:
-        """The newest departures of each node stay known after the VMI moves on."""
+        """The newest departure from each node stays known after the VMI migrates again."""
         store = a_store(KubeVirtSettings())
 
         def migrated(uid: str, source: str, end: float, outcome: Outcome) -> None:
@@ -614,7 +612,7 @@ class TestLoad:
         assert store.load() is None
 
     def test_seen_later(self) -> None:
-        """Once VMIMs may be watched, the number of migrations is known at once."""
+        """As soon as VMIMs may be watched, the number of migrations is known."""
         store = a_store(KubeVirtSettings())
         store.see(vmims=False)
         assert store.load() is None
@@ -623,7 +621,7 @@ class TestLoad:
 
 
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
-    """The last facts of an object that cannot be read are trusted for `dead_after`."""
+    """The last facts about an invalid object are trusted for `dead_after`."""
     store = a_store(a_vmi())
     store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
     assert list(seen(store).distrusted_from()) == [NOW + seen(store).dead_after]

@@ -23,7 +23,7 @@ from tests.support.verdicts import decide
 
 
 def migrations() -> st.SearchStrategy[Migration]:
-    """Any record of a migration: its times are in the last two days, or missing."""
+    """A record of a migration. Its times are missing, in the last two days, or a little ahead."""
     instants = st.none() | st.integers(-172_800, 400).map(lambda ago: NOW + ago)
     return st.builds(
         Migration,
@@ -60,7 +60,7 @@ FACTS = st.lists(st.tuples(st.sampled_from(["", "m1", "m2", "m3"]), migrations()
     ],
 )
 def test_records_join_field_by_field(field: str, loses: Any, wins: Any) -> None:
-    """Each field of two records joins by its own rule, whichever comes first."""
+    """Each field of two records joins by its own rule, in either order of the records."""
     one, other = Migration(**{field: loses}), Migration(**{field: wins})
     assert join(one, other) == join(other, one) == other
 
@@ -91,7 +91,7 @@ def test_order_and_repetition_change_nothing(
 
 
 def test_put_tells_whether_it_was_news() -> None:
-    """`put` returns whether the fact changed the history; its revision grows only then."""
+    """`put` returns whether the history changed; `revision` grows only if so."""
     history = History()
     assert history.put("m1", a_migration(start=None), keep=KEEP)
     assert not history.put("m1", a_migration(start=None), keep=KEEP)
@@ -119,7 +119,7 @@ def test_nameless_endings_are_keyed_by_their_second() -> None:
 
 @pytest.mark.parametrize("named_handed_off", [True, False], ids=["handed-off", "not-handed-off"])
 def test_nameless_ending_yields_to_any_other_record(*, named_handed_off: bool) -> None:
-    """A record without UID is ignored if another has an end in the same second."""
+    """A record without UID is ignored if another record has an end in the same second."""
     history = recorded(
         ("", a_migration(end=NOW - 60.0)),
         ("m1", a_migration(end=NOW - 60.0, handed_off=named_handed_off)),
@@ -160,7 +160,7 @@ def test_what_is_an_ending(migration: dict[str, Any], *, counts: bool) -> None:
 
 
 def test_a_real_end_replaces_the_final_phase() -> None:
-    """The time of the final phase is the end until a real end is known."""
+    """The time of the final phase counts as the end until a real end is known."""
     history = a_history(m1=a_migration(end=None, finished_at=NOW - 9.0))
     assert [ending.end for ending in history.endings(NOW)] == [NOW - 9.0]
     history.put("m1", a_migration(end=NOW - 11.0), keep=KEEP)
@@ -168,7 +168,7 @@ def test_a_real_end_replaces_the_final_phase() -> None:
 
 
 def test_endings_are_sorted_and_settled() -> None:
-    """Endings are sorted; one a little ahead of the clock ends now."""
+    """Endings are sorted; an end a little ahead of the clock counts as now."""
     history = a_history(
         m1=a_migration(end=NOW + 20.0),
         m2=a_migration(end=NOW - 90.0),
@@ -202,7 +202,7 @@ def test_duration(start: float | None, duration: float) -> None:
     ],
 )
 def test_settle(end: float | None, settled: float | None) -> None:
-    """An end up to five minutes ahead counts as now, a later one not at all."""
+    """An end up to five minutes ahead of the clock counts as now; a later end does not count."""
     assert settle(end, NOW) == settled
 
 
@@ -229,7 +229,7 @@ def test_the_newest_endings_are_kept(facts: list[tuple[int, Migration]]) -> None
 
 
 def test_failures_push_out_no_success() -> None:
-    """Many failures do not drop successes that the policy needs."""
+    """Many failures do not push a success that the policy needs out of the history."""
     history = History()
     history.put("won", a_migration(end=NOW - 9_000.0), keep=2)
     for number in range(9):
@@ -271,7 +271,7 @@ def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
 def test_an_end_by_a_wrong_clock_is_replaced(
     end: float | None, finished_at: float | None, known: float
 ) -> None:
-    """An end more than five minutes from its VMIM's final transition is that transition."""
+    """An end more than five minutes from its VMIM's final transition is replaced by that time."""
     history = recorded(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
     assert history.newest_success() == known
     assert list(history.written_ends()) == [known]
@@ -284,7 +284,7 @@ def test_an_end_by_a_wrong_clock_is_replaced(
 
 
 def test_reads_never_change_it() -> None:
-    """Reading does not change the history."""
+    """Changing the returned records or endings does not change the history."""
     history = a_history(m1=a_migration())
     history.records().clear()
     history.endings(NOW).clear()
@@ -293,7 +293,7 @@ def test_reads_never_change_it() -> None:
 
 
 def test_newest_success() -> None:
-    """The newest success has the latest known end; the final phase is enough."""
+    """`newest_success` is the latest end of a success, or else the time of its final phase."""
     history = a_history(
         m1=a_migration(end=NOW - 90.0),
         m2=a_migration(end=None, finished_at=NOW - 60.0),
@@ -327,7 +327,7 @@ def test_what_nobody_told_is_not_handed_off() -> None:
 
 
 def test_a_record_as_old_as_the_bound_is_kept() -> None:
-    """Exactly `keep` records are kept of each kind: failed, otherwise ended, not ended."""
+    """Exactly `keep` records are stored of each kind: failed, otherwise ended, and not ended."""
     history = History()
     for kind, migration in (
         ("lost", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),

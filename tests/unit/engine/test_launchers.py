@@ -5,7 +5,7 @@ from tests.support.builders import NAMESPACE, a_pod
 
 
 def test_a_target_that_changes_is_counted_once() -> None:
-    """A target pod that changes is counted once and removed with the pod."""
+    """A target pod that changes is counted once, and no longer after its deletion."""
     launchers = LauncherIndex()
     launchers.put(a_pod(migration_uid="m1"))
     launchers.put(a_pod(migration_uid="m1", ready=False))

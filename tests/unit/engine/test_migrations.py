@@ -47,7 +47,7 @@ def test_each_deleted_vmim_waits(first: tuple[str, str], second: tuple[str, str]
 
 
 def test_vmims_wait_for_a_thousand_vmis() -> None:
-    """VMIMs wait for at most a thousand VMIs; the oldest are dropped."""
+    """Deleted VMIMs of at most a thousand VMIs wait; the oldest are dropped."""
     vmims = VmimIndex(keep=8)
     for number in range(1_001):
         put_and_remove(vmims, an_ended_vmim(vmi_name=f"vm-{number}"))

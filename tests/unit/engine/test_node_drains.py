@@ -1,4 +1,4 @@
-"""The progress of a node's drain, from what the store sees of its VMs."""
+"""The progress of a node's drain, measured from the VMs in the store."""
 
 import pytest
 
@@ -18,13 +18,13 @@ from tests.unit.engine.test_drain import a_movable, now_in
 
 
 def asked(number: int, **overrides: object) -> Vmi:
-    """A VM on n1 that was asked to leave it ten minutes ago."""
+    """A VM on n1 whose evacuation was requested ten minutes ago."""
     fields = {"evacuation_node": "n1", "eviction_requested_at": NOW - 600.0} | overrides
     return a_movable(number, **fields)
 
 
 def gone(number: int, left_at: float) -> Vmi:
-    """The same VM after its migration to n2."""
+    """The VM with this number after its migration to n2."""
     state = a_state(end=left_at, outcome=Outcome.SUCCEEDED)
     return a_movable(number, node="n2", migration=state)
 
@@ -40,7 +40,7 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
 
 
 def a_drain(*left_at: float, remaining: int) -> ClockedStore:
-    """A drain of n1 which some VMs have left at these instants."""
+    """A drain of n1; some VMs left the node at the times `left_at`."""
     vmis = len(left_at) + remaining
     store = a_store(*(asked(number) for number in range(vmis)), now=NOW - 600.0)
     store.now = NOW
@@ -59,7 +59,7 @@ def test_a_drain_is_followed_from_its_first_request() -> None:
 
 @pytest.mark.parametrize("stays", [{"migratable": False}, {"eviction_strategy": "External"}])
 def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]) -> None:
-    """While a VM stays or must be moved by somebody else there is no estimate."""
+    """While a VM stays or must be moved by somebody else, there is no estimate."""
     store = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     store.put(asked(4, **stays))
     drain = drain_of(store)
@@ -74,7 +74,7 @@ def test_two_departures_are_no_pace() -> None:
 
 
 def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
-    """A VM whose evacuation was cancelled has not left."""
+    """A VM whose evacuation was cancelled is no longer counted in the drain."""
     store = a_drain(NOW - 60, remaining=2)
     store.put(a_movable(2))
     drain = drain_of(store)
@@ -82,7 +82,7 @@ def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
 
 
 def test_a_vm_that_is_deleted_has_left() -> None:
-    """A deleted VM has left."""
+    """A deleted VM counts as one that has left the node."""
     store = a_drain(remaining=2)
     store.remove(Resource.VMIS, NAMESPACE, asked(0).name)
     drain = drain_of(store)
@@ -91,7 +91,7 @@ def test_a_vm_that_is_deleted_has_left() -> None:
 
 @pytest.mark.parametrize(("pause", "left"), [(PAUSE - 1, 1), (PAUSE + 1, 0)])
 def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
-    """If the next VM is evicted soon after the last has left, it is the same drain."""
+    """An eviction soon after the last departure belongs to the same drain."""
     store = a_drain(NOW, remaining=0)
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
     store.put(a_movable(7))
@@ -102,7 +102,7 @@ def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
 
 
 def test_a_drain_began_with_its_earliest_request() -> None:
-    """A drain begins with its earliest request, also if that VM has left already."""
+    """A drain begins with its earliest request, also if the VM of that request has left already."""
     drains = NodeDrains()
     for uid in ("a", "b", "c"):
         drains.ask("n1", uid, NOW)
@@ -113,8 +113,8 @@ def test_a_drain_began_with_its_earliest_request() -> None:
 
 
 def test_a_drain_that_goes_on_is_not_idle() -> None:
-    """A request within the pause continues a drain. The cancelled request of a VM that has left
-    changes nothing.
+    """A request within `PAUSE` after the last departure continues a drain. The cancelled request of
+    a VM that has left changes nothing.
     """
     drains = NodeDrains()
     drains.ask("n1", "a", NOW)
@@ -126,7 +126,7 @@ def test_a_drain_that_goes_on_is_not_idle() -> None:
 
 
 def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of nodes is bounded; nodes without evacuations are dropped first."""
+    """When `NODES_KEPT` nodes are stored, those without evacuations are dropped."""
     monkeypatch.setattr(node_drains, "NODES_KEPT", 2)
     drains = NodeDrains()
     for node in ("n1", "n2"):
@@ -147,12 +147,12 @@ def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
 
 
 def a_departure(at: float) -> Departed:
-    """Three VMs have left, the last one at this instant; ten seconds between them."""
+    """Three departures with ten seconds between them, the last one at `at`."""
     return Departed(count=3, began=None, last_at=at, seconds_per_vmi=10.0)
 
 
 def measure(departed: Departed, *requests: float) -> DrainProgress:
-    """The progress now, for a drain that is stuck after a minute without a departure."""
+    """The progress at `NOW`; a drain is stuck after a minute without a departure."""
     return measure_progress(departed, requests, failing=0, external=0, now=NOW, stuck_after=60.0)
 
 

@@ -29,7 +29,7 @@ def reasons(store: ClockedStore) -> tuple[Why, ...]:
 
 
 def count_reasons(store: ClockedStore) -> int:
-    """How many entries the table of reasons has."""
+    """The number of entries in the table of reasons."""
     return len(vars(store)["_reasons"])
 
 
@@ -72,7 +72,7 @@ def test_the_cause_outlives_its_pod(store: ClockedStore) -> None:
 
 
 def test_the_reasons_of_deleted_objects_end_with_the_evacuation(store: ClockedStore) -> None:
-    """A later evacuation of the VMI has no reasons of the earlier one."""
+    """A later evacuation of the VMI does not have the reasons of an earlier one."""
     put(store, EVACUATING)
     put(store, WAITING)
     put(store, replace(TARGET, phase="Failed"), PULL)
@@ -92,7 +92,7 @@ def test_a_deleted_vmim_is_remembered_too(store: ClockedStore) -> None:
 
 
 def test_idle_vmis_have_none(store: ClockedStore) -> None:
-    """The finished attempts of a VMI that is not evacuating have no reasons."""
+    """For a VMI that is not evacuating, the store has no reasons of finished attempts."""
     put(store, EVACUATING)
     put(store, FAILED, FAILURE)
     put(store, a_vmi())
@@ -103,7 +103,7 @@ def test_idle_vmis_have_none(store: ClockedStore) -> None:
 
 
 def test_whatever_comes_first(store: ClockedStore) -> None:
-    """VMIMs and pods may be read before the VMI."""
+    """Reasons of VMIMs and pods that were read before the VMI are listed too."""
     put(store, TARGET, FULL)
     put(store, FAILED, FAILURE)
     put(store, EVACUATING)
@@ -117,7 +117,7 @@ def test_whatever_comes_first(store: ClockedStore) -> None:
 
 
 def test_the_pod_of_another_namespace_gives_none(store: ClockedStore) -> None:
-    """A pod of another namespace gives no reason to this VMI."""
+    """A pod gives no reason to a VMI of another namespace."""
     put(store, EVACUATING)
     put(store, replace(TARGET, namespace="evil"), FULL)
     assert reasons(store) == ()
@@ -149,7 +149,7 @@ def test_a_list_of_idle_vmis_leaves_nothing(store: ClockedStore) -> None:
 
 
 def test_an_idle_vmi_says_why_it_stays(store: ClockedStore) -> None:
-    """The reason of LiveMigratable is listed even if the VMI is not evacuated."""
+    """The reason of the condition LiveMigratable is listed even if the VMI is not evacuating."""
     word = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
     put(store, a_vmi(), word)
     assert reasons(store) == (word,)
@@ -188,7 +188,7 @@ def test_the_newest_eight_without_repetitions(store: ClockedStore) -> None:
 
 
 def test_node_selectors_explain_the_scheduler_s_message(store: ClockedStore) -> None:
-    """Node selectors are listed only after a message of the scheduler."""
+    """Node selectors are listed only if there is a message of the scheduler."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     added = Why(WhySource.POD_SCHEDULED, "AddedNodeSelector", "disk=ssd")
     put(store, EVACUATING, selector)
@@ -202,7 +202,7 @@ def test_node_selectors_explain_the_scheduler_s_message(store: ClockedStore) -> 
 
 
 def test_node_selectors_follow_the_newest_message_of_the_scheduler(store: ClockedStore) -> None:
-    """If there are messages of two attempts, the selectors follow the newer message."""
+    """Node selectors are listed after the newest message of the scheduler."""
     selector = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
     older = replace(FULL, message="0/2 nodes are available", at=NOW - 600.0)
     put(store, EVACUATING, selector)
@@ -211,6 +211,6 @@ def test_node_selectors_follow_the_newest_message_of_the_scheduler(store: Clocke
 
 
 def test_reasons_change_no_verdict(store: ClockedStore) -> None:
-    """New reasons alone are not a change that could alter a verdict."""
+    """New reasons alone do not count as a change, because they alter no verdict."""
     store.put(EVACUATING)
     assert not store.put(EVACUATING, (STAYS,))

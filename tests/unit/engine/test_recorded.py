@@ -1,7 +1,7 @@
 """Every state of an evacuation, from recorded objects of KubeVirt's own controllers.
 
 The files in `tests/recorded/VERSION` come from the rig (`RECORD=1` with
-`tests/system/test_rig.py`), each with the controller that wrote it in `source`.
+`tests/system/test_rig.py`). In each file, `source` says which controller wrote what.
 """
 
 import json
@@ -42,14 +42,14 @@ DERIVED = {
 
 
 def diagnosed(store: ClockedStore, evidence: Evidence, now: float) -> Diagnosis:
-    """The diagnosis, which must be there."""
+    """The diagnosis, which must exist."""
     found = diagnose(evidence, StuckPolicy(), store.load(), now)
     assert found is not None
     return found
 
 
 def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, float]:
-    """A store with a recorded set, and the time of the recording."""
+    """A store with the recorded objects, the VMI's evidence, and the time of the recording."""
     recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     now = parse_instant(recorded["now"])
     assert now is not None
@@ -68,7 +68,7 @@ def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, fl
 
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_state(path: Path) -> None:
-    """Each recorded file has the state of its name, or none if the evacuation is over."""
+    """Each recording gives the state in its file name, or none if the evacuation is over."""
     store, evidence, now = load(path, limits=path.stem != "no_migration")
     if path.stem in ENDED:
         assert diagnose(evidence, StuckPolicy(), store.load(), now) is None
@@ -84,7 +84,7 @@ def test_capacity_before_there_is_an_attempt(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/migrating.json")), ids=VERSION)
 def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
-    """The recorded migration, more than two hours later, is stalled."""
+    """More than two hours later, the recorded migration is stalled."""
     store, evidence, now = load(path)
     assert diagnosed(store, evidence, now + 7300).state is State.MIGRATION_STALLED
 
@@ -92,7 +92,7 @@ def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_not_ready.json")), ids=VERSION)
 @pytest.mark.parametrize("phase", ["WaitingForSync", "Synchronizing"])
 def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
-    """An attempt in a phase of a decentralised migration waits for its peer."""
+    """An attempt in a phase of a decentralised migration has the state `WAITING_FOR_SYNC`."""
     recorded = json.loads(path.read_text(encoding="utf-8"))
     store, _, now = load(path)
     for vmim in recorded["vmims"]:
@@ -104,14 +104,14 @@ def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
 
 
 def test_every_state_is_recorded() -> None:
-    """Every state has a recording, or follows from one."""
+    """Every state has a recording, or is derived from one."""
     assert ({path.stem for path in FILES} - ENDED) | set(DERIVED) == set(State)
 
 
 @pytest.mark.parametrize("missing", ["vmims", "pods"])
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
-    """Without a permission a state may be unknown, but never another one."""
+    """Without a permission the state may become unknown, but never a wrong one."""
     if path.stem in ENDED:
         return
     store, _, now = load(path)

@@ -1,4 +1,4 @@
-"""Who requested an evacuation: the webhook reviews an eviction, then KubeVirt marks the VMI."""
+"""The requester of an evacuation, from the eviction that the webhook reviewed before."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ from tests.support.stores import ClockedStore
 
 
 def admit(store: ClockedStore, user: str, at: float, pod: str = "virt-launcher-db1-x") -> None:
-    """The webhook allows this user's eviction."""
+    """Let the webhook allow an eviction by this user."""
     store.apply(EvictionAdmitted(NAMESPACE, pod, user), at)
 
 
 def mark(store: ClockedStore, at: float, **overrides: Any) -> None:
-    """KubeVirt marks the VMI."""
+    """Let KubeVirt mark the VMI for evacuation."""
     store.now = at
     store.put(a_vmi(evacuation_node="n1", **overrides))
 
 
 def requester_of(store: ClockedStore) -> Requester | None:
-    """Who requested the evacuation of the one VMI."""
+    """The requester of the only VMI's evacuation."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
     return evidence.requested_by
@@ -31,7 +31,7 @@ def requester_of(store: ClockedStore) -> Requester | None:
 
 @pytest.fixture
 def store() -> ClockedStore:
-    """A VMI with its launcher pod, not marked."""
+    """A VMI that is not marked, with its launcher pod."""
     return a_store(a_vmi(), a_pod(), now=NOW - 100)
 
 
@@ -52,7 +52,7 @@ def test_kubevirts_date_follows(store: ClockedStore) -> None:
 
 
 def test_the_first_request_wins(store: ClockedStore) -> None:
-    """The first user counts; others who ask before the marker or during the evacuation do not."""
+    """The first user counts; users who ask later, also during the evacuation, do not."""
     for number, user in enumerate(("alice", "bob")):
         admit(store, user, NOW + number)
     mark(store, NOW + 2)
@@ -78,7 +78,7 @@ def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
 
 
 def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
-    """If the marker is dated long before the review, the reviewed user is not its requester."""
+    """A user whose eviction was reviewed long after an evacuation began is not its requester."""
     admit(store, "bob", NOW)
     mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
     assert requester_of(store) is None
@@ -98,7 +98,7 @@ def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
 
 
 def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
-    """After a success there is no requester, and nothing to store."""
+    """After a success there is no requester, and no marker to store."""
     admit(store, "alice", NOW)
     mark(store, NOW)
     store.put(a_vmi(node="n2", migration=a_state(end=NOW + 60)))
@@ -117,7 +117,7 @@ def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
     ids=["target", "finished", "not ours"],
 )
 def test_pods_for_which_kubevirt_marks_nothing(store: ClockedStore, pod: Any) -> None:
-    """The eviction of a target, of a finished pod or of another VMI's pod is no request."""
+    """The eviction of a target pod, of a finished pod or of another VMI's pod is no request."""
     store.put(pod)
     admit(store, "alice", NOW, pod="other")
     mark(store, NOW)
@@ -125,12 +125,12 @@ def test_pods_for_which_kubevirt_marks_nothing(store: ClockedStore, pod: Any) ->
 
 
 def test_requests_are_no_news(store: ClockedStore) -> None:
-    """A request alone is no change: no subscriber is notified."""
+    """A request alone does not count as a change of the store."""
     assert store.apply(EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", "alice"), NOW) == 0
 
 
 def test_the_memory_is_bounded() -> None:
-    """The number and the age of the kept requests are bounded."""
+    """The number and the age of the stored requests are bounded."""
     requesters = Requesters()
     for number in range(VMIS_KEPT + 1):
         requesters.note(f"u{number}", Requester(NOW, "alice"))
@@ -159,7 +159,7 @@ class TestMerging:
 
     @pytest.mark.parametrize(("at", "user"), [(NOW - 1, "zoe"), (NOW, "adam")])
     def test_two_replicas_were_asked(self, store: ClockedStore, at: float, user: str) -> None:
-        """Of two requesters the earlier one counts, else the first by name, in either order."""
+        """The earlier of two requesters counts; of two at the same time, the first by name."""
         admit(store, "bob", NOW)
         mark(store, NOW + 1)
         self.restored(store, Requester(at, user))
@@ -167,7 +167,7 @@ class TestMerging:
         assert requester_of(store) == Requester(at, user)
 
     def test_history_without_a_requester(self, store: ClockedStore) -> None:
-        """A stored history without a requester removes none."""
+        """A stored history without a requester does not remove the known requester."""
         admit(store, "alice", NOW)
         mark(store, NOW)
         self.restored(store, None)

@@ -67,11 +67,11 @@ from tests.unit.engine.test_evidence import marker_of, seen
 
 
 OLD = NOW - 86_400.0
-"""When `a_vmi` was created."""
+"""The creation time of `a_vmi`."""
 
 
 def records(store: ClockedStore) -> dict[str, Migration]:
-    """The VMI's records."""
+    """The migration records of the VMI."""
     return seen(store).history.records()
 
 
@@ -100,7 +100,7 @@ def test_history_outlives_the_state() -> None:
 
 @pytest.mark.parametrize("resource", [Resource.VMIS, Resource.VMIMS, Resource.PODS], ids=str)
 def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
-    """A late deletion of an earlier UID deletes nothing."""
+    """The late deletion of an earlier object with the same name deletes nothing."""
     store = a_store(a_vmi(), a_vmim(), a_pod())
     names = {Resource.VMIS: NAME, Resource.VMIMS: "mig-1", Resource.PODS: "virt-launcher-db1-x"}
     before = seen(store)
@@ -126,7 +126,7 @@ def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
 def test_belonging_by_creation(
     created: float | None, born: float | None, *, belongs: bool, vmi_first: bool
 ) -> None:
-    """A VMIM belongs to the VMI that it names unless it was created before it."""
+    """A VMIM belongs to the VMI that it names, unless the VMIM is older than the VMI."""
     facts = [a_vmi(created=born), an_ended_vmim(created=created)]
     store = a_store(*(facts if vmi_first else reversed(facts)))
     assert list(records(store)) == (["m1"] if belongs else [])
@@ -142,7 +142,7 @@ def test_belonging_by_creation(
 )
 @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
 def test_belonging_by_proof(vmi: Vmi, *, vmi_first: bool) -> None:
-    """A VMIM whose UID was in the VMI's state belongs to it, whenever it was created."""
+    """A VMIM whose UID was in a VMI's state belongs to that VMI, even if the VMIM is older."""
     facts = [vmi, an_ended_vmim(created=OLD - 50.0, start=OLD)]
     store = a_store(*(facts if vmi_first else reversed(facts)))
     assert records(store)["m1"].start == OLD
@@ -180,14 +180,14 @@ def test_a_deleted_vmim() -> None:
 
 
 def test_a_vmim_recreated_under_its_name() -> None:
-    """Another UID under a VMIM's name is another VMIM."""
+    """A VMIM with a known name but another UID is another VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(), an_ended_vmim(uid="m2", end=NOW - 60.0))
     assert sorted(records(store)) == ["m1", "m2"]
     assert [vmim.uid for vmim in seen(store).vmims] == ["m2"]
 
 
 def test_a_vmim_that_names_another_vmi() -> None:
-    """A VMIM is pending for the VMI that it names now, and for no other."""
+    """A VMIM is pending for the VMI that it names now, and for no other VMI."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmim(), a_vmim(vmi_name="db2"))
     assert seen(store).vmims == ()
     assert [vmim.uid for vmim in seen(store, "db2").vmims] == ["m1"]
@@ -211,7 +211,7 @@ def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
 
 
 def test_a_deleted_vmim_is_proven_later() -> None:
-    """A deleted VMIM counts as soon as its VMI's `migrationState` has its UID."""
+    """A deleted VMIM counts as soon as the VMI's `migrationState` has the VMIM's UID."""
     store = a_store(an_ended_vmim(created=OLD - 50.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
@@ -221,7 +221,7 @@ def test_a_deleted_vmim_is_proven_later() -> None:
 
 
 def test_a_deleted_vmim_is_the_next_ones() -> None:
-    """A deleted VMIM also counts for a recreated VMI of that name that is older than the VMIM."""
+    """A deleted VMIM also counts for a recreated VMI that was created before the VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
     store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi(migration=MigrationState(uid="m0")))
@@ -230,7 +230,7 @@ def test_a_deleted_vmim_is_the_next_ones() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    """Deleted VMIMs that wait for their VMI are bounded, per VMI and in total."""
+    """The number of deleted VMIMs that wait for their VMI is bounded, per VMI and in total."""
     store = a_store(keep=2)
     for number in range(4):
         store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
@@ -250,7 +250,7 @@ def test_what_waits_is_bounded() -> None:
 
 
 def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
-    """A VMIM belongs to the newer VMI of its name, also if that VMI is read later."""
+    """A VMIM moves to a recreated VMI that is older than the VMIM but was read later."""
     store = a_store(a_vmi(), a_vmim(created=NOW - 10.0, handed_off=True, phase="Scheduled"))
     store.put(a_vmim(created=NOW - 10.0, handed_off=True, phase="Running"))
     assert seen(store).vmims != ()
@@ -276,7 +276,7 @@ def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
 
 
 def test_an_unfinished_vmim_of_the_same_second_moves() -> None:
-    """An unfinished VMIM created in the same second as the new VMI belongs to it."""
+    """An unfinished VMIM created in the same second as the new VMI belongs to that VMI."""
     store = a_store(a_vmi(), a_vmim(created=NOW - 20.0), a_vmi(uid="new", created=NOW - 20.0))
     assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
 
@@ -317,7 +317,7 @@ def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
 
 
 def test_pods_change_and_go() -> None:
-    """The current launcher follows when a pod changes, changes its VMI or is deleted."""
+    """The current launcher is up to date after a pod changes, changes its VMI or is deleted."""
     store = a_store(a_vmi(), a_pod(), a_pod(eviction_in_progress=True))
     assert seen(store).launcher == a_pod(eviction_in_progress=True)
     store.put(a_pod(vmi_uid="another"))
@@ -328,7 +328,7 @@ def test_pods_change_and_go() -> None:
 
 
 def test_a_pod_of_another_namespace_changes_nothing() -> None:
-    """A pod belongs to no VMI of another namespace."""
+    """A pod does not belong to a VMI of another namespace."""
     store = a_store(a_vmi(evacuation_node="n1"), a_pod(), now=NOW)
     before = seen(store)
     foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
@@ -364,7 +364,7 @@ def test_a_pod_of_another_namespace_has_no_vmi() -> None:
 
 
 def test_pods_that_may_not_be_seen() -> None:
-    """Without permission for pods, or without a node, there is no launcher."""
+    """A VMI has no launcher without permission for pods, or if the VMI has no node."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
     assert seen(store, "db2").launcher is None
     store.put(a_pod())
@@ -471,7 +471,7 @@ def test_the_load_is_that_of_all_that_is_there(
 
 @pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
 def test_a_list_replaces(namespace: str | None) -> None:
-    """A list removes objects that it lacks from its namespace, and none from other namespaces."""
+    """Objects that a list lacks are removed, but only in the namespace of the list."""
     store = a_store()
     for where in (NAMESPACE, "elsewhere"):
         put(store, a_vmi(namespace=where), a_vmi(namespace=where, name="db2", uid="2"))
@@ -507,7 +507,7 @@ def test_a_list_replaces(namespace: str | None) -> None:
     ],
 )
 def test_what_is_news(change: Change, *, is_news: bool) -> None:
-    """A change that could change an answer is news: it is counted, and subscribers are notified."""
+    """A change that could alter an answer is counted, and subscribers are notified."""
     store = a_store(a_vmi(), a_vmim(), a_pod())
     notices: list[Notice] = []
     kinds = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
@@ -564,7 +564,7 @@ def test_two_histories_of_a_vmi_that_is_not_there() -> None:
     ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
 )
 def test_histories_of_two_evacuations(node: str, success: float) -> None:
-    """Of two stored evacuations only the later one is kept."""
+    """Of two stored evacuations of a VMI only the later one is kept."""
     early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
     late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
     migrations = {"m0": a_migration(end=success)}
@@ -603,7 +603,7 @@ def test_a_whole_migration() -> None:
 
 
 def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> None:
-    """The backoff counts failed VMIMs by namespace and name of the VMI."""
+    """The backoff also counts failed VMIMs of an earlier VMI with the same name."""
     store = a_store(a_vmi(uid="old", migration=MigrationState(uid="m1")))
     failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
     store.put(a_vmim(uid="m1", trigger=Trigger.WORKLOAD_UPDATE, **failed))
@@ -621,7 +621,7 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
     [(Resource.VMIS, a_vmi()), (Resource.VMIMS, a_vmim()), (Resource.PODS, a_pod())],
 )
 def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
-    """The evidence says since when an object has been invalid."""
+    """The evidence has the time since which an object has been invalid."""
     store = a_store(a_vmi(), a_vmim(), a_pod(), now=NOW)
     assert seen(store).refused == ()
     assert store.note_unreadable(resource, NAMESPACE, fact.name)
@@ -631,7 +631,7 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
 
 
 def test_who_waits() -> None:
-    """The VMIs that wait are those with an unfinished VMIM that have not ended themselves."""
+    """`waiting` returns the VMIs that have an unfinished VMIM and have not ended."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
     for name in (NAME, "db2"):
         store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
@@ -639,7 +639,7 @@ def test_who_waits() -> None:
 
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
-    """An invalid VMIM stops blocking its VMI after the time limit."""
+    """An invalid VMIM stops blocking its VMI after `DEAD_AFTER`."""
     store = a_store(a_vmim(), now=NOW)
     assert store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     assert not store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
@@ -697,7 +697,7 @@ class Cluster:
         return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
 
     def attempt(self) -> Vmim:
-        """The unfinished VMIM, or a new one: there is never more than one."""
+        """The unfinished VMIM, or a new one if there is none."""
         if (vmim := self.unfinished()) is not None:
             return vmim
         self.attempts += 1
@@ -725,9 +725,9 @@ class Cluster:
         return vmim, state.start
 
     def succeed(self, off: float = 0.0) -> None:
-        """Write the end before `completed`; the VMIM copies the state last.
+        """Write the end, then `completed`, and last the VMIM's copy of the state.
 
-        `off`: how many seconds the clock of the node that writes the end is ahead.
+        `off`: by how many seconds the clock of the node that writes the end is ahead.
         """
         vmim, start = self.start()
         end = self.now + off
@@ -740,13 +740,13 @@ class Cluster:
         self.end_badly(*self.start())
 
     def fail_unstarted(self) -> None:
-        """Lose the target pod before the start: start and end are equal."""
+        """Let a migration fail before its start, with equal start and end."""
         vmim = self.hand_off()
         if self.vmi.migration == MigrationState(uid=vmim.uid):
             self.end_badly(vmim, self.now)
 
     def end_badly(self, vmim: Vmim, start: float) -> None:
-        """Let a migration fail that began at `start`."""
+        """Let a migration that began at `start` fail."""
         state = a_state(uid=vmim.uid, start=start, end=self.now, outcome=Outcome.FAILED)
         self.finish(vmim, state, "Failed")
 
@@ -799,7 +799,7 @@ class Cluster:
         self.now += 3.0
 
     def recreate(self) -> None:
-        """Recreate the VM under its name, and delete the old one's unfinished VMIM."""
+        """Recreate the VM, and delete the unfinished VMIM of the old VM."""
         self.news.append(Removed(Resource.VMIS, NAMESPACE, NAME, self.vmi.uid))
         self.now += 2.0
         left = self.unfinished()
@@ -829,11 +829,11 @@ STEPS: dict[str, Callable[[Cluster], object]] = {
 }
 RNGS = st.integers(0, 2**32).map(random.Random)
 LOSSLESS = sorted(STEPS.keys() - {"collect", "spoil the VMI", "spoil the VMIM"})
-"""Steps after which the final objects still have everything that counts."""
+"""Steps after which the final objects still show everything that counts for a verdict."""
 
 
 def lived(steps: list[str]) -> Cluster:
-    """A cluster after these events."""
+    """A cluster after these steps."""
     cluster = Cluster()
     for step in steps:
         STEPS[step](cluster)
@@ -855,7 +855,7 @@ class Stream:
         self.read = 0
 
     def step(self, store: ClockedStore, *, lossy: bool) -> None:
-        """Read an event, read some again, relist, or miss some and relist."""
+        """Read an event, read events again, relist, or miss events and relist."""
         match self.rng.randrange(8):
             case 0:
                 self.read_again(store)
@@ -896,7 +896,7 @@ class Stream:
 
 
 def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> ClockedStore:
-    """A store whose two watches ran at their own pace, until both had read everything."""
+    """A store after two watches have read all events, each at its own speed."""
     store = a_store()
     vmis: list[News] = []
     vmims: list[News] = []
@@ -933,7 +933,7 @@ def verdicts_of(store: ClockedStore, cluster: Cluster) -> list[Verdict]:
     rng=RNGS,
 )
 def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -> None:
-    """Any order and repetition of the events of two watches gives the same verdicts."""
+    """Any interleaving and repetition of the events of two watches gives the same verdicts."""
     cluster = lived(steps)
     in_order = a_store()
     for news in cluster.news:
@@ -945,7 +945,7 @@ def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -
 
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14), rng=RNGS)
 def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.Random) -> None:
-    """Asking after each event gives the same answers as asking at the end."""
+    """Computing verdicts after each event does not change the final answers."""
     cluster = lived(steps)
     asked, unasked = a_store(), a_store()
     pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
@@ -971,7 +971,7 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
     rng=RNGS,
 )
 def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
-    """After a relist the verdicts depend only on the lists, whatever was missed."""
+    """After missed events and a relist, the verdicts depend only on the listed objects."""
     cluster = lived(steps)
     final: list[Fact] = [cluster.vmi, *cluster.vmims.values()]
     rng.shuffle(final)
@@ -985,7 +985,7 @@ def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
     rng=RNGS,
 )
 def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> None:
-    """In any order of events a recreated VM has no history and is allowed."""
+    """After any events a recreated VM has no history, and its eviction is allowed."""
     cluster = lived([*before, "recreate"])
     store = watched(cluster, rng, lossy=True)
     assert seen(store).vmi.uid == cluster.vmi.uid
@@ -994,7 +994,7 @@ def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> N
 
 
 def count_entries(part: object) -> int:
-    """How many entries all containers of a store have, those of its parts included."""
+    """The number of entries in all containers of a store and of its parts."""
     inside = vars(part).values()
     containers = sum(len(one) for one in inside if isinstance(one, dict | set | list))
     parts = (one for one in inside if hasattr(one, "__dict__") and not callable(one))
@@ -1043,7 +1043,7 @@ def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     ],
 )
 def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
-    """The stored request is joined with that of the same evacuation only."""
+    """A stored request counts only if it belongs to the same evacuation."""
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
     stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
     store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
@@ -1051,7 +1051,7 @@ def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at
 
 
 def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
-    """A VM that left its node and is back on it is evacuated again, with a new request."""
+    """A success that only the stored history shows ends the evacuation, and a new marker begins."""
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
     store.now = NOW + 60
     store.recall(
@@ -1062,7 +1062,7 @@ def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
 
 
 def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
-    """A failed VMIM of somebody else counts if another replica saw the request before it failed."""
+    """A user's failed VMIM counts if another replica saw the request before its creation."""
     vmi = a_vmi(evacuation_node="n1", eviction_strategy="External")
     failed = a_vmim(phase="Failed", created=NOW - 50.0, finished_at=NOW - 20.0)
     store = a_store(vmi, failed, now=NOW)
@@ -1082,7 +1082,7 @@ def test_an_object_that_can_be_read_again_is_a_change() -> None:
 
 
 def test_a_change_of_a_vmi_has_its_instant() -> None:
-    """The evidence has the time of its VMI's last change; the same VMI again is no change."""
+    """`changed_at` is the time of the VMI's last change, not of the last time it was read."""
     store = a_store(a_vmi())
     store.now += 60.0
     store.put(a_vmi(phase="Running"))
@@ -1093,7 +1093,7 @@ def test_a_change_of_a_vmi_has_its_instant() -> None:
 
 @pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
 def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> None:
-    """An unreadable VMI with a new UID is a new VMI; otherwise the last facts count."""
+    """An invalid VMI with a new UID is a new VMI; otherwise the last facts count."""
     store = a_store(a_vmi(phase="Running"))
     store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
     vmi = store.vmi((NAMESPACE, NAME))
@@ -1112,14 +1112,14 @@ def test_what_is_forgotten_is_news_once() -> None:
 
 
 def test_other_resources_are_neither_counted_nor_kept() -> None:
-    """The store neither counts ConfigMaps nor remembers unreadable ones."""
+    """The store neither counts ConfigMaps nor remembers invalid ones."""
     store = a_store()
     assert store.count(Resource.CONFIGMAPS) == 0
     assert store.note_unreadable(Resource.CONFIGMAPS, NAMESPACE, "x") == 0
 
 
 def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
-    """A migration in `migrationState` was handed off; the evidence has when it was first seen."""
+    """A migration in `migrationState` was handed off; `handed_off_at` is when it was first seen."""
     store = a_store(a_vmi())
     store.now += 60.0
     store.put(a_vmi(migration=a_running_state()))
@@ -1130,7 +1130,7 @@ def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
 
 
 def test_a_stored_history_proves_whose_a_migration_is() -> None:
-    """A VMIM that is older than its VMI belongs to it once a stored history names it."""
+    """A VMIM older than a VMI belongs to that VMI if the VMI's stored history has the VMIM."""
     store = a_store(a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
     memory = Remembered(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
     assert seen(store).vmims == ()
@@ -1139,7 +1139,7 @@ def test_a_stored_history_proves_whose_a_migration_is() -> None:
 
 
 def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:
-    """If the VMI's own end is an hour ahead, the VM left its node when its VMIM ended."""
+    """If the end in the VMI is an hour ahead, the VM left its node when its VMIM ended."""
     store = a_store(
         a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
     )

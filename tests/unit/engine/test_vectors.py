@@ -1,7 +1,7 @@
-"""The reference plugin's verdicts against ours, with both guards off.
+"""Our verdicts compared with those of the reference plugin, with both guards off.
 
 Every case must give the same answer, except those in `DIFFERENCES`. Each of these shows a fault of
-the reference (`Fault`). Our answers to them are derived by hand.
+the reference (`Fault`). Our answers in these cases are derived by hand.
 """
 
 import json
@@ -32,9 +32,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A case in which the reference is wrong: our answer, the reason, and the faults of the
-    reference.
-    """
+    """A case in which the reference is wrong: our answer, its derivation, and the faults."""
 
     ours: Mapping[str, Any]
     derivation: str
@@ -42,8 +40,9 @@ class Difference:
 
 
 def denied(cooldown: int, count: int, derivation: str) -> Difference:
-    """Our answer: a cooldown after `count` endings, one of which was in the first list ("the listed
-    one").
+    """Our answer is a cooldown after `count` endings.
+
+    One of them was in the first list; the derivations call it "the listed one".
     """
     ours = {"effective_cooldown_seconds": cooldown, "migration_count": count}
     return Difference({"preEvictionFilter": "deny"} | ours, derivation)
@@ -147,7 +146,7 @@ def load(probe: Probe) -> ClockedStore:
 
 
 def answer_about_arguments(probe: Probe) -> dict[str, Any]:
-    """Our answer about the policy of a case: whether it is valid, or its durations."""
+    """Our answer about the policy of a case: its validity, or its durations."""
     try:
         policy = read_settings({"policy": probe.policy}).policy
     except InvalidSettings:
@@ -165,7 +164,7 @@ def answer_about_arguments(probe: Probe) -> dict[str, Any]:
 
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.id)
 def test_verdict(probe: Probe) -> None:
-    """The verdict is that of the reference, or the one that the design gives instead."""
+    """The verdict is that of the reference, except for the cases in `DIFFERENCES`."""
     difference = DIFFERENCES.get(probe.id)
     assert answer(probe) == (probe.expected if difference is None else difference.ours)
 
@@ -177,7 +176,7 @@ def test_arguments(probe: Probe) -> None:
 
 
 def test_every_difference_is_one() -> None:
-    """Each listed difference is a real one, and names the fault of the reference."""
+    """Each case in `DIFFERENCES` really differs, and names a fault of the reference."""
     expected = {probe.id: probe.expected for probe in all_probes()}
     for probe_id, difference in DIFFERENCES.items():
         assert difference.ours != expected[probe_id], probe_id

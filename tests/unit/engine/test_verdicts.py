@@ -55,7 +55,7 @@ SILENT = DeadResources(frozenset(CLUSTER_RESOURCES))
 
 
 def count_kept(view: VerdictView) -> int:
-    """The size of everything that a view keeps."""
+    """The number of entries in all containers of a view."""
     return sum(len(one) for one in vars(view).values() if isinstance(one, dict | list | set))
 
 
@@ -107,7 +107,7 @@ def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, move
 
 
 def test_the_next_change_is_the_earliest_expiry() -> None:
-    """The next change by the clock alone is the end of the earliest cooldown."""
+    """`changes_at` is the end of the cooldown that ends first."""
     store = a_store()
     view = a_verdict_view(store, POLICY)
     for minute in (1, 9, 3, 8):
@@ -145,7 +145,7 @@ def test_a_census_stays_as_it_was() -> None:
 
 
 def test_the_clock_alone_ends_a_cooldown() -> None:
-    """A cooldown ends by the clock, without an event."""
+    """A cooldown ends when its time has passed, without an event."""
     view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
     for now, cools in ((NOW, True), (NOW + 299.0, True), (NOW + 300.0, False), (NOW, True)):
         verdicts, cooling = summarized(view, now)
@@ -179,7 +179,7 @@ def test_catching_up_is_bounded() -> None:
 
 
 def test_catching_up_ends_where_ends_lie_ahead() -> None:
-    """The update finishes even if the ends of all VMIs lie ahead of the clock."""
+    """Repeated calls of `advance` finish even if the ends of all VMIs lie ahead of the clock."""
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     view = a_verdict_view(store, POLICY)
@@ -213,7 +213,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept(end: Instant) -> None:
 
 
 def test_a_change_for_all_vmis_counts_at_once() -> None:
-    """A read after a change for all VMIs has the new verdicts, also before the next `advance`."""
+    """After a change for all VMIs the view has the new verdicts, even before the next `advance`."""
     policy = Policy(guard_platform_update=True)
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), KubeVirtSettings())
     view = a_verdict_view(store, policy)
@@ -292,7 +292,7 @@ def test_until_when_an_entry_is_valid(
 
 
 def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
-    """The revision grows only when a VMI is blocked, released or blocked by another reason."""
+    """The revision grows only when a VMI is blocked, released or blocked for another reason."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)), a_vmi(name="db2", uid="2"))
     view = a_verdict_view(store, POLICY)
 
@@ -320,7 +320,7 @@ STEPS = (-50_000.0, -60.0, -1.0, 0.0, 1.0, 20.0, 60.0, 301.0, 900.0, 7_000.0, 86
 
 @dataclass(frozen=True)
 class Pause:
-    """Change the clock and the dead resources, and update this many VMIs."""
+    """Change the clock and the dead resources, and update `looks` VMIs."""
 
     seconds: float
     dead: DeadResources
@@ -413,7 +413,7 @@ class Play:
 
 
 def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
-    """After these steps (`asking`: after each) the view equals newly computed verdicts."""
+    """Compare the view with newly computed verdicts after these steps (`asking`: after each)."""
     played = Play(policy)
     for step in steps:
         played.step(step)

@@ -1,4 +1,4 @@
-"""The random life of one VM, and the exporter's answers about it."""
+"""Random changes of one VM, and the exporter's answers about it."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.verdicts import decide
 
 
 class Life:
-    """The life of one VM in a cluster: its present objects, and every change as a fact.
+    """One VM in a cluster: its present objects, and each random change as facts.
 
     KubeVirt keeps five finished VMIMs and empties `migrationState` at each hand-off. The clocks of
     some nodes are two hours wrong, and some ends are never written to the VMI.
@@ -35,7 +35,7 @@ class Life:
         return shown
 
     def live(self, *stores: Store) -> None:
-        """Play one step, and put its changes into these stores."""
+        """Make one random step, and put its changes into these stores."""
         self.now += self.rng.choice([1.0, 30.0, 900.0])
         for fact in self.step():
             for store in stores:
@@ -47,7 +47,7 @@ class Life:
                 remove(store, Resource.VMIMS, vmim.namespace, vmim.name, at=self.now)
 
     def step(self) -> list[Fact]:
-        """Play one random change."""
+        """Make one random change."""
         open_one = next((v for v in self.vmims.values() if not v.finished), None)
         if open_one is None:
             return self.begin()
@@ -100,7 +100,7 @@ class Life:
 
 
 def answers_of(store: Store, now: float) -> dict[str, object]:
-    """The complete answer about the VMI."""
+    """The verdicts and the diagnosis of the VMI."""
     evidence = store.evidence(NAMESPACE, NAME)
     assert evidence is not None
     diagnosis = diagnose(evidence, StuckPolicy(), None, now)

@@ -1,4 +1,4 @@
-"""From the store to shards and back: a killed process loses nothing that was stored."""
+"""The stored history after a restart: a killed process loses nothing that was stored."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ def some_changes(*facts: Fact) -> PendingChanges:
 
 
 def follow(changes: PendingChanges, *facts: Fact, at: float = NOW) -> None:
-    """Put facts into the store, and encode what they change."""
+    """Put facts into the store, and encode the VMIs that they change."""
     put(changes.store, *facts)
     finish(changes.encode_changed(at))
 
@@ -92,7 +92,7 @@ class TestFollowing:
         assert len(changes) == 0
 
     def test_size(self) -> None:
-        """The size is the sum of the entries."""
+        """The size is the sum of the sizes of the entries."""
         assert some_changes().size == 0
         changes = some_changes(a_moved_vmi())
         alone = changes.size
@@ -164,10 +164,10 @@ class TestVmisNotSeen:
 
 
 class TestMerging:
-    """A stored history and what is known already are merged, in either order."""
+    """A stored history and the facts that are already known are merged, in either order."""
 
     def test_a_stored_vmim_is_bound(self) -> None:
-        """A VMIM in the stored history belongs to its VMI, even if it is older than the VMI."""
+        """A VMIM in the stored history belongs to its VMI, even if the VMIM is older."""
         successor = a_successor(
             shards(some_changes(a_moved_vmi())),
             a_vmi(created=NOW),
@@ -249,7 +249,7 @@ class TestUnwritten:
         assert changes.unwritten_since is None
 
     def test_a_history_that_lacks_something(self) -> None:
-        """A migration that the stored history lacks is unwritten since it was first seen."""
+        """A migration that the stored history lacks counts as unwritten since it was first seen."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))
@@ -261,7 +261,7 @@ class TestUnwritten:
         assert list(changes.find_missed(NOW, seen.get, NOW + 9)) == [shard]
 
     def test_nobody_misses_a_vmi_that_is_gone(self) -> None:
-        """The entry of a deleted VMI must be removed, but no shard is missed because of it."""
+        """A deleted VMI's entry must be removed, but its shard does not count as missed."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         kept = changes.seal(shard)
@@ -311,7 +311,7 @@ def test_killed_anywhere(prove: Callable[[str], None], lives: int) -> None:
 
 
 def failures(numbers: Iterable[int]) -> list[Vmim]:
-    """Failed evacuations from n1, a second apart."""
+    """Failed evacuation VMIMs of n1, created one second apart."""
     return [an_attempt(n, created=NOW + n, failed_at=NOW + n + 0.5) for n in numbers]
 
 

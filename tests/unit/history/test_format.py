@@ -1,4 +1,4 @@
-"""The format of the stored history: it reads back the same, and damage is detected."""
+"""A stored history reads back the same, and damage to it is detected."""
 
 import hashlib
 import random
@@ -95,7 +95,7 @@ def test_the_same_content_is_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
 def test_uids_of_any_length(uid: str) -> None:
-    """A UID that has the length of a packed UUID reads back the same."""
+    """A UID of any length reads back the same, also with the 16 bytes of a packed UUID."""
     assert read_shard(sealed(remembered(uid=uid)))[0].uid == uid
 
 
@@ -136,7 +136,7 @@ class TestWhatIsKept:
 
 
 class TestDamage:
-    """All damage raises an error."""
+    """Any damage to a shard raises an error."""
 
     WHOLE = sealed(remembered(), remembered(uid=str(UUID(int=3))))
 
@@ -222,7 +222,7 @@ def of_version(version: int, payload: bytes = b"?") -> bytes:
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, 65_535])
 def test_another_version(version: int) -> None:
-    """The error for a shard of another version has its bytes, so that they can be kept."""
+    """The error for a shard of another version has the shard's bytes, so that they can be kept."""
     raw = of_version(version)
     with pytest.raises(UnknownVersion, match=f"version {version}") as unknown:
         read_shard(raw)

@@ -122,7 +122,7 @@ class Replica:
 
 
 class Trial:
-    """The life of one VM; each replica misses some of its events."""
+    """Random changes of one VM; each replica misses some of them."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.rng = random.Random(seed)
@@ -131,7 +131,7 @@ class Trial:
         self.replicas = [Replica(self.life, self.server) for _ in range(count)]
 
     async def run(self) -> int:
-        """Play the life, end all faults, and compare the replicas. Returns the number of writes."""
+        """Change the VM, end all faults, and compare the replicas. Returns the number of writes."""
         for replica in self.replicas:
             replica.list(self.life)
         for _ in range(self.rng.randrange(10, 60)):
@@ -150,7 +150,7 @@ class Trial:
         return len(self.server.log)
 
     def evict(self) -> None:
-        """Let two users evict the VM. The review of each goes to one replica."""
+        """Let two users evict the VM. The review of each eviction goes to one replica."""
         for user in ("alice", "bob"):
             replica = self.rng.choice(self.replicas)
             change = EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", user)
@@ -170,7 +170,7 @@ class Trial:
             await replica.writer.flush()
 
     async def settle(self) -> set[str]:
-        """Play `ROUNDS` intervals without faults. Returns the migrations that were known before."""
+        """Run `ROUNDS` intervals without faults. Returns the migrations that were known before."""
         self.server.loses = False
         for number, replica in enumerate(self.replicas):
             replica.list(self.life)
@@ -205,7 +205,7 @@ def migrations_of(replica: Replica) -> set[str]:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("runs", [50, pytest.param(1_000, id="soak", marks=pytest.mark.soak)])
 def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, count: int) -> None:
-    """All replicas agree in the end, whatever each of them has missed."""
+    """All replicas agree in the end, even if each of them missed other events."""
     writes = 0
     for seed in range(runs):
         try:

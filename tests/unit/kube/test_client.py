@@ -1,4 +1,4 @@
-"""The client: the exporter's own namespace, certificates, and the number of connections."""
+"""The API client: the exporter's own namespace, certificates, and the number of connections."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -90,7 +90,7 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
 
 
 async def test_each_watch_has_a_connection() -> None:
-    """The number of connections is not limited: 110 watches leave room for another request."""
+    """Connections are not limited; with 110 watches open, another request still succeeds."""
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

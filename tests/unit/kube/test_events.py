@@ -143,7 +143,7 @@ async def test_a_held_eviction() -> None:
     ],
 )
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
-    """If the end is not known, the Event says what must end first."""
+    """If the end of the block is not known, the Event says what must end first."""
     api = ServedApi(a_store(a_vmi()))
     api.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
@@ -184,7 +184,7 @@ async def test_a_stuck_evacuation_of_a_known_requester() -> None:
 
 
 async def test_a_stuck_evacuation_and_its_end() -> None:
-    """The first Event has state, action and cause; the Event at the end has the new node."""
+    """The first Event of a stuck evacuation has its cause; the last Event has the new node."""
     store = stuck_store()
     words = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW)
     other = Why(WhySource.LIVE_MIGRATABLE, "Disks", "not shared")
@@ -222,7 +222,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     ids=["cancelled", "stopped"],
 )
 async def test_other_ends(vmi: Vmi, outcome: str) -> None:
-    """The Event at the end says that the VM has stopped, or that it has not moved."""
+    """The Event at the end of an evacuation says if the VM has stopped or has not moved."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(vmi)
@@ -233,7 +233,7 @@ async def test_other_ends(vmi: Vmi, outcome: str) -> None:
 
 
 async def test_no_end_is_invented() -> None:
-    """A deleted VM, or an evacuation that goes on, gets no Event about an end."""
+    """No Event reports an end if the VM was deleted or its evacuation goes on."""
     gone, external = ServedApi(stuck_store()), ServedApi(stuck_store())
     for api in (gone, external):
         await api.after(0)
@@ -260,7 +260,7 @@ async def test_no_event_about_vmis_that_are_dead() -> None:
 
 
 async def test_a_recreated_vm_is_another() -> None:
-    """A recreated VM gets no Event about its predecessor."""
+    """A recreated VM gets no Event about the earlier VM of its name."""
     api = ServedApi(stuck_store())
     await api.after(0)
     api.store.put(a_vmi(uid="another"))
@@ -302,7 +302,7 @@ async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
     ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
-    """Failed writes are counted. If the API server does not answer, they are repeated later."""
+    """Failed writes are counted, and repeated later unless the API server refused the Event."""
     api = ServedApi(a_store(a_vmi()))
     for uid in ("u1", "u2"):
         api.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
@@ -330,7 +330,7 @@ async def test_a_long_note_is_cut_by_its_bytes() -> None:
 
 
 async def test_the_longest_name() -> None:
-    """The name of a VM is shortened, so that the Event's name is valid."""
+    """A long VM name is shortened in the name of the Event, so that this name is valid."""
     name = "a" * 199 + "-" + "b" * 53
     api = ServedApi(a_store(a_vmi(name=name)))
     api.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)

@@ -1,4 +1,4 @@
-"""Reading objects of KubeVirt and Kubernetes, as the API server sends them, into facts."""
+"""Parsing the API server's objects of KubeVirt and Kubernetes into facts."""
 
 import json
 import random
@@ -71,22 +71,22 @@ def raw(value: Any) -> bytes:
 
 
 def read(resource: Resource, value: Json) -> Fact:
-    """The fact of a listed object."""
+    """The fact that is parsed from a listed object."""
     return parse_object(resource, raw(value)).fact
 
 
 def read_vmi(value: Json) -> Vmi:
-    """The fact of a listed VMI."""
+    """The fact that is parsed from a listed VMI."""
     return cast("Vmi", read(Resource.VMIS, value))
 
 
 def read_vmim(value: Json) -> Vmim:
-    """The fact of a listed VMIM."""
+    """The fact that is parsed from a listed VMIM."""
     return cast("Vmim", read(Resource.VMIMS, value))
 
 
 def read_pod(value: Json) -> Pod:
-    """The fact of a listed pod."""
+    """The fact that is parsed from a listed pod."""
     return cast("Pod", read(Resource.PODS, value))
 
 
@@ -114,7 +114,7 @@ def a_kubevirt_json(**spec: Any) -> Json:
     ],
 )
 def test_instants(written: str, instant: float) -> None:
-    """Every form of RFC 3339 is read."""
+    """Every form of an RFC 3339 timestamp is read."""
     assert parse_instant(written) == pytest.approx(instant, abs=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_instants(written: str, instant: float) -> None:
     ids=repr,
 )
 def test_what_is_no_instant(written: object) -> None:
-    """Any other value is read as None, without an error."""
+    """Any other value is read as `None`, without an error."""
     assert parse_instant(written) is None
 
 
@@ -225,7 +225,7 @@ def test_a_bare_vmi(vmi: Json) -> None:
     ],
 )
 def test_finished(phase: str, *, finished: bool) -> None:
-    """A VMI or a pod is finished in phase Succeeded or Failed only."""
+    """A VMI or a pod is finished only in phase Succeeded or Failed."""
     for found in (read_vmi(a_vmi_json(phase=phase)), read_pod(a_pod_json(phase=phase))):
         assert (found.phase, found.finished) == (phase, finished)
 
@@ -380,7 +380,7 @@ FINISHED_AT = {
     ("phase", "transitions", "finished_at"), FINISHED_AT.values(), ids=FINISHED_AT
 )
 def test_finished_at(phase: str, transitions: list[Json] | None, finished_at: float | None) -> None:
-    """A VMIM finishes at the transition to its final phase."""
+    """`finished_at` is the time of a VMIM's transition to its final phase."""
     vmim = read_vmim(a_vmim_json(phase=phase, phaseTransitionTimestamps=transitions))
     assert vmim.finished_at == finished_at
 
@@ -428,7 +428,7 @@ def test_the_owner_of_a_pod(owners: Json, vmi_uid: str) -> None:
 
 @pytest.mark.parametrize("value", ["true", ""], ids=["true", "empty"])
 def test_eviction_in_progress(value: str) -> None:
-    """The annotation counts, whatever its value is."""
+    """The annotation `EVICTION_IN_PROGRESS` counts with any value."""
     pod = read_pod(a_pod_json(annotations={EVICTION_IN_PROGRESS: value}))
     assert pod.eviction_in_progress
 
@@ -468,7 +468,7 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
 
 @pytest.mark.parametrize(("outdated", "updating"), [(2, True), (0, False), (None, False)])
 def test_an_update_of_kubevirt(outdated: int | None, *, updating: bool) -> None:
-    """KubeVirt is being updated while it counts VMIs that run the earlier version."""
+    """KubeVirt is being updated while its status counts VMIs of the earlier version."""
     status = {"outdatedVirtualMachineInstanceWorkloads": outdated}
     found = a_kubevirt_json() | {"status": status}
     assert read(Resource.KUBEVIRTS, found) == KubeVirtSettings(updating=updating)
@@ -535,12 +535,12 @@ BUDGETS = {
 
 @pytest.mark.parametrize(("spec", "status", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_budgets(spec: Json, status: Json, budget: Json) -> None:
-    """A budget forbids if it selects pods and allows no disruption. KubeVirt's own never forbid."""
+    """A budget that allows no disruption of its pods forbids evictions, unless it is KubeVirt's."""
     found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
     assert read(Resource.BUDGETS, found) == Budget(namespace="shop", name="b", **budget)
 
 
-# --- what is refused
+# --- invalid objects
 
 
 REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
@@ -560,7 +560,7 @@ REFUSED: dict[str, tuple[Resource, Any, str, bool]] = {
 
 @pytest.mark.parametrize(("resource", "value", "why", "named"), REFUSED.values(), ids=REFUSED)
 def test_refused_objects(resource: Resource, value: Any, why: str, *, named: bool) -> None:
-    """The error for an invalid object says what was expected, and the name if it is known."""
+    """The error for an invalid object says what is wrong, and has the object's name if known."""
     with pytest.raises(Refused) as listed:
         parse_object(resource, raw(value))
     with pytest.raises(Refused) as watched:
@@ -575,7 +575,7 @@ def test_refused_objects(resource: Resource, value: Any, why: str, *, named: boo
     "body", [b"", b"{", b"\xff\xfe", b'"\xff"', DEEP, b'{"metadata":' + DEEP], ids=range(6)
 )
 def test_garbage(body: bytes) -> None:
-    """Bytes that are not a valid object are an error."""
+    """Bytes that are not a valid object raise an error."""
     for resource in WHOLE:
         with pytest.raises(Refused):
             parse_object(resource, body)
@@ -793,7 +793,7 @@ def test_errors(value: Any, failed: Failed) -> None:
     ],
 )
 def test_refused_events(line: bytes, why: str) -> None:
-    """A line that is not a valid event is an error."""
+    """A line that is not a valid event raises an error."""
     with pytest.raises(Refused) as refusal:
         parse_event(Resource.VMIS, line)
     assert why in refusal.value.why
@@ -814,7 +814,7 @@ def test_a_page() -> None:
 @pytest.mark.parametrize("items", [{}, {"items": None}, {"items": []}], ids=str)
 @pytest.mark.parametrize("token", [{}, {"continue": None}], ids=str)
 def test_the_last_page(items: Json, token: Json) -> None:
-    """Without a token it is the last page. Items that are null are an empty list."""
+    """A page without a token is the last one. Items that are null are read as an empty list."""
     page = parse_page(raw({"metadata": {"resourceVersion": "5"} | token} | items))
     assert (page.items, page.resource_version, page.continue_token) == ([], "5", "")
 

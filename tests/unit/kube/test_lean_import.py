@@ -1,4 +1,4 @@
-"""The import of kubernetes_asyncio without its models, and whether we still need this."""
+"""The import of kubernetes_asyncio without its models, and a check that it is still needed."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ def test_no_models_are_loaded() -> None:
 
 
 def test_a_later_import_is_complete() -> None:
-    """A normal import after that still loads every model."""
+    """Importing kubernetes_asyncio after our client still loads every model."""
     later = models_after("exporter.kube.client", "kubernetes_asyncio.client")
     assert later == models_after("kubernetes_asyncio.client")
 
 
 def test_it_is_still_needed() -> None:
-    """If this fails, kubernetes_asyncio loads its models lazily: drop `kube/lean_import.py`."""
+    """If this fails, kubernetes_asyncio loads its models lazily: delete `kube/lean_import.py`."""
     assert models_after("kubernetes_asyncio.client") > 500

@@ -30,7 +30,7 @@ from tests.support.skipped_time import in_its_own_time, now
 
 DURATION = 24.0
 HELD = 16.0
-"""A holder relies on a renewal for this long after its request."""
+"""A holder relies on a renewal for this long after it sent the request."""
 FREE = 19.2
 """A candidate takes a Lease that has not changed for this long since the candidate read it."""
 RENEWED = (7.2, 8.0)
@@ -41,8 +41,8 @@ TINY = 1e-6
 class Server(ApiServer):
     """An API server with one Lease, its versions and conflicts.
 
-    `asked` has the time and verb of each request. An answer takes `takes` seconds. `refusal` has
-    the errors that are raised instead, by verb.
+    `asked` has the time and verb of each request. An answer takes `takes` seconds. `refusal` has,
+    by verb, the error that is raised instead of an answer.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Server(ApiServer):
 class Candidate(Lease):
     """A candidate on the loop's clock. `jump` moves its clock.
 
-    `changes` has each time when it took or lost the Lease, and whether it held it then.
+    `changes` has the times at which the candidate took (true) or lost (false) the Lease.
     """
 
     def __init__(self, server: Server, identity: str = "one", duration: float = DURATION) -> None:
@@ -140,7 +140,7 @@ async def pass_time(seconds: float) -> list[Any]:
 
 
 def a_candidate(**spec: Any) -> tuple[Server, Candidate]:
-    """A server and a candidate that begins now. With a `spec`, there is a Lease already."""
+    """A server and a candidate that begins now. With a `spec`, the server already has a Lease."""
     server = Server()
     if spec:
         server.write(**spec)
@@ -165,7 +165,7 @@ def gaps(instants: list[float]) -> list[float]:
 
 
 def within(values: list[float], bounds: tuple[float, float]) -> bool:
-    """Whether there are values, and all are within the bounds."""
+    """Whether there are any values, and all of them are within the bounds."""
     low, high = bounds
     return bool(values) and all(low - TINY <= one <= high + TINY for one in values)
 
@@ -192,7 +192,7 @@ async def test_the_first_creates_it() -> None:
 
 @in_its_own_time
 async def test_the_holder_renews() -> None:
-    """The holder renews the Lease after each third of its duration, and logs nothing."""
+    """The holder renews the Lease after each third of its duration, and logs no renewal."""
     server, one = a_candidate()
     logs = await pass_time(100)
 
@@ -218,9 +218,7 @@ async def test_a_duration_is_written_in_whole_seconds(duration: float, written: 
 
 @in_its_own_time
 async def test_the_lease_is_held_from_the_request_on() -> None:
-    """The holder relies on the Lease for two thirds of the duration, from its request on, not from
-    the answer on.
-    """
+    """The holder relies on the Lease for two thirds of its duration, counted from its request."""
     server, one = a_candidate()
     server.takes = 2.0
     await asyncio.sleep(5)
@@ -271,7 +269,7 @@ async def test_the_duration_in_the_lease_counts(written: dict[str, int], free: f
     server.takes = 0.5
     await asyncio.sleep(100)
 
-    # It was seen when the first answer came, and it was free when the last request began.
+    # The Lease was seen when the first answer came, and was free when the last request began.
     (taken, held), *_ = one.changes
     assert held
     assert 0.5 + free <= taken - 0.5 <= 0.5 + free + 0.5 + TINY
@@ -304,7 +302,7 @@ async def test_a_lease_is_taken_at_once(
 
 @in_its_own_time
 async def test_another_has_taken_it() -> None:
-    """A holder that finds another holder's name logs this once, and waits."""
+    """A holder that finds another holder's name in the Lease logs this once, and waits."""
     server, one = await a_holder()
     server.write(holderIdentity="two", leaseDurationSeconds=24)
     logs = await pass_time(18)
@@ -424,7 +422,7 @@ async def test_a_holder_that_cannot_renew() -> None:
 
 @in_its_own_time
 async def test_a_failing_server_gets_no_more_requests() -> None:
-    """A waiting candidate does not send more requests if the API server fails."""
+    """A waiting candidate does not send requests more often if the API server fails."""
     server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
     server.refusal["read"] = Unreachable("500 gone")
@@ -440,7 +438,7 @@ async def test_a_failing_server_gets_no_more_requests() -> None:
 
 @in_its_own_time
 async def test_a_server_that_does_not_answer() -> None:
-    """A request without an answer is given up after a third of the duration, and repeated."""
+    """A request without an answer ends after a third of the Lease's duration, and is repeated."""
     server, _ = a_candidate()
     server.takes = 1_000.0
     logs = await pass_time(60)

@@ -1,4 +1,4 @@
-"""The log line of each migration that ends, and the counts."""
+"""The log line of each migration that ends, and the counts of migrations."""
 
 import asyncio
 import json
@@ -143,7 +143,7 @@ async def test_a_record_waits_for_the_copied_state(
 
 
 async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
-    """A workload update counts as a hotplug if the VMI had the condition for it."""
+    """A workload update counts as a hotplug if the VMI had a hotplug condition."""
     watcher = Watcher()
     update = Trigger.WORKLOAD_UPDATE
     for resource, fact in (

@@ -65,7 +65,7 @@ def test_why_a_vmi_is_not_migratable() -> None:
 
 
 def test_of_an_idle_vmi_the_word_is_enough() -> None:
-    """Idle VMIs have only the condition's reason, and share one object for it."""
+    """The reason of an idle VMI has no message, and idle VMIs share one object for it."""
     (one,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
     (other,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS], nodeName="n2"))
     assert one == Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
@@ -73,7 +73,7 @@ def test_of_an_idle_vmi_the_word_is_enough() -> None:
 
 
 def test_an_idle_vmi_has_no_texts() -> None:
-    """Without an evacuation, past failures and node selectors are no reasons."""
+    """Without an evacuation, past failures and node selectors give no reasons."""
     value = a_vmi_json(
         conditions=[a_condition("LiveMigratable", "True")],
         migrationState=a_state_json(failed=True, failureReason="qemu crashed"),
@@ -83,7 +83,7 @@ def test_an_idle_vmi_has_no_texts() -> None:
 
 
 def test_why_the_last_migration_failed() -> None:
-    """An evacuating VMI gives the failure of its last migration and its node selector."""
+    """An evacuating VMI gives its last migration's failure and its node selector as reasons."""
     state = a_state_json(failed=True, failureReason="qemu crashed", abortStatus="Succeeded")
     value = an_evacuating_vmi(migrationState=state)
     value["spec"]["nodeSelector"] = {"zone": "a", "disk": "ssd"}

@@ -60,7 +60,7 @@ def page(*names: str, more: str = "") -> dict[str, Any]:
 
 
 class Scripted(ApiServer):
-    """An API server that plays these connections and pages in order, and then sends nothing."""
+    """An API server that gives these connections and pages in order, and then sends nothing."""
 
     def __init__(self, connections: Iterable[list[Step]], pages: Iterable[Page] = ()) -> None:
         super().__init__(Login(url="http://127.0.0.1:1"), read_timeout=HOUR)
@@ -142,7 +142,7 @@ async def test_a_connection_that_worked_is_opened_again_at_once() -> None:
 
 @in_its_own_time
 async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less_often() -> None:
-    """If each connection breaks after one event, the pauses before the next one grow."""
+    """If each connection breaks after one event, the pauses between the connections grow."""
     api = Scripted([event(), reset()] for _ in range(1000))
     await follow(api, lasts=HOUR)
     assert 100 < len(api.opened) < 300
@@ -150,7 +150,7 @@ async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less
 
 @in_its_own_time
 async def test_refusals_with_events_between_them_do_not_add_up() -> None:
-    """Events between two 403s start the count of 403s again."""
+    """An event between two 403 answers resets the count of 403 answers."""
     starting: list[Step] = [Forbidden("403 roles are not loaded")]
     lives = (one for _ in range(FINAL_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)

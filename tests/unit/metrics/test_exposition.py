@@ -123,12 +123,12 @@ def scraped(exposition: Exposition, accept: str = "") -> tuple[bytes, str]:
 
 
 def golden() -> str:
-    """The golden text: that of a fixed view, without the exporter's version."""
+    """The golden text, which is the exposition of a fixed view without the exporter's version."""
     return rendered(a_view()).replace(f'"{__version__}"', '"VERSION"')
 
 
 def parse_strictly(text: str) -> list[Metric]:
-    """The families of an OpenMetrics exposition, by prometheus_client's own parser."""
+    """The families of an OpenMetrics exposition, parsed by prometheus_client."""
     return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
 
@@ -209,7 +209,7 @@ def test_written_as_prometheus_client_writes(view: View, accept: str) -> None:
 
 
 def test_every_family_is_sampled_in_order() -> None:
-    """Every family of the table is sampled once, in the table's order."""
+    """Every family in `FAMILIES` is sampled once, in the same order."""
     assert [family for family, _ in sample(a_view())] == list(FAMILIES)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
@@ -259,7 +259,7 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_labels_are_there_from_the_start(name: str) -> None:
-    """A closed label has a series at 0 for each of its values, from the start."""
+    """A label with a fixed set of values has a series at 0 for each value from the start."""
     found = samples(list(parse_text(rendered(an_empty_view()))))
     own = {labels: value for (one, labels), value in found.items() if one == name}
 
@@ -373,7 +373,7 @@ def test_a_scrape_is_of_one_instant() -> None:
 
 
 def test_no_slice_is_longer_than_others() -> None:
-    """No piece has more VMIs than a slice, and no VMI is missing."""
+    """No part of a scrape has more VMIs than `SLICE`, and no VMI is missing."""
     view = a_crowd(3 * SLICE)
     pieces = [(family, list(samples)) for family, samples in sample(view)]
     counted = Counter(family.name for family, samples in pieces for _ in samples)
@@ -429,7 +429,7 @@ def test_the_process_has_metrics() -> None:
 
 
 def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
-    """The series of a node without VMIs ends a day after its last block."""
+    """The block series of a node without VMIs end a day after the node's last blocked eviction."""
     view = a_view()
     later = replace(view, now=NOW + BLOCKS_KEPT_FOR)
     nodes = [
@@ -446,5 +446,5 @@ if __name__ == "__main__":
 
 
 def test_promtool_finds_something() -> None:
-    """Promtool complains about a wrong name, so its silence means something."""
+    """Promtool complains about a wrong metric name, so no complaint means valid metrics."""
     assert "counter metrics should" in check_metrics("# HELP a b\n# TYPE a counter\na 1\n")

@@ -1,4 +1,4 @@
-"""Access checks while the API server does not answer."""
+"""Access checks: their caches, and an API server that does not answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class HangingApi(ApiServer):
 
 @in_its_own_time
 async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
-    """Hanging reviews of strangers delay a known caller by at most 0.25 s."""
+    """If the reviews of unknown callers hang, a known caller waits at most 0.25 s."""
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
     await access.check("Bearer alice", "GET", "/metrics")
@@ -74,7 +74,7 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
 async def test_one_user_s_paths_and_tokens_throw_out_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One user's many paths and tokens do not evict another caller's cached permission."""
+    """One user's many paths and tokens do not remove another caller's permission from the cache."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=1000 * KEEP, clock=now)
@@ -94,7 +94,7 @@ async def test_one_user_s_paths_and_tokens_throw_out_nothing_of_others(
 async def test_invented_tokens_of_one_peer_throw_out_nothing_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One peer's many invented tokens do not evict another peer's cached refusal."""
+    """One peer's many invented tokens do not remove another peer's refusal from the cache."""
     monkeypatch.setattr("exporter.server.access.REMEMBERED", FEW)
     api = HangingApi()
     access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)

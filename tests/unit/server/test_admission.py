@@ -80,7 +80,7 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
-    """A denial is counted by reason and node, in the histogram, and by its outcome."""
+    """A denial is counted by reason and node, by outcome, and in the histogram of cooldowns."""
     response = await webhook.ask()
     assert response["allowed"] is False
     assert response["status"]["code"] == 429
@@ -91,7 +91,7 @@ async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> Non
 
 
 async def test_a_warning_is_no_block() -> None:
-    """In mode `warn` only the outcome is counted, and the log line is a different one."""
+    """In mode `warn` only the outcome is counted, and `eviction_would_be_denied` is logged."""
     async with opened(AdmissionMode.WARN) as webhook:
         with capture_logs() as logs:
             response = await webhook.ask()
@@ -104,7 +104,7 @@ async def test_a_warning_is_no_block() -> None:
 
 
 async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
-    """A dry run has the real answer and leaves nothing in metrics, log or memory."""
+    """A dry run gets the normal answer, and changes no metric, log or memory."""
     with capture_logs() as logs:
         assert (await webhook.ask(a_review(dryRun=True)))["allowed"] is False
     assert webhook.counted() == {}
@@ -158,7 +158,7 @@ async def test_what_is_no_eviction_is_not_counted(webhook: Webhook) -> None:
 
 
 async def test_a_hold_ends(webhook: Webhook) -> None:
-    """After admission.maxHold the evictions of a denied VM are allowed, with a warning."""
+    """After `admission.maxHold` the evictions of a denied VM are allowed, with a warning."""
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     held, step = 86_400, 600
     answers = []
@@ -178,7 +178,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
 
 async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
-    """After stuck.migrationTimeout, a denied VM has a series with the time of its first denial."""
+    """After `stuck.migrationTimeout` a denied VM has a series with the time of its first denial."""
     series = 'kubevirt_vmi_eviction_held_timestamp_seconds{name="db1",namespace="shop",node="n1"}'
     webhook.api.store.put(a_vmi(migration=a_running_state()))
     began = webhook.api.clock.instant
@@ -219,7 +219,7 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
 
 
 async def test_the_vmi_has_its_blocked_evictions(webhook: Webhook) -> None:
-    """GET /v1/vmis lists the last blocked evictions by user, the newest first, with counts."""
+    """The API's answer about a VMI counts its blocked evictions by user, the newest first."""
     for _ in range(2):
         await webhook.ask()
     webhook.api.clock.instant += 7

@@ -51,7 +51,7 @@ from tests.unit.server.test_api import a_health
 
 
 def some_health(**overrides: Any) -> Health:
-    """A health whose last contact was two seconds ago; `overrides` are for the VMIMs' watch."""
+    """A health with its last contact two seconds ago; `overrides` change the watch of VMIMs."""
     health = a_health(contact=NOW - 2.0)
     for name, value in overrides.items():
         setattr(health.watched[1], name, value)
@@ -280,14 +280,14 @@ class TestExplanation:
         ],
     )
     def test_says_why(self, name: str, blocks: bool, facts: dict[str, Any], why: str) -> None:
-        """Each rule names the facts of its result."""
+        """Each rule names the facts that explain its result."""
         found = rule(explained(some_evidence(**facts)), name)
 
         assert found.blocks is blocks
         assert why in found.why
 
     def test_says_that_a_vmi_has_ended(self) -> None:
-        """For a VMI that has ended every rule says so."""
+        """If a VMI has ended, every rule says so."""
         found = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
 
         assert (found.phase, found.cooldown) == ("Succeeded", None)
@@ -396,7 +396,7 @@ class TestExplanation:
         found: list[dict[str, Any]],
         count_failed: bool,
     ) -> None:
-        """As many migrations are marked `inWindow` as the verdict counts."""
+        """The number of migrations with `inWindow` equals the verdict's count."""
         policy = a_policy(count_failed_migrations=count_failed)
         history = History()
         for fields in found:
@@ -424,7 +424,7 @@ class TestStatus:
     """The exporter's status."""
 
     def test_has_the_state_of_each_watch(self) -> None:
-        """The status has for each watch whether it is synced or forbidden, and its last error."""
+        """The status says for each watch whether it is synced or forbidden, and its last error."""
         health = some_health(
             synced=False, refused="forbidden", trouble="cut", contact=None, refused_objects=3
         )
@@ -461,7 +461,7 @@ class TestStatus:
         assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
 
     def test_the_state_of_the_stored_history(self) -> None:
-        """A stored history has its writer, its unwritten changes and its faults."""
+        """The status of the stored history has its writer, its times, its size and its faults."""
         health = some_health()
         assert status_of(health).history is None
         health.history = HistoryHealth(

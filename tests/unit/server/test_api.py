@@ -71,19 +71,19 @@ DOCUMENT = write_openapi()
 
 @dataclass
 class Clock:
-    """A clock that a test sets. After `run` it goes on by itself."""
+    """A clock that a test sets. After `run` it advances by itself."""
 
     instant: float = NOW
     _began: float | None = None
 
     def __call__(self) -> float:
-        """The instant now."""
+        """The current time."""
         if self._began is None:
             return self.instant
         return self.instant + asyncio.get_running_loop().time() - self._began
 
     def run(self) -> None:
-        """Let the clock go on."""
+        """Let the clock advance."""
         self._began = asyncio.get_running_loop().time()
 
 
@@ -114,7 +114,7 @@ def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
 
 
 def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> Health:
-    """The health of these watches; by default one for each resource, last contact at `contact`."""
+    """The health of these watches; by default one per resource, with this last contact."""
     every = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
     return Health(180.0, 600.0, list(watched) or every)
 
@@ -150,7 +150,7 @@ class ServedApi:
             watched.contact = self.clock()
 
     def cool(self, name: str = "db1", **fields: Any) -> None:
-        """Add a VMI that cools down; the fields are those of `cooling`."""
+        """Add a VMI that cools down; `fields` are those of `cooling`."""
         self.store.put(cooling(name, **fields))
 
     async def ask(self, method: str, path: str, **options: Any) -> Answer:
@@ -187,7 +187,7 @@ class FakeAccess(Access):
     async def check(
         self, authorization: str | None, method: str, path: str, *, peer: str = ""
     ) -> None:
-        """Raises `Unauthenticated`."""
+        """Raises `Unauthenticated` for every other token."""
         del method, path, peer
         if authorization != "Bearer good":
             raise Unauthenticated("a token is needed")
@@ -230,7 +230,7 @@ async def served(app: web.Application) -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def opened(api: ServedApi) -> AsyncIterator[ServedApi]:
-    """Serve the API as on the query listener."""
+    """Serve the API as the query listener does."""
     async with served(make_query_app(api.service)) as session:
         api.session = session
         yield api
@@ -252,7 +252,7 @@ class TestVerdicts:
         assert (answer.status, answer.json["verdicts"]) == (200, [])
 
     async def test_answers_as_the_contract_says(self, api: ServedApi) -> None:
-        """The answer about a VMI in cooldown has every field, nulls included."""
+        """The answer about a VMI in cooldown has every field, also those that are null."""
         api.cool()
         api.store.put(an_ended_vmim(uid="m0", start=NOW - 5060.0, end=NOW - 5000.0))
         answer = await api.judge(CANDIDATE)
@@ -283,7 +283,7 @@ class TestVerdicts:
         }
 
     async def test_answers_in_the_order_asked(self, api: ServedApi) -> None:
-        """Each candidate has one verdict, in the order of the request; a repeated one has two."""
+        """The verdicts have the order of the candidates; a repeated candidate has two verdicts."""
         api.cool("b")
         api.store.put(a_vmi(name="a", uid="a"))
         names = ["b", "nobody", "a", "b"]
@@ -338,15 +338,15 @@ class TestVerdicts:
         ],
     )
     async def test_knows_its_own(self, api: ServedApi, extra: dict[str, object]) -> None:
-        """The VMI is found by its UID, or without a UID; unknown fields are ignored."""
+        """A VMI is found with its own UID or without a UID; unknown fields are ignored."""
         api.cool()
         answer = await api.judge(CANDIDATE | extra, comment={"x": 1})
 
         assert [one["reason"] for one in answer.json["verdicts"]] == ["cooldown"]
 
     async def test_counts_exactly_the_blocked_answers(self, api: ServedApi) -> None:
-        """Each blocked answer counts once by reason, node and namespace; cooldowns fill the
-        histogram.
+        """Each blocked verdict is counted by reason, node and namespace. The histogram also has
+        each cooldown.
         """
         api.cool()
         api.store.put(a_vmi(name="runs", uid="r", node="n2", migration=a_running_state()))
@@ -361,7 +361,7 @@ class TestVerdicts:
         assert (api.counters.cooldowns.count, api.counters.cooldowns.total) == (2, 1800.0)
 
     async def test_counts_no_dry_run(self, api: ServedApi) -> None:
-        """A dry run has the same answer and, like GET requests, counts in no metric."""
+        """A dry run has the same answer. Dry runs and GET requests are not counted as blocks."""
         api.cool()
         wet = await api.verdict()
         counted = (dict(api.counters.blocks), api.counters.cooldowns.count)
@@ -401,7 +401,7 @@ class TestVerdicts:
         stale: bool,
         reasons: list[str | None],
     ) -> None:
-        """After 3 minutes without contact answers are stale; after 10 more only cooldowns block."""
+        """After 3 minutes without contact answers are stale; after 13 min only cooldowns block."""
         api.store.put(a_vmi(name="runs", uid="r", migration=a_running_state()))
         api.cool(left=890.0)
         api.clock.instant = NOW + silence
@@ -412,7 +412,7 @@ class TestVerdicts:
         assert [one["reason"] for one in answer.json["verdicts"]] == reasons
 
     async def test_reads_the_body_whatever_its_type(self, api: ServedApi) -> None:
-        """The body is read as JSON whatever Content-Type says."""
+        """The body is read as JSON with any Content-Type."""
         body = json.dumps({"candidates": [CANDIDATE]}).encode()
         answer = await api.ask("POST", VERDICTS, data=body, headers={"Content-Type": "text/plain"})
 
@@ -420,7 +420,7 @@ class TestVerdicts:
 
 
 class TestRefusals:
-    """Invalid requests get a problem that names the field."""
+    """Invalid requests get a problem that says what is wrong."""
 
     @pytest.mark.parametrize(
         ("body", "said"),
@@ -438,7 +438,7 @@ class TestRefusals:
     async def test_a_body_that_is_no_json_is_400(
         self, api: ServedApi, body: bytes, said: str
     ) -> None:
-        """A body that is not valid JSON is answered with 400; a lone surrogate is named."""
+        """A body that is not valid JSON is answered with 400; a lone surrogate is mentioned."""
         answer = await api.ask("POST", VERDICTS, data=body)
 
         assert answer.status == 400
@@ -490,7 +490,7 @@ class TestRefusals:
         assert "limits.bodyBytes" in answer.detail
 
     async def test_a_body_at_the_limits_is_read(self, api: ServedApi) -> None:
-        """A request with the most allowed bytes and candidates is answered."""
+        """A request with exactly the maximum of bytes and of candidates is answered."""
         body = json.dumps({"candidates": [CANDIDATE] * LIMITS.candidates}).encode()
         answer = await api.ask("POST", VERDICTS, data=body.ljust(LIMITS.body_bytes))
 
@@ -535,7 +535,7 @@ class TestRefusals:
         ],
     )
     async def test_what_does_not_exist_is_404(self, api: ServedApi, path: str, said: str) -> None:
-        """An unknown path, VMI or node without VMs is answered with 404."""
+        """An unknown path, an unknown VMI or a node without VMs is answered with 404."""
         api.cool()
         answer = await api.get(path)
 
@@ -555,7 +555,7 @@ class TestRefusals:
     async def test_a_wrong_method_is_405(
         self, api: ServedApi, method: str, path: str, allow: set[str]
     ) -> None:
-        """A wrong method is answered with 405 and the allowed ones."""
+        """A wrong method is answered with 405 and the allowed methods."""
         answer = await api.ask(method, path)
 
         assert answer.status == 405
@@ -578,7 +578,7 @@ class TestRefusals:
 
 
 class TestReadiness:
-    """Before the first sync and during shutdown."""
+    """Requests before the first sync and during shutdown."""
 
     @pytest.mark.parametrize(
         ("method", "path"),
@@ -618,7 +618,7 @@ class TestReadiness:
 
     @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
     async def test_the_rest_is_served_before_the_sync(self, api: ServedApi, path: str) -> None:
-        """The probe livez, metrics, page and OpenAPI document are served before the sync."""
+        """/livez, the metrics, the page and the OpenAPI document are served before the sync."""
         api.health.watched[0].synced = False
         api.health.watched[0].contact = None
         answer = await api.get(path)
@@ -630,7 +630,7 @@ class TestBlocked:
     """GET /v1/blocked."""
 
     async def test_answers_as_the_contract_says(self, api: ServedApi) -> None:
-        """Entries are sorted, one per VMI and blocking checkpoint, with their release."""
+        """The answer has one entry per VMI and blocking checkpoint, sorted, with its release."""
         api.cool("b")
         api.store.put(a_vmim(vmi_name="b"))
         api.store.put(a_vmi(name="a", uid="of-a", node="n2", evacuation_node="n2"))
@@ -669,7 +669,7 @@ class TestBlocked:
 
     @pytest.mark.parametrize("count", [0, 1, 200])
     async def test_is_written_as_it_would_be_in_one_piece(self, api: ServedApi, count: int) -> None:
-        """In parts or in one piece, the body is the same JSON with its Content-Length."""
+        """The body is the same JSON, whether it is written in parts or at once."""
         for number in range(count):
             api.cool(f"db{number}")
         answer = await api.get(BLOCKED)
@@ -685,7 +685,7 @@ class TestBlocked:
     async def test_one_checkpoint_has_only_its_entries(
         self, api: ServedApi, checkpoint: str
     ) -> None:
-        """With a checkpoint in the query, only its entries are listed, with another ETag."""
+        """A query with a checkpoint lists only its entries, and has another ETag."""
         api.cool()
         api.store.put(a_vmim())
         both = await api.get(BLOCKED)
@@ -721,7 +721,7 @@ class TestBlocked:
         assert (answer.body == b"") is (status == 304)
 
     async def test_several_headers_are_one_list(self, api: ServedApi) -> None:
-        """ETags in two If-None-Match headers are both compared."""
+        """If a request has two If-None-Match headers, the ETags of both are compared."""
         etag = (await api.get(BLOCKED)).headers["ETag"]
         headers = [("If-None-Match", '"another"'), ("If-None-Match", etag)]
         answer = await api.ask("GET", BLOCKED, headers=headers)
@@ -730,7 +730,7 @@ class TestBlocked:
 
 
 async def begin(api: ServedApi, etag: str) -> asyncio.Task[Answer]:
-    """Begin a long poll with this ETag, and continue once the exporter counts it as waiting."""
+    """Begin a long poll with this ETag; returns when the exporter counts it as waiting."""
     waiting = asyncio.create_task(api.get(f"{BLOCKED}?wait=60", If_None_Match=etag))
     async with asyncio.timeout(PATIENCE):
         while not api.service.polls.waiting:  # noqa: ASYNC110 (there is no notification)
@@ -866,7 +866,7 @@ class TestNodes:
 
     @pytest.fixture
     def drained(self, api: ServedApi) -> ServedApi:
-        """On n1 are VMs of every outcome except `fails`, and an ended one; on n0 is one VM."""
+        """n1 has an ended VM and a VM of each drain outcome except `fails`; n0 has one VM."""
         strategies: dict[str, dict[str, Any]] = {
             "leaves": {"eviction_strategy": "LiveMigrate", "migratable": True},
             "stays": {"eviction_strategy": "LiveMigrate"},
@@ -965,7 +965,7 @@ class TestListeners:
     @pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.name))
     @pytest.mark.parametrize("listener", ["query", "metrics"])
     async def test_serves_its_routes(self, listener: str, route: Route) -> None:
-        """The query listener serves everything, the other one metrics, probes and page."""
+        """The query listener serves all routes, the metrics listener metrics, probes and page."""
         api = ServedApi()
         api.cool()
         make = make_query_app if listener == "query" else make_metrics_app
@@ -981,7 +981,7 @@ class TestListeners:
 
     @pytest.mark.parametrize("route", [one for one in ROUTES if one.method == "GET"], ids=str)
     async def test_answers_head(self, api: ServedApi, route: Route) -> None:
-        """HEAD has the headers of GET and no body."""
+        """The answer to HEAD has the headers of GET and no body."""
         api.cool()
         answer = await api.ask("HEAD", path_of(route))
 
@@ -990,7 +990,7 @@ class TestListeners:
 
 
 class TestOthers:
-    """The document, the page, the metrics."""
+    """The OpenAPI document, the page and the metrics."""
 
     async def test_the_document_is_the_one_generated(self, api: ServedApi) -> None:
         """/openapi.json is the generated document."""

@@ -1,4 +1,4 @@
-"""The blocked set: up to date, and sent to long polls."""
+"""The blocked set is up to date, and its changes answer long polls."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def afresh(scene: ServedApi) -> BlockedSet:
 
 @pytest.fixture
 def scene() -> ServedApi:
-    """A service over an empty store, which is not served."""
+    """A service over an empty store, without HTTP."""
     return ServedApi()
 
 
@@ -105,7 +105,7 @@ class TestRead:
         assert found == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_follows_the_store(self, scene: ServedApi) -> None:
-        """After a change of the store the answer and its ETag are new."""
+        """A change of the store changes the set and its ETag."""
         before = read(scene.blocked, None)
         scene.cool()
         after = read(scene.blocked, None)
@@ -128,7 +128,7 @@ class TestRead:
         assert found == [["a", "b"], ["b"], ["b"], []]
 
     def test_follows_what_may_be_seen(self, scene: ServedApi) -> None:
-        """The set changes as soon as VMIMs or pods become readable or forbidden."""
+        """The set changes as soon as VMIMs become forbidden."""
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
         both = read(scene.blocked, None)
@@ -139,7 +139,7 @@ class TestRead:
         assert keys(none) == []
 
     def test_turns_stale_and_dead(self, scene: ServedApi) -> None:
-        """Stale evidence still blocks and is marked; dead evidence blocks only by cooldown."""
+        """Stale evidence still blocks and is marked; dead evidence blocks only by cooldowns."""
         scene.cool("a", left=890.0)
         scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
         fresh = read(scene.blocked, None)
@@ -154,7 +154,7 @@ class TestRead:
         assert len({fresh.etag, stale.etag, dead.etag}) == 3
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
-        """For an end in the near future `notBefore` moves with the clock and the ETag stays."""
+        """If a migration's end is ahead of our clock, `notBefore` moves but the ETag does not."""
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
         found = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
@@ -176,7 +176,7 @@ class TestRead:
     def test_what_is_kept_is_what_would_be_computed(
         self, ends: list[int], instants: list[float], window: float
     ) -> None:
-        """For any clock the cached set equals a newly computed one."""
+        """At any time the cached set equals a newly computed one."""
         scene = ServedApi(
             policy=a_policy(migration_cooldown=300.0, migration_history_window=window)
         )
@@ -224,7 +224,7 @@ class TestManyVmis:
 
     @pytest.fixture
     def scene(self, scene: ServedApi) -> ServedApi:
-        """Many VMs that cool down."""
+        """A service with many VMs that cool down."""
         for number in range(self.MANY):
             scene.cool(f"v{number:04}")
         return scene
@@ -252,7 +252,7 @@ class TestManyVmis:
         assert len((await first).entries) in (self.MANY, self.MANY + 1)
 
     async def test_a_change_while_it_is_computed_is_in_the_next(self, scene: ServedApi) -> None:
-        """A change during a computation is in the next answer, even of a VMI that was already
+        """A change during a computation is in the next answer, even if its VMI was already
         computed.
         """
         reading = asyncio.create_task(scene.blocked.read(None))
@@ -285,7 +285,7 @@ class TestWait:
     """Waiting for a change."""
 
     async def test_a_change_back_releases(self, scene: ServedApi) -> None:
-        """A long poll is answered when the set changes back to an earlier one."""
+        """A long poll is answered when the set changes back to an earlier state."""
         none = (await scene.blocked.read(None)).etag
         first = await begin(scene, None, none)
         scene.cool()
@@ -299,7 +299,7 @@ class TestWait:
         assert answer.etag == none
 
     async def test_the_clock_releases(self) -> None:
-        """The end of a cooldown answers a long poll at that instant."""
+        """A long poll is answered when a cooldown ends."""
         scene = ServedApi(policy=a_policy(migration_cooldown=1.0))
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW)))
         scene.clock.run()
@@ -311,7 +311,7 @@ class TestWait:
         assert scene.clock() >= NOW + 1.0
 
     async def test_turning_stale_releases(self, scene: ServedApi) -> None:
-        """Evidence that turns stale answers a long poll."""
+        """A long poll is answered when the evidence becomes stale."""
         scene.health.stale_after = 1.0
         scene.clock.run()
         known = read(scene.blocked, None)
@@ -320,7 +320,7 @@ class TestWait:
         assert (known.stale, blocked.stale) == (False, True)
 
     async def test_a_sign_of_life_releases(self, scene: ServedApi) -> None:
-        """The first contact after stale evidence answers a long poll."""
+        """A long poll is answered at the first contact after stale evidence."""
         scene.clock.instant = NOW + 500.0
         known = read(scene.blocked, None)
         waiting = await begin(scene, None, known.etag)
@@ -342,7 +342,7 @@ class TestWait:
 
     @pytest.mark.parametrize("ticking", [False, True], ids=["clock-stands", "clock-runs"])
     async def test_waits_no_longer_than_asked(self, scene: ServedApi, ticking: bool) -> None:
-        """Without a change a long poll ends after its wait, whatever the wall clock does."""
+        """Without a change a long poll ends after its wait, even if the wall clock stands still."""
         if ticking:
             scene.clock.run()
         known = read(scene.blocked, None).etag
@@ -354,7 +354,7 @@ class TestWait:
         assert loop.time() - began >= 0.19
 
     async def test_a_rule_that_falls_silent_releases(self, scene: ServedApi) -> None:
-        """Long polls are answered when the evidence of VMIMs dies, and when contact is back."""
+        """A long poll is answered when the watch of VMIMs becomes dead, and when it is back."""
         vmims = scene.health.of(Resource.VMIMS)[0]
         vmims.contact = NOW - 779.9
         scene.store.put(a_vmi(uid=UID))
@@ -410,7 +410,7 @@ class TestWait:
         assert still_waiting == 100
 
     async def test_waking_many_yields_to_others(self, scene: ServedApi) -> None:
-        """Many long polls are answered in slices."""
+        """Many long polls are answered in batches."""
         waiting = await begin_many(scene, 5 * BATCH)
         scene.cool()
         seen = []

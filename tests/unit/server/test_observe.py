@@ -32,7 +32,7 @@ def by(user: str, **request: Any) -> Json:
 
 
 async def read_requester(webhook: Webhook) -> object:
-    """Begin the evacuation of db1; returns `requestedBy`, which must be equal in both answers."""
+    """Begin db1's evacuation; returns the `requestedBy` that both endpoints give."""
     webhook.api.store.put(a_vmi(evacuation_node="n1"))
     async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:
@@ -52,7 +52,7 @@ async def test_who_requested_an_evacuation(user: str) -> None:
 
 
 async def test_users_who_are_not_listed_are_not_denied() -> None:
-    """Only listed users are denied, and a denied user is no requester."""
+    """Only listed users are denied, and a denied user is not recorded as the requester."""
     async with observing() as webhook:
         webhook.api.store.put(a_vmi(migration=a_running_state()))
         assert not (await webhook.ask(by(DESCHEDULER)))["allowed"]
@@ -62,7 +62,7 @@ async def test_users_who_are_not_listed_are_not_denied() -> None:
 
 
 async def test_what_is_not_remembered() -> None:
-    """Dry runs, other reviews, and evictions without the setting give no requester."""
+    """No requester is recorded for dry runs, for other requests, or without `admission.observe`."""
     async with observing() as webhook:
         await webhook.ask(by("alice", dryRun=True))
         await webhook.ask(by("alice", subResource="binding"))
@@ -73,7 +73,7 @@ async def test_what_is_not_remembered() -> None:
 
 
 async def test_a_name_is_only_text() -> None:
-    """A long name is cut, control characters are escaped, and the page shows it as text."""
+    """A long user name is cut, control characters are escaped, and the page shows it as text."""
     async with observing() as webhook:
         await webhook.ask(by("<b>\n" + "x" * 9000))
         requester = await read_requester(webhook)

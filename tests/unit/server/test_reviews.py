@@ -43,7 +43,7 @@ POLICY = a_policy()
 
 
 def a_store(*facts: Fact, **vmi: Any) -> ClockedStore:
-    """A store with db1, whose cooldown lasts five more minutes, its pod, and these facts."""
+    """A store with db1, db1's pod and these facts; by default db1 cools down for five minutes."""
     db1 = a_vmi(**{"migration": a_state(), **vmi})
     return builders.a_store(db1, a_pod(), *facts, now=NOW)
 
@@ -187,7 +187,7 @@ def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
 def test_what_is_allowed(
     vmi: dict[str, Any], facts: list[Any], namespace: str, outcome: ReviewOutcome
 ) -> None:
-    """An eviction is allowed if it is under way, moves nothing, or has an unknown pod."""
+    """An eviction is allowed if the VM is evacuating, no rule blocks, or the pod is unknown."""
     store = a_store(*facts, **vmi)
     store.see(blind={Resource.PODS: frozenset({"unseen"})})
     assert judged(a_review(namespace=namespace), store=store).outcome is outcome

@@ -1,4 +1,4 @@
-"""The bodies of the query API and the document that describes them."""
+"""The OpenAPI document, which describes the bodies of the query API."""
 
 from openapi_spec_validator import validate
 
@@ -21,7 +21,7 @@ class TestOpenApi:
         assert DOCUMENT["openapi"].startswith("3.1")
 
     def test_has_every_route(self) -> None:
-        """Each route is an operation with its name, parameters and problems."""
+        """Each route is an operation with its name and its status codes."""
         operations = {
             (path, method): operation
             for path, methods in PATHS.items()
@@ -45,13 +45,13 @@ class TestOpenApi:
         assert free == {"/livez", "/readyz"}
 
     def test_enumerates_the_closed_sets(self) -> None:
-        """Reasons, checkpoints and mismatches are listed as the only values."""
+        """The document lists all reasons, checkpoints and mismatches as enums."""
         assert set(SCHEMAS["Reason"]["enum"]) == set(Reason)
         assert set(SCHEMAS["Checkpoint"]["enum"]) == set(Checkpoint)
         assert set(SCHEMAS["Mismatch"]["enum"]) == set(Mismatch)
 
     def test_promises_every_field_of_an_answer(self) -> None:
-        """All fields of an answer are required; some may be null."""
+        """All fields of an answer except `override` are required; some may be null."""
         asked = {"VerdictRequest", "Candidate", "Problem"}
         objects = {n: s for n, s in SCHEMAS.items() if "properties" in s and n not in asked}
 
@@ -60,7 +60,7 @@ class TestOpenApi:
             assert set(schema["required"]) == set(schema["properties"]) - {"override"}, name
 
     def test_says_what_its_fields_mean(self) -> None:
-        """Each type has a description, and so has each field whose name is not enough."""
+        """Each type has a description, and so has each field whose name does not explain it."""
         plain = {"namespace", "name", "vmiUid", "version", "known", "createdAt"}
         made_of = {"verdicts", "evacuations", "resources"}
 
@@ -70,7 +70,7 @@ class TestOpenApi:
             assert silent <= plain | made_of, name
 
     def test_says_how_each_source_is_known(self) -> None:
-        """The description of `source` says how each value is known."""
+        """The description of `source` says how the exporter finds each value."""
         found = SCHEMAS["EvacuationAnswer"]["properties"]["source"]["description"]
 
         assert all(f"`{source}`" in found for source in Source)

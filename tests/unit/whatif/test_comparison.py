@@ -17,7 +17,7 @@ STUCK = "\nStuck evacuations, "
 
 
 def a_comparison() -> Comparison:
-    """One VM evicted three times, and one whose evacuation is stuck."""
+    """A comparison: one VM is evicted three times, and another VM's evacuation is stuck."""
     return a_tale("stuck").played(
         3 * HOUR,
         *(BUILTIN[name] for name in ("reference", "ours", "none")),
@@ -26,7 +26,7 @@ def a_comparison() -> Comparison:
 
 
 def a_tale(stuck: str) -> Tale:
-    """The events of these VMs; `stuck` is the name of the stuck VM."""
+    """The events of both VMs; `stuck` is the name of the VM whose evacuation is stuck."""
     tale = Tale("busy", stuck)
     tale.mark(5, stuck)
     for minutes in (1, 5, 40):
@@ -40,7 +40,7 @@ def shown(found: Comparison, *, width: int | None = None) -> str:
 
 
 def cells(table: str, name: str) -> list[str]:
-    """The cells of a row."""
+    """The cells of the row whose first cell is `name`."""
     line = next(line for line in table.splitlines() if line.strip().startswith(name))
     return line.strip()[len(name) :].split()
 
@@ -56,7 +56,7 @@ def test_each_policy_has_its_column() -> None:
 
 
 def test_exceptions_are_listed() -> None:
-    """Exceptions are listed with their VMs and evictions."""
+    """The overrides of a policy are listed with their VMs and evictions."""
     entry = Override(name="gold", policy=Policy(block=True), namespaces=("shop",))
     tale = a_tale("stuck")
     own = Contender(name="own", policy=Policy(overrides=(entry,)))
@@ -82,7 +82,7 @@ def test_stuck_evacuations_are_listed() -> None:
 
 
 def test_the_longest_comes_first_under_any_policy() -> None:
-    """The longest stuck evacuation under any policy comes first."""
+    """The evacuation that is stuck longest under any policy is listed first."""
     tale = Tale("long", "short")
     tale.mark(1, "long")
     tale.mark(HOUR, "short")
@@ -95,7 +95,7 @@ def test_the_longest_comes_first_under_any_policy() -> None:
 
 
 def test_no_name_is_markup_or_moves_the_cursor() -> None:
-    """No name is markup or moves the cursor."""
+    """A name cannot act as markup or move the cursor."""
     table = shown(a_tale("[bold]x\x1b[2J").played(3 * HOUR))
 
     assert r"shop/[bold]x\x1b[2J" in table
@@ -103,7 +103,7 @@ def test_no_name_is_markup_or_moves_the_cursor() -> None:
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:
-    """The list of stuck VMs is complete: the terminal wraps its lines."""
+    """The list of stuck VMs is not cut at the width of the terminal."""
     wide, narrow = shown(a_comparison(), width=200), shown(a_comparison(), width=60)
 
     assert narrow.partition(STUCK)[2] == wide.partition(STUCK)[2]
@@ -134,5 +134,5 @@ def test_json_is_complete() -> None:
 
 @pytest.mark.parametrize(("part", "whole", "share"), [(1, 4, 0.25), (0, 0, 0.0)])
 def test_shares(part: float, whole: float, share: float) -> None:
-    """A share of nothing is 0."""
+    """A share of a total of 0 is 0."""
     assert comparison.share_of(part, whole) == share

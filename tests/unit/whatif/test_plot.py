@@ -22,7 +22,7 @@ def test_equal_comparisons_are_equal_files(tmp_path: Path, suffix: str) -> None:
 
 
 def test_panels_are_labelled(tmp_path: Path) -> None:
-    """Each panel has a title, each policy a colour."""
+    """Each panel has a title, and each policy has a colour."""
     file = tmp_path / "plot.svg"
     draw(a_comparison(), file)
     text = file.read_text()
@@ -33,14 +33,14 @@ def test_panels_are_labelled(tmp_path: Path) -> None:
 
 
 def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None:
-    """A recording without migrations gives empty panels."""
+    """A recording without migrations can be drawn."""
     draw(Tale().played(60), tmp_path / "plot.png")
 
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
-    """A year beyond the calendar, as by a wrong clock, is an error."""
+    """A recording that ends after the last year of the calendar is an error."""
     with pytest.raises(CannotDraw, match=r"9987-.* is too late"):
         draw(Tale().played(253_000_000_000.0 - NOW), tmp_path / "plot.png")
 

@@ -1,4 +1,4 @@
-"""The format of recordings: what is written can be read, and has no secrets."""
+"""Recordings are read as they were written, and contain no secrets."""
 
 import gzip
 import json
@@ -87,7 +87,7 @@ def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> Non
 
 
 def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
-    """The reason of a failure is read as written; a line without one has OTHER."""
+    """The reason of a failure is read as written; without a reason it is OTHER."""
     failed = write_object(an_ended_vmim(phase="Failed", outcome=Outcome.FAILED))
     for reason in (EndReason.LIBVIRT, EndReason.OTHER):
         written = recording.write_event(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason)
@@ -96,7 +96,7 @@ def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
 
 
 def test_deletions_and_notes_are_read_as_they_were_written() -> None:
-    """Deletions and notes are read as they were written."""
+    """Deletions and SYNCED lines are read as they were written."""
     events, faults = read_file(a_recording())
 
     assert [event.kind for event in events] == [Kind.ADDED, Kind.SYNCED, Kind.DELETED]
@@ -106,7 +106,7 @@ def test_deletions_and_notes_are_read_as_they_were_written() -> None:
 
 
 def test_no_secret_of_a_spec_is_ever_written() -> None:
-    """No password of an object is written to its line."""
+    """A password in an object is not written to the recording."""
     spec = {
         "evictionStrategy": "LiveMigrate",
         "volumes": [{"cloudInitNoCloud": {"userData": f"password: {PASSWORD}"}}],
@@ -136,7 +136,7 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
 
 
 def test_kubectl_s_lines_are_read() -> None:
-    """Without `at`, the instant is the latest one in the object; its kind is the resource."""
+    """In kubectl's lines the event's time is the latest time in the object."""
     made = a_vmi_json(kind="VirtualMachineInstance")
     made["status"]["conditions"] = [
         {"type": "EvictionRequested", "status": "True", "lastTransitionTime": rfc3339(NOW - 5)}
@@ -161,7 +161,7 @@ def test_an_annotation_has_no_instant() -> None:
 
 
 def test_a_deletion_is_before_its_grace_period() -> None:
-    """The time of a deletion is its request, before the grace period."""
+    """The time of a deletion is the time of its request, before the grace period."""
     made = a_pod_json(kind="Pod")
     made["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 30}
     events, _ = read(line("MODIFIED", made))
@@ -183,7 +183,7 @@ def test_a_deletion_is_before_its_grace_period() -> None:
     ],
 )
 def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
-    """A bad line is reported with its number, and the others are read."""
+    """A bad line is reported with its number, and the other lines are read."""
     good = recording.write_event(NOW, Kind.SYNCED, Resource.VMIS)
     events, faults = read(good, bad, good)
 
@@ -193,7 +193,7 @@ def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
 
 
 def test_the_messages_about_bad_lines_are_bounded() -> None:
-    """All bad lines are counted, but only the first are described."""
+    """All bad lines are counted, but only the first ones are described."""
     _, faults = read(recording.write_header(), *[b"{"] * 1000)
 
     assert faults.count == 1000
@@ -211,12 +211,12 @@ def test_another_format_is_refused(header: bytes) -> None:
 
 
 def test_a_compressed_file_is_read_as_a_plain_one() -> None:
-    """A compressed file has the events of the plain one."""
+    """A compressed file has the same events as the uncompressed file."""
     assert read_file(gzip.compress(a_recording())) == read_file(a_recording())
 
 
 def test_a_gzip_may_have_several_members() -> None:
-    """A flushed file, or several joined by cat, is one recording."""
+    """A gzip file with several members is read as one recording."""
     one, two = a_recording()[:100], a_recording()[100:]
 
     assert read_file(gzip.compress(one) + gzip.compress(two)) == read_file(a_recording())

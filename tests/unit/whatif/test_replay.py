@@ -1,4 +1,4 @@
-"""The replay: the evictions that each policy refuses, the effects of that, and the counts."""
+"""The replay counts the evictions that a policy refuses, and what follows from each refusal."""
 
 import subprocess
 import sys
@@ -92,7 +92,7 @@ class Tale:
         by_hand: bool = False,
         priority: Priority | None = None,
     ) -> None:
-        """Add a migration from its VMIM to its end; a success clears the marker."""
+        """Add the events of a migration from its VMIM to its end; a success clears the marker."""
         self.attempts += 1
         uid, vmi = f"m{self.attempts}", self.vmis[name]
         vmim = a_vmim(
@@ -127,7 +127,7 @@ class Tale:
         self.tell(at + lasts + 1, final)
 
     def evict(self, at: float, name: str = NAME, **how: Any) -> None:
-        """Mark the VMI, and move it by the migration that follows."""
+        """Mark the VMI for evacuation, and add a migration."""
         self.mark(at, name)
         self.attempt(at + 1, name, **how)
 
@@ -169,7 +169,7 @@ class TestEvictions:
         assert (none.allowed, none.migrations.ended) == (2, 2)
 
     def test_failed_attempts_are_counted_by_reason(self, tale: Tale) -> None:
-        """Failed attempts are counted by the recorded reason, else by the objects."""
+        """Failed attempts are counted by their recorded reason, else by what the objects show."""
         tale.evict(10)
         tale.evict(10 * MINUTE, fails=True)
         tale.change(20 * MINUTE, evacuation_node="")
@@ -191,7 +191,7 @@ class TestEvictions:
         assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
     def test_attempts_without_a_uid_are_counted_each(self, tale: Tale) -> None:
-        """Attempts without a UID are counted each."""
+        """Each attempt without a UID is counted."""
         failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
         for name in ("first", "second"):
             waiting = a_vmim(name=name, uid="", created=NOW + MINUTE)
@@ -219,7 +219,9 @@ class TestEvictions:
         assert dict(tale.account(HOUR).migrations.reasons) == {EndReason.LIBVIRT: 1}
 
     def test_an_exception_has_its_own_cooldown(self, tale: Tale) -> None:
-        """VMs that match an exception have its cooldown; their evictions are counted for it."""
+        """VMs that match an override have its cooldown; their evictions are counted for the
+        override.
+        """
         own = Policy(migration_cooldown=MINUTE)
         tale.evict(10)
         tale.evict(10 * MINUTE)
@@ -236,7 +238,7 @@ class TestEvictions:
         assert unused == Touched("unused")
 
     def test_an_exception_that_blocks_refuses(self, tale: Tale) -> None:
-        """An exception that blocks refuses evictions, except drains."""
+        """An override with `block: true` refuses evictions, but not drains."""
         entry = Override(name="no", policy=Policy(block=True), namespaces=(NAMESPACE,))
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
@@ -247,7 +249,7 @@ class TestEvictions:
         assert account.migrations.ended == 1
 
     def test_an_update_of_kubevirt_refuses_all(self, tale: Tale) -> None:
-        """With the guard on, an update of KubeVirt refuses all evictions."""
+        """With the guard `platformUpdate` all evictions are refused while KubeVirt is updated."""
         updating = KubeVirtSettings(updating=True)
         tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
         tale.evict(10)
@@ -272,7 +274,7 @@ class TestEvictions:
         assert account.migrations.ended == 2
 
     def test_the_first_list_has_no_evictions(self, tale: Tale) -> None:
-        """Evacuations in the first list are no evictions."""
+        """Evacuations that are in the first list are not counted as evictions."""
         first = tale.events.pop(0)
         assert isinstance(first.fact, Vmi)
         tale.events.insert(0, replace(first, fact=replace(first.fact, evacuation_node="n1")))
@@ -280,7 +282,7 @@ class TestEvictions:
         assert tale.account(HOUR).asked == 0
 
     def test_another_node_is_another_eviction(self, tale: Tale) -> None:
-        """A marker that changes its node is a new eviction; other changes of the VMI are none."""
+        """Only a marker with a new node is a new eviction; other changes of the VMI are not."""
         tale.mark(10)
         tale.change(15, migratable=False)
         tale.change(20, evacuation_node="n9")
@@ -302,7 +304,7 @@ class TestEvictions:
     def test_a_migration_by_hand_during_a_refused_evacuation_happens(
         self, tale: Tale, *, late: bool
     ) -> None:
-        """A migration by hand is counted, whether its VMIM arrives before or after the VMI."""
+        """A user's migration is counted, no matter if the VMIM or the changed VMI arrives first."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.attempt(6 * MINUTE, by_hand=True)
@@ -330,7 +332,7 @@ class TestEvictions:
         assert account.stuck.longest[0].requested_at == NOW + 5 * MINUTE
 
     def test_a_migration_that_was_running_is_not_hidden_by_a_refusal(self, tale: Tale) -> None:
-        """A migration that ran before the eviction is counted, even if that is refused."""
+        """A migration that ran before a refused eviction is counted."""
         tale.attempt(10, by_hand=True)
         tale.events = [event for event in tale.events if not isinstance(event.fact, Vmim)]
         marked = next(i for i, event in enumerate(tale.events) if _runs(event.fact)) + 1
@@ -344,7 +346,7 @@ class TestEvictions:
         assert account.migrations.ended == 1
 
     def test_a_migration_after_a_refused_evacuation_happens(self, tale: Tale) -> None:
-        """A migration after a refused evacuation is counted, even if there are no VMIMs."""
+        """A migration after a refused evacuation is counted, even if the recording has no VMIMs."""
         tale.evict(10)
         tale.evict(5 * MINUTE)
         tale.attempt(HOUR, by_hand=True)
@@ -354,7 +356,7 @@ class TestEvictions:
         assert (account.refused.total(), account.migrations.ended) == (1, 2)
 
     def test_a_drain_is_recognized_if_its_vmim_arrives_first(self, tale: Tale) -> None:
-        """A drain is recognized if its VMIM arrives before the marker."""
+        """A drain is recognized even if its VMIM arrives before the marker."""
         tale.evict(10)
         tale.evict(5 * MINUTE, priority=Priority.SYSTEM_CRITICAL)
         _swap_marker_and_vmim(tale)
@@ -376,7 +378,7 @@ class TestEvictions:
         assert account.migrations.ended == 2
 
     def test_the_guards_refuse_what_the_reference_allows(self, tale: Tale) -> None:
-        """A VMIM that was pending before the eviction blocks it only with the guard on."""
+        """A VMIM that was pending before an eviction blocks the eviction only with the guard."""
         tale.tell(10, a_vmim(created=NOW + 10, vmi_name=NAME), Kind.ADDED)
         tale.mark(20)
         ours, reference = tale.played(HOUR, OURS, BUILTIN["reference"]).accounts
@@ -385,7 +387,7 @@ class TestEvictions:
         assert reference.refused == {}
 
     def test_two_vmims_with_one_uid_are_no_failure(self, tale: Tale) -> None:
-        """Two VMIMs with one UID, which only a file can have, are no error."""
+        """Two VMIMs with the same UID, which no real cluster has, are no error."""
         for name in ("one", "two"):
             tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
         for name in ("one", "two"):
@@ -395,7 +397,7 @@ class TestEvictions:
         assert tale.account(HOUR).allowed == 1
 
     def test_a_recreated_vm_starts_clean(self, tale: Tale) -> None:
-        """A recreated VM has neither cooldown nor refusal of the old one."""
+        """A recreated VM has no cooldown and no refusal from the deleted VM."""
         tale.evict(10)
         tale.mark(5 * MINUTE)
         tale.delete(6 * MINUTE, Resource.VMIS, uid=tale.vmis[NAME].uid)
@@ -427,7 +429,7 @@ class TestTime:
         assert tale.account(71 + 100).cooldown_seconds == pytest.approx(100)
 
     def test_a_cooldown_goes_on_after_a_failed_hand_off(self, tale: Tale) -> None:
-        """A cooldown pauses from a hand-off until the VMIM fails."""
+        """A cooldown pauses from the hand-off of the next migration until its VMIM fails."""
         tale.evict(10)
         handed = a_vmim(uid="m9", name="m9", created=NOW + 150, phase="Scheduled", handed_off=True)
         tale.tell(150, handed, Kind.ADDED)
@@ -447,14 +449,14 @@ class TestTime:
         assert found.vm_seconds == HOUR - 10
 
     def test_a_late_event_does_not_turn_the_clock_back(self, tale: Tale) -> None:
-        """A late event does not turn the clock back."""
+        """An event with an earlier time does not set the clock back."""
         tale.evict(10)
         tale.tell(-HOUR, a_vmi(name="late", uid="late"), Kind.ADDED)
 
         assert tale.played(HOUR).vm_seconds == 2 * HOUR - 72
 
     def test_vms_at_the_cap_are_counted_once(self) -> None:
-        """Six migrations in a row raise a cooldown of 15 minutes to 6 hours."""
+        """A VM whose cooldown reaches the cap with several migrations is counted once."""
         tale = Tale("busy", "calm")
         for number in range(8):
             tale.attempt(number * 5 * MINUTE + 10, "busy", by_hand=True)
@@ -462,7 +464,7 @@ class TestTime:
         assert tale.account(HOUR).vms_at_cap == 1
 
     def test_migrations_per_vm_outlive_their_vms(self) -> None:
-        """The migrations of deleted VMs stay counted."""
+        """The migrations of deleted VMs are counted too."""
         tale = Tale("gone", "still")
         for number in range(3):
             tale.attempt(number * 5 * MINUTE + 10, "gone", by_hand=True)
@@ -476,7 +478,7 @@ class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
 
     def test_the_clock_alone_makes_it_stuck(self, tale: Tale) -> None:
-        """Without an event an evacuation is stuck after 30 minutes, and the alert follows."""
+        """An evacuation is stuck after 30 minutes without any event, and then the alert fires."""
         tale.mark(10)
         (one,) = tale.account(2 * HOUR).stuck.longest
 
@@ -489,7 +491,7 @@ class TestStuck:
     def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
         self, tale: Tale
     ) -> None:
-        """Without the condition the request is the creation of the first VMIM."""
+        """Without EvictionRequested the time of the request is the creation of the first VMIM."""
         tale.change(10, evacuation_node="n1")
         vmim = a_vmim(created=NOW + 5, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(12, vmim, Kind.ADDED)
@@ -498,7 +500,7 @@ class TestStuck:
         assert (one.requested_at, one.stuck_at) == (NOW + 5, NOW + 5 + 1800)
 
     def test_its_state_is_from_when_the_alert_fires(self, tale: Tale) -> None:
-        """The listed state is that at the time of the alert."""
+        """A stuck evacuation is counted by its state when the alert fires."""
         tale.mark(10)
         vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
         tale.tell(1900, replace(vmim, wait_reason=WaitReason.QUOTA), Kind.ADDED)
@@ -506,7 +508,7 @@ class TestStuck:
         assert tale.account(2 * HOUR).stuck.by_state == {State.QUOTA: 1}
 
     def test_is_stuck_at_the_third_failure(self, tale: Tale) -> None:
-        """`stuck.failedAttempts` applies before `stuck.after`."""
+        """An evacuation is stuck after `stuck.failedAttempts`, even before `stuck.after`."""
         tale.mark(10)
         for minutes in (1, 4, 7):
             tale.attempt(minutes * MINUTE, fails=True)
@@ -516,7 +518,7 @@ class TestStuck:
         assert one.stuck_by == (Cause.FAILURES,)
 
     def test_ends_with_the_evacuation(self, tale: Tale) -> None:
-        """The time from the alert to the end is counted in minutes."""
+        """The time from the alert to the end of the evacuation is counted in minutes."""
         tale.mark(10)
         tale.attempt(90 * MINUTE + 11)
         stuck = tale.account(3 * HOUR).stuck
@@ -527,7 +529,7 @@ class TestStuck:
         assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
 
     def test_requested_again_is_another_evacuation(self, tale: Tale) -> None:
-        """A later condition is another evacuation; the alert of the first one ends."""
+        """A later EvictionRequested is another evacuation, and ends the alert of the first one."""
         tale.mark(10)
         tale.mark(90 * MINUTE + 10)
         stuck = tale.account(3 * HOUR).stuck
@@ -546,7 +548,7 @@ class TestStuck:
         assert stuck.longest[0].alerted_at is None
 
     def test_a_migration_is_stuck_after_its_timeout(self, tale: Tale) -> None:
-        """`stuck.migrationTimeout` applies without an event."""
+        """A migration is stuck after `stuck.migrationTimeout` without any event."""
         tale.mark(10)
         tale.change(60, migration=MigrationState(uid="m", start=NOW + 60))
         (one,) = tale.account(4 * HOUR).stuck.longest
@@ -565,7 +567,7 @@ class TestStuck:
         assert other.stuck.longest[0].stuck_at == NOW + 10 + HOUR
 
     def test_the_longest_are_listed_and_all_are_counted(self) -> None:
-        """The longest stuck evacuations are listed, and all are counted."""
+        """Only the longest stuck evacuations are listed, but all are counted."""
         names = [f"vm{number:03}" for number in range(150)]
         tale = Tale(*names)
         for number, name in enumerate(names):
@@ -581,15 +583,15 @@ class TestSums:
 
     @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (1.0, 9)])
     def test_quantiles(self, share: float, value: int) -> None:
-        """A quantile is the smallest value with this share at or below it."""
+        """A quantile is the smallest value with this share of all values at or below it."""
         assert Distribution([9, 1, 2, 3]).quantile(share) == value
 
     def test_an_empty_histogram_is_zero(self) -> None:
-        """An empty histogram has quantiles and a maximum of 0."""
+        """The quantiles and the mean of an empty histogram are 0."""
         assert (Distribution().quantile(0.5), Distribution().mean) == (0, 0)
 
     def test_a_timeline_keeps_its_sums_as_it_gets_longer(self) -> None:
-        """A timeline has a bounded number of bins, and keeps its sums."""
+        """A timeline has a bounded number of bins, and its sum stays correct."""
         timeline = TimeSeries(NOW)
         for number in range(5000):
             timeline.add(NOW + number * HOUR, 1)
@@ -602,7 +604,7 @@ class TestSums:
 
 @pytest.mark.parametrize("contender", BUILTIN.values(), ids=lambda one: str(one.name))
 def test_equal_events_give_equal_answers(contender: Contender) -> None:
-    """Equal events give equal answers, alone or beside other policies."""
+    """A policy gets equal results for equal events, with or without other policies."""
     tale = Tale("a", "b")
     for number in range(6):
         tale.evict(number * 7 * MINUTE + 10, "ab"[number % 2], fails=number == 3)
@@ -621,7 +623,7 @@ STEPS = ("mark", "cancel", "succeed", "fail", "by hand", "drain", "recreate", "f
     )
 )
 def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) -> None:
-    """For any events of two VMs every eviction is decided, and refusing means fewer migrations."""
+    """For any events of two VMs the sums agree, and refusals never add migrations."""
     tale, at = Tale("a", "b"), 10.0
     for step, name, pause in steps:
         at += pause
@@ -672,7 +674,7 @@ def _take_step(tale: Tale, step: str, name: str, at: float) -> None:
 
 
 def test_no_cooldown_means_none(tale: Tale) -> None:
-    """`none` allows an eviction in the second after a long migration."""
+    """The policy `none` allows an eviction right after a long migration."""
     tale.evict(10, lasts=HOUR)
     tale.evict(HOUR + 15)
     account = tale.account(3 * HOUR, NONE)
@@ -681,12 +683,12 @@ def test_no_cooldown_means_none(tale: Tale) -> None:
 
 
 def test_the_alert_s_delay_is_the_rule_s() -> None:
-    """The alert's delay is the `for` of KubeVirtEvacuationStuck."""
+    """`ALERT_FOR` is the `for` of the alert KubeVirtEvacuationStuck."""
     assert all_alerts(load_groups())["KubeVirtEvacuationStuck"]["for"] == f"{ALERT_FOR / 60:.0f}m"
 
 
 def test_the_reference_is_the_plugin_s_defaults() -> None:
-    """The reference has the plugin's defaults, ours those of the configuration."""
+    """`reference` has the plugin's defaults, and `ours` has the defaults of the exporter."""
     assert BUILTIN["reference"].policy == Policy(
         guard_pending_migrations=False, guard_evacuations=False
     )
@@ -737,7 +739,7 @@ def endless(events: int, vms: int = 50) -> Iterator[Recorded]:
 def test_memory_is_that_of_the_vms_and_not_of_the_events(
     few: int, many: int, prove: Callable[[str], None]
 ) -> None:
-    """Ten times the events of the same VMs need no more memory, apart from allocator slack."""
+    """A replay of ten times as many events of the same VMs needs at most 5 MiB more memory."""
     mebibytes = [_peak_of(events) for events in (few, many)]
     prove(f"replay: {few:,} events in {mebibytes[0]} MiB, {many:,} in {mebibytes[1]} MiB")
 

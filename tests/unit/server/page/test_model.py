@@ -1,4 +1,4 @@
-"""The page model: it agrees with the API, shows one instant, and has no private data."""
+"""The page model agrees with the API, describes one instant, and can omit the names of VMs."""
 
 import re
 from collections import Counter
@@ -48,7 +48,7 @@ RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterB
 
 
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
-    """A service over a cluster with these facts, which it may read completely."""
+    """A service whose store has these facts; it may read every resource."""
     api = ServedApi(**overrides)
     put(api.store, *facts)
     api.service.closing = closing
@@ -62,7 +62,7 @@ def evacuating(name: str, *, age: float = 60.0, node: str = "n1", **overrides: A
 
 
 def busy_service(**overrides: Any) -> Service:
-    """Evacuations of three states, one of them stuck; cooldowns; a migration; idle VMs."""
+    """A service with three evacuations (one is stuck), cooldowns, a migration and idle VMs."""
     return make_service(
         KubeVirtSettings(),
         evacuating("old", age=4000.0, migratable=False, namespace="bank", node="n2"),
@@ -84,33 +84,33 @@ def build_model(
     now: Instant = NOW,
     named: bool = True,
 ) -> PageModel:
-    """The page model; `named`: with the names of single VMs."""
+    """Build the page model; `named` says whether it has the names of single VMs."""
     filters = filters or PageFilter()
     blocked = summarize_blocked(read(service.blocked, None).entries, filters)
     return build_page(service, blocked, filters, now, named=named)
 
 
 def vms_of(model: PageModel) -> Vms:
-    """The tables of single VMs, which the model must have."""
+    """The model's tables of single VMs; fails if it has none."""
     assert model.vms is not None
     return model.vms
 
 
 def evacuation_names(model: PageModel) -> list[str]:
-    """The VMs in the table of evacuations, as shown."""
+    """The names of the VMs in the table of evacuations, in its order."""
     return [vmi.name for vmi in vms_of(model).evacuations.shown]
 
 
 def blocked_names(model: PageModel) -> list[str]:
-    """The VMs in the table of blocked VMs, as shown."""
+    """The names of the VMs in the table of blocked VMs, in its order."""
     return [vmi.name for _, vmi in vms_of(model).blocked.shown]
 
 
 class TestTheSame:
-    """The model has the API's answers of the same instant."""
+    """The model has the same answers as the API at the same instant."""
 
     def test_evacuations_are_those_of_the_api(self) -> None:
-        """The evacuations are the API's, in the API's order."""
+        """The page lists the same evacuations as the API, in the same order."""
         service = busy_service()
         model = build_model(service)
 
@@ -132,7 +132,7 @@ class TestTheSame:
         assert after.nodes == before.nodes
 
     def test_blocked_vms_are_the_blocked_set(self) -> None:
-        """The blocked VMs are the blocked set, each with the API's explanation."""
+        """The table of blocked VMs lists the blocked set, with the API's explanation of each VM."""
         service = busy_service()
         model = build_model(service)
 
@@ -145,7 +145,7 @@ class TestTheSame:
             assert vmi == service.describe_vmi(vmi.namespace, vmi.name, NOW)
 
     def test_its_status_is_that_of_the_api(self) -> None:
-        """Health and counts are those of GET /v1/status."""
+        """The model has the same health and counts as GET /v1/status."""
         service = busy_service()
         service.view.advance(NOW, dead=ALL_ALIVE)
         blocked = service.view.summarize().count_blocked()
@@ -156,7 +156,7 @@ class TestTheSame:
             assert build_model(service, now=now).status == status
 
     def test_the_counts_are_those_of_the_verdicts(self) -> None:
-        """Each VM counts once, at its node, by its first reason."""
+        """Each VM is counted once, at its node and by its first reason."""
         service = busy_service()
         model = build_model(service)
         verdicts = [
@@ -175,7 +175,7 @@ class TestTheSame:
         assert blocked == sorted(blocked, reverse=True)
 
     def test_the_drain_of_a_node_is_the_api_s(self) -> None:
-        """The drain of a node has the API's counts, and for the chosen node every VM."""
+        """Each node has the API's drain counts; the node in the filter also has its VMs."""
         service = busy_service()
         model = build_model(service, PageFilter(node="n2"))
         (node,) = model.nodes.shown
@@ -189,7 +189,7 @@ class TestTheSame:
 
 
 class TestFilters:
-    """Filters and sorts."""
+    """The filter and the sort order."""
 
     @pytest.mark.parametrize(
         ("filters", "evacuations", "blocked"),
@@ -207,7 +207,7 @@ class TestFilters:
     def test_a_filter_hides_the_other_rows(
         self, filters: PageFilter, evacuations: list[str] | None, blocked: list[str] | None
     ) -> None:
-        """Each filter hides other rows, and the total is shown."""
+        """A filter hides the rows that do not match it; the total does not change."""
         model = build_model(busy_service(), filters)
         everything = build_model(busy_service())
 
@@ -227,7 +227,7 @@ class TestFilters:
         ],
     )
     def test_rows_are_sorted(self, sort: Sort, evacuations: list[str], blocked: list[str]) -> None:
-        """Rows are sorted as the filter says; by time, the longest evacuation and the earliest
+        """The rows are in the order of `sort`. By time, the longest evacuation and the earliest
         release come first.
         """
         model = build_model(busy_service(), PageFilter(sort=sort))
@@ -267,7 +267,7 @@ class TestFilters:
 
     @pytest.mark.parametrize("query", [{}, dict.fromkeys(("namespace", "state", "sort"), "")])
     def test_an_empty_query_is_no_filter(self, query: dict[str, str]) -> None:
-        """Empty fields of the form are no filter."""
+        """Empty form fields filter nothing."""
         assert read_filter(query) == PageFilter()
         assert not read_filter(query).narrows
 
@@ -285,7 +285,7 @@ class TestFilters:
     def test_what_makes_no_sense_is_named_and_ignored(
         self, key: str, value: str, found: str
     ) -> None:
-        """A wrong value is reported and ignored; the others apply."""
+        """An invalid value is reported and ignored."""
         filters = read_filter({key: value})
 
         assert filters.ignored[0].startswith(found)
@@ -316,7 +316,7 @@ class TestTrust:
     """Whether the page's data can be trusted."""
 
     def test_before_the_sync_there_are_no_rows(self) -> None:
-        """Before the sync the model has only what the exporter waits for."""
+        """Before the first sync the model says what the exporter waits for, and has no rows."""
         waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
         waiting[0].synced = True
         model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
@@ -376,7 +376,7 @@ class TestPrivacy:
         assert unnamed == msgspec.structs.replace(named, vms=None)
 
     def test_a_filter_finds_out_nothing(self) -> None:
-        """A filter by namespace, state or reason changes no count."""
+        """Without names, a filter by namespace, state or reason changes no count."""
         filters = PageFilter(
             namespace="bank", state=State.EXTERNAL, reason=Reason.COOLDOWN, stuck=True
         )
@@ -388,7 +388,7 @@ class TestPrivacy:
 
 
 def test_a_model_is_for_one_instant() -> None:
-    """A later change of the store does not change a model that exists."""
+    """A later change of the store or of the health does not change an existing model."""
     service = busy_service()
     model = build_model(service)
     before = msgspec.json.encode(model)

@@ -98,13 +98,13 @@ class Document(HTMLParser):
         return [one for one in self.elements if one.tag == tag]
 
     def text(self, identity: str) -> str:
-        """The text of the element with an id, with single spaces."""
+        """The text of the element with this id, with single spaces."""
         (found,) = (one for one in self.elements if one.attributes.get("id") == identity)
         return " ".join(found.text.split())
 
 
 def draining_service() -> Service:
-    """On n2, one VM stays and one restarts; on n3, one VM migrates."""
+    """A service with two VMs on n2, of which a drain restarts one, and a migratable VM on n3."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -120,7 +120,7 @@ def shown(service: Service, filters: PageFilter | None = None) -> Document:
 
 STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
 DEAD = "Dead: the last contact was 2 h ago; only cooldowns still block."
-NOT_READY = "Not ready: waiting for pods. Until then verdicts are answered 503."
+NOT_READY = "Not ready: waiting for pods. Until then, verdict requests get a 503."
 WAITING = {"health": a_health(Watched(Resource.PODS, None))}
 SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
     "now": ({}, 0.5, "yes", "Synced, last contact now."),
@@ -207,7 +207,7 @@ class TestRows:
     """The rows of single VMs."""
 
     def test_an_evacuation_has_its_row(self) -> None:
-        """An evacuation has state, stuck reason, attempts, source and action."""
+        """The row of an evacuation has its state, stuck reason, attempts, source and action."""
         page = shown(busy_service())
         row = page.text("e-uid-of-old")
 
@@ -221,7 +221,7 @@ class TestRows:
         assert page.text("count-stuck") == "1"
 
     def test_a_backoff_is_shown(self) -> None:
-        """A backoff is shown with KubeVirt's next attempt and the pause."""
+        """A backoff is shown with its length and the time of KubeVirt's next attempt."""
         failed = {
             "phase": "Failed",
             "finished": True,
@@ -243,7 +243,7 @@ class TestRows:
         )
 
     def test_a_blocked_vm_has_its_row(self) -> None:
-        """A blocked VM has the reason, the release and the progress of the cooldown."""
+        """The row of a blocked VM has the reason, the release and the progress of the cooldown."""
         page = shown(busy_service())
 
         assert page.text("b-uid-of-soon").startswith(
@@ -273,19 +273,19 @@ class TestRows:
         assert "UTC, would be denied" in page.text("b-uid-of-db1")
 
     def test_both_reasons_are_shown(self) -> None:
-        """A VM that is blocked at both checkpoints has both reasons."""
+        """The row of a VM that is blocked at both checkpoints has both reasons."""
         page = shown(make_service(cooling("db1"), a_vmim()))
 
         assert "the migration ends and in 5 min 08:05:00 UTC" in (page.text("b-uid-of-db1"))
 
     def test_a_node_has_its_row(self) -> None:
-        """A node has its VMs by reason, and the drain outcomes."""
+        """The row of a node counts its VMs by reason and by drain outcome."""
         page = shown(busy_service())
 
         assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
-        """The drain of the filtered node is shown with each VM, if names are shown."""
+        """If the page has names, it says what a drain of the filter's node would do to each VM."""
         service = draining_service()
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
         old = service.store.evidence("bank", "old")
@@ -303,7 +303,7 @@ class TestRows:
             assert 'id="drain"' not in html
 
     def test_what_an_eviction_would_do_is_counted(self) -> None:
-        """The page counts what an eviction would do to each VM, blocked or not."""
+        """The page counts all VMs, also blocked ones, by what an eviction would do to them."""
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
@@ -326,7 +326,7 @@ class TestForm:
     """The filter."""
 
     def test_it_shows_what_was_asked(self) -> None:
-        """The form has the values of the present filter, and a link to reset it."""
+        """The form has the values of the current filter, and a link to reset the filter."""
         filters = PageFilter(
             namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
         )
@@ -373,7 +373,7 @@ class TestSafety:
             )
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
-        """The policy has the hashes of the only style and script."""
+        """The Content-Security-Policy has the hashes of the page's only style and only script."""
         page = shown(busy_service())
         policy = dict(
             part.split(" ", 1) for part in PAGE_HEADERS["Content-Security-Policy"].split("; ")
@@ -387,7 +387,7 @@ class TestSafety:
         assert PAGE_HEADERS["Cache-Control"] == "no-store"
 
     def test_nothing_comes_from_elsewhere(self) -> None:
-        """No attribute has a style, a handler or a URL of another origin."""
+        """No element has a `style` attribute, an event handler or a URL of another origin."""
         for element in shown(busy_service()).elements:
             for name, value in element.attributes.items():
                 assert name != "style"
@@ -412,7 +412,7 @@ class TestSafety:
     ],
 )
 def test_instants_are_for_people_and_machines(instant: float | None, found: str) -> None:
-    """Times are shown relative and in UTC, and exactly in the `datetime` attribute."""
+    """A time is shown relative to now and in UTC, and its `datetime` attribute is exact."""
     html = write_time(to_optional_datetime(instant), to_datetime(NOW))
 
     assert re.sub(r"</?(time|span)[^>]*>", "", html) in (found, "never")
@@ -426,12 +426,12 @@ def the_vmi(service: Service) -> VmiAnswer:
 
 
 class TestTimeline:
-    """A VM's history as a picture."""
+    """The timeline, which draws the history of a VM."""
 
     AXIS = Axis(to_datetime(NOW - 900.0), to_datetime(NOW), to_datetime(NOW + 100.0))
 
     def test_a_migration_is_a_bar_and_a_cooldown_a_stretch(self) -> None:
-        """A migration is a bar from start to end, a cooldown a bar from end to release."""
+        """A migration is a bar from start to end; a cooldown is another bar, up to the release."""
         line = draw_timeline(the_vmi(make_service(cooling("db1", left=50.0))), self.AXIS)
 
         (bar,) = line.bars
@@ -473,7 +473,7 @@ class TestTimeline:
         assert "under way" not in line.label
 
     def test_what_ended_before_it_is_left_out(self) -> None:
-        """Migrations that ended before the axis are not drawn."""
+        """Migrations that ended before the axis begins are not drawn."""
         ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
         line = draw_timeline(the_vmi(make_service(a_vmi(migration=a_state()), ended)), self.AXIS)
 
@@ -483,7 +483,7 @@ class TestTimeline:
         ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]
     )
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
-        """All timelines share the shortest axis that holds them, up to the window."""
+        """All timelines share the shortest axis on which they fit, at most the whole window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)

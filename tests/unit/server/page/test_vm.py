@@ -1,4 +1,4 @@
-"""The page of one VM, with all of GET /v1/vmis/{namespace}/{name}."""
+"""The page of one VM, which shows the whole answer of GET /v1/vmis/{namespace}/{name}."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def shown(evidence: Evidence, *why: Why, linked: bool = True) -> Document:
 
 
 def fields(page: Document, name: str) -> list[str]:
-    """The texts of a data-field, with single spaces."""
+    """The texts of the elements with this `data-field`, with single spaces."""
     found = (one for one in page.elements if one.attributes.get("data-field") == name)
     return [" ".join(one.text.split()) for one in found]
 
 
 def test_it_says_why_in_the_cluster_s_words() -> None:
-    """Each reason is shown once with source and date, and the next step fits the cause."""
+    """Each reason is shown once with its source and age, and the next step fits the cause."""
     page = shown(an_evacuation(vmi={"migratable": False}), STAYS, FAILED)
     text = page.text("evacuation")
 
@@ -54,7 +54,7 @@ def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
 
 
 def test_the_policy_of_the_vm_is_named() -> None:
-    """The VM's entry of policy.overrides is named, with its values."""
+    """The page names the VM's entry of `policy.overrides` and shows its values."""
     own = a_policy(migration_cooldown=3600.0, max_migration_cooldown=0.0)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
@@ -65,7 +65,7 @@ def test_the_policy_of_the_vm_is_named() -> None:
 
 
 def test_a_vm_that_cools_down() -> None:
-    """A VM in cooldown has its release, rules and migrations, the newest first."""
+    """The page of a VM in cooldown shows its release, its rules and its migrations."""
     page = shown(cooling())
 
     assert page.text("verdict").startswith("Blocked by cooldown, until in ")
@@ -75,10 +75,10 @@ def test_a_vm_that_cools_down() -> None:
 
 
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
-    """The cancel command comes with the post-copy warning; in post-copy there is no command."""
+    """The cancel command has a warning about post-copy, and is missing during post-copy."""
     (command,) = fields(shown(stuck()), "cancel")
     assert command.startswith('echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw /apis')
-    assert "never in post-copy, which kills the VM" in shown(stuck()).text("evacuation")
+    assert "never in post-copy, because that kills the VM" in shown(stuck()).text("evacuation")
 
     running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
     assert fields(shown(running), "cancel") == []
