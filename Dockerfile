@@ -1,8 +1,9 @@
-# The image holds Python, the pinned dependencies and the package: no shell, no package manager, no
-# pip. Nothing is built at its start.
+# The image has Python, the pinned dependencies and the package. It has no shell, no package manager
+# and no pip. All bytecode is compiled here.
 FROM python:3.13-slim-trixie AS build
 COPY requirements/runtime.txt /requirements.txt
-# The 850 modules of Kubernetes' types and groups are never imported: exporter/kube/lean_import.py.
+# The 850 modules of Kubernetes' types and groups are never imported (exporter/kube/lean_import.py),
+# so they are deleted.
 RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compile \
         --require-hashes --only-binary :all: --target /packages -r /requirements.txt && \
     rm -r /packages/bin && \
@@ -22,7 +23,7 @@ LABEL org.opencontainers.image.title="kubevirt-eviction-exporter" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The file system is read-only at run time, so no byte code is written then.
+# The file system is read-only at run time, so Python cannot write bytecode.
 ENV PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 COPY --from=build /packages /app

@@ -1,12 +1,12 @@
-# The two commands of the README are `make run` and `make test`; the rest serves them.
+# The README uses `make run` and `make test`. The other targets are for development.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 QUICK := $(VENV)/.quick
 DEVELOPMENT := $(VENV)/.development
-# The debug hooks of malloc are for code in C, and cost a seventh of the time. Tests start hundreds of
-# programs, so their bytecode is kept even where the environment says not to.
+# The debug hooks of malloc only check code in C, and take a seventh of the time. Tests start
+# hundreds of programs, so their bytecode is written even if the environment turns it off.
 PYTEST := PYTHONMALLOC=pymalloc PYTHONDONTWRITEBYTECODE= $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
@@ -16,22 +16,22 @@ TESTS ?=
 FULL ?=
 KUBEVIRT ?=
 DIST ?= dist
-# Every folder with Go of our own. The flags are those of tests/tools/build, so that checks and
-# builds share what is compiled.
+# Every folder with our own Go code. The flags in GO_ENV are those of tests/tools/build, so that
+# checks and builds share compiled packages.
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
-# What a node runs, and what the e2e tests start beside it.
+# The programs of a node, and those that the e2e tests start next to it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
     kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
 FULL_TOOLS := prometheus promtool alertmanager prometheus-operator prometheus-config-reloader cainjector
-# KubeVirt's programs, for real VMs on two such nodes.
+# The programs of KubeVirt that run real VMs on two nodes.
 VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-launcher-monitor virt-chroot \
     virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
 .PHONY: run alerts test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
-# `make run` plays the simulated cluster; `make run KUBECONFIG=...` watches a real one.
-# Only `make run KUBECONFIG=...` counts; a KUBECONFIG in the environment is ignored.
+# `make run` runs the exporter with a simulated cluster, `make run KUBECONFIG=...` with a real one.
+# A KUBECONFIG in the environment is ignored.
 run: $(RUNTIME)
 ifeq ($(origin KUBECONFIG),command line)
 	@exec $(BIN)/python -m exporter --kubeconfig $(KUBECONFIG)
@@ -39,49 +39,52 @@ else
 	@exec $(BIN)/python -m exporter demo $(DEMO)
 endif
 
-# Prometheus with our alerts on the demo of `make run`, which another terminal plays. It is built
-# first where there is none on the PATH.
+# Runs Prometheus with our alerts on the demo of `make run` in another terminal. If Prometheus is
+# not on the PATH, it is built first.
 alerts: $(RUNTIME)
 	@tests/tools/build prometheus
 	@exec $(BIN)/python -m alerts.demo
 
-# TESTS=tests/unit/engine runs one folder. Nothing is built for tests that are all quick: then pytest
-# finds no other and ends with 5.
+# TESTS=tests/unit/engine runs one folder. If all of its tests are quick, no tools are built: pytest
+# then finds no other test, and exits with 5.
 test: needs-python $(DEVELOPMENT)
 	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
 	    $(MAKE) --no-print-directory tools
 	SOAK= $(PYTEST) -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
-# The tests that need no real server, no browser and no Go, without the simulated weeks: for the inner loop.
+# Runs the tests that need no real server, no browser and no Go, except the simulated weeks. Use it
+# while you edit code.
 quick: needs-python $(QUICK)
 	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile --ignore tests/unit/demo/test_week.py \
 	    --ignore tests/unit/whatif/test_replay.py $(or $(TESTS),tests/unit tests/docs tests/support)
 
-# The images, built from our Dockerfiles, in a real cluster of one node. It needs root and a container
-# runtime, and says which packages are missing. With FULL=1 also what takes longer.
+# Builds the images from our Dockerfiles, and tests them in a real cluster of one node. It needs
+# root and a container runtime, and names missing packages. FULL=1 adds tests that take longer.
 e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(FULL),$(FULL_TOOLS))
 	@FULL=$(FULL) $(BIN)/python -m tests.e2e.images
 	FULL=$(FULL) $(PYTEST) tests/e2e
 
-# The whole of KubeVirt on two nodes: libvirt and QEMU run VMs and migrate them, without KVM. It needs
-# what `make e2e` needs, a C compiler and 5 GB of memory; not in CI. KUBEVIRT=1.8.4 for another version.
+# Tests with all of KubeVirt on two nodes: libvirt and QEMU run and migrate VMs, without KVM. It
+# needs what `make e2e` needs, a C compiler and 5 GB of memory. `.ci/run` does not run it.
+# KUBEVIRT=1.8.4 tests another version.
 vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(KUBEVIRT),,$(VMS_TOOLS))
 	@for part in $(if $(KUBEVIRT),kubevirt kubevirt-nodes); do tests/tools/build $$part@$(KUBEVIRT) || exit 1; done
 	@$(BIN)/python -m tests.vms.images
 	$(PYTEST) tests/vms
 
-# The same tests at the sizes that prove a number; an hour and more.
+# Runs the tests marked `soak` at their full sizes, which takes more than an hour.
 soak: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
 
-# Whether a test notices each small change of the engine's code: 45 changes of each module, all of
-# them with ALL=1, or `MUTANTS="exporter/engine/store.py --seed 2"`. A quarter of an hour; not in CI.
+# Checks that a test fails after each small change of the engine's code. It makes 45 changes in each
+# module, or all changes with ALL=1. `MUTANTS="exporter/engine/store.py --seed 2"` chooses a module
+# and other changes. It takes a quarter of an hour. CI does not run it.
 mutants: needs-python $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(if $(ALL),--all) $(MUTANTS)
 
-# Format, lint, types and import layers of Python: seconds, and no Go.
+# Checks format, lint, types and import layers of the Python code within seconds, without Go.
 lint: needs-python $(DEVELOPMENT)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -102,49 +105,52 @@ check: lint needs-go
 	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
 	done
 
-# What the exporter costs beside what it is measured against, as a table; 25 minutes, and the
-# machine should do nothing else. `make bench BENCH=--write` puts the tables into docs/performance.md.
+# Measures what the exporter costs, and prints tables. It takes 25 minutes, and the machine should
+# do nothing else. `make bench BENCH=--write` writes the tables into docs/performance.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
 
-# The tests of KubeVirt, Kubernetes and the descheduler with other versions of each, which are built
-# first; writes docs/versions.md. Some hours, or less with `make matrix ONLY=1.7.0`; not in CI.
+# Builds other versions of KubeVirt, Kubernetes and the descheduler, runs the tests with them, and
+# writes docs/versions.md. It takes some hours, or less with `make matrix ONLY=1.7.0`. CI does not
+# run it.
 matrix: needs-go $(DEVELOPMENT) tools
 	$(BIN)/python -m tests.matrix $(ONLY)
 
-# What the newest KubeVirt, Kubernetes and descheduler no longer have of what we read.
+# Fails if the newest KubeVirt, Kubernetes or descheduler lacks something that the exporter reads.
 canary: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.canary
 
-# Real servers for the tests, built once into .tools/.
+# Builds the real servers for the tests once, into .tools/.
 tools: needs-go
 	@tests/tools/build
 
-# The dashboards' JSON from the code beside it; a test holds it up to date.
+# Generates the dashboards' JSON from their code. A test checks that it is up to date.
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# The documents' pictures: of the status page, from the demo, with the Chromium that is installed,
-# and of the dashboards' queries.
+# Makes the documents' pictures of the demo's status page (with the installed Chromium), and of the
+# dashboards' queries.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
 	$(BIN)/python -m tests.generate.dashboards
 
-# prometheusrule.yaml and the runbook URLs, from alerts/rules.yaml; a test holds them up to date.
+# Generates prometheusrule.yaml and the runbook URLs from alerts/rules.yaml. A test checks that they
+# are up to date.
 rules: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.rules
 
-# docs/api.md, from the OpenAPI document and the API's own answers, and the tables of
-# docs/reference.md that repeat the program; tests hold both up to date.
+# Generates docs/api.md from the OpenAPI document and the API's answers, and the tables of
+# docs/reference.md that repeat the program. Tests check that both are up to date.
 reference: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.reference
 
-# The parts of deploy/ that are derived: images, copies of the policy; a test holds them up to date.
+# Generates the derived parts of deploy/, such as image tags and copies of the policy. A test checks
+# that they are up to date.
 manifests: $(DEVELOPMENT)
 	@tests/tools/build kustomize
 	$(BIN)/python -m tests.generate.manifests
 
-# What the image has of others, with its hashes, as CycloneDX: from the pins, without a network.
+# Writes a bill of materials (CycloneDX) from the pins, with hashes, and without network access.
 sbom: $(DEVELOPMENT)
 	@mkdir -p $(DIST)
 	@sed "s/^dynamic = .*/version = \"$$($(BIN)/python -c 'import exporter; print(exporter.__version__)')\"/" \
@@ -153,17 +159,19 @@ sbom: $(DEVELOPMENT)
 	    --output-file $(DIST)/sbom.cdx.json requirements/runtime.txt
 	@rm $(DIST)/pyproject.toml
 
-# The files of a release, into dist/: wheel, source, chart, install.yaml, rules, bill of materials and
-# checksums. Two runs from one commit are equal. Images and signatures need a registry: the workflow.
+# Writes the files of a release into dist/: wheel, source, chart, install.yaml, rules, bill of
+# materials and checksums. Two runs of one commit write the same bytes. Images and signatures need a
+# registry, so the release workflow makes them.
 release-dry-run: sbom
 	@tests/tools/build helm kustomize
 	@$(BIN)/python -m tests.generate.release $(DIST)
 
-# Fails unless every base image of the Dockerfiles is pinned by its digest; a release needs that.
+# Fails if a base image of the Dockerfiles is not pinned by its digest. A release needs these pins.
 release-check: $(DEVELOPMENT)
 	@$(BIN)/python -m tests.generate.release --check
 
-# New pins for the three sets of requirements, of wheels only, so that no code of theirs runs; read the diff before committing it.
+# Updates the pins of the three requirements files. It uses only wheels, so that no code of the
+# packages runs. Read the diff before you commit it.
 pins: $(DEVELOPMENT)
 	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    pyproject.toml -o requirements/runtime.txt
@@ -191,7 +199,7 @@ needs-go:
 	@go env GOVERSION | awk '{ split(substr($$1, 3), v, "."); if (v[1] < 1 || (v[1] == 1 && v[2] < 26)) { print "the tests build real servers with Go 1.26 or newer: this is " $$1 > "/dev/stderr"; exit 1 } }'
 
 $(RUNTIME): requirements/runtime.txt | needs-python
-	@mkdir -p $(VENV) 2>/dev/null && test -w $(VENV) || { echo "$(CURDIR) is read-only: copy it, or have the packages elsewhere, as in 'make run VENV=/tmp/venv'" >&2; exit 1; }
+	@mkdir -p $(VENV) 2>/dev/null && test -w $(VENV) || { echo "$(CURDIR) is read-only: copy it, or put the packages elsewhere, as in 'make run VENV=/tmp/venv'" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@

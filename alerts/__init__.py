@@ -1,1 +1,1 @@
-"""The alerts: rules, runbooks, and a Prometheus to see them fire in."""
+"""The alerts: rules, runbooks, and a demo in which they fire."""

@@ -1,6 +1,6 @@
-"""`make alerts`: runs Prometheus with our rules on the demo of `make run`, and prints its alerts.
+"""`make alerts` runs Prometheus with our rules on the demo of `make run`, and prints the alerts.
 
-The Prometheus that is built here has no web pages, so changes of alerts are printed.
+The Prometheus that this project builds has no web pages, so `make alerts` prints each change.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Alerts: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class CannotShow(Exception):
-    """Something is missing; the text says what."""
+    """The alerts cannot be shown. The text says why."""
 
 
 def find_exporter() -> str:
@@ -44,7 +44,7 @@ def find_exporter() -> str:
 
 
 def name_alert(alert: Mapping[str, Any]) -> str:
-    """The alert with its VM, else its node, else its resource."""
+    """The name of the alert, followed by its VM, else its node, else its resource."""
     labels = alert["labels"]
     vm = "/".join(labels[key] for key in ("namespace", "name") if labels.get(key))
     about = vm or labels.get("node") or labels.get("resource") or ""
@@ -54,7 +54,8 @@ def name_alert(alert: Mapping[str, Any]) -> str:
 def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[str]:
     """Yield a line when an alert first becomes pending, when it fires and when it ends.
 
-    An alert that is pending several times has one line. A firing alert has its description.
+    An alert that becomes pending several times has one line. The line of a firing alert is followed
+    by its description.
     """
     for key, alert in now.items():
         if key in told and told[key]["state"] == alert["state"]:
@@ -98,12 +99,12 @@ async def answers(url: str) -> bool:
 
 
 async def require_a_demo() -> None:
-    """Check that there is an exporter and a free port. Raises `CannotShow`."""
+    """Check that a demo runs, and that the port of Prometheus is free. Raises `CannotShow`."""
     if await answers(f"{PROMETHEUS}/-/ready"):
         raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
     exporter = find_exporter()
     if not await answers(f"{exporter}/readyz"):
-        raise CannotShow(f"{exporter} does not answer: `make run` in another terminal first")
+        raise CannotShow(f"{exporter} does not answer: run `make run` in another terminal first")
 
 
 @asynccontextmanager
@@ -142,7 +143,7 @@ async def prometheus() -> AsyncIterator[None]:
 
 
 async def main() -> int:
-    """Run until Ctrl-C; returns 1 if something is missing."""
+    """Run until Ctrl-C. Returns 1 if the alerts cannot be shown."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None  # noqa: S101 (for mypy: a coroutine runs in a task)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -152,7 +153,7 @@ async def main() -> int:
         async with prometheus(), aiohttp.ClientSession(PROMETHEUS) as session:
             if await answers(f"{PROMETHEUS}/alerts"):
                 print(f"{PROMETHEUS}/alerts")
-            print("Alerts, as they change; Ctrl-C ends it.", flush=True)
+            print("Each change of an alert is printed. Ctrl-C ends this program.", flush=True)
             await show(session)
     except CannotShow as missing:
         print(missing, file=sys.stderr)

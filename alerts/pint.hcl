@@ -1,5 +1,5 @@
-# `pint --offline --config alerts/pint.hcl lint alerts/rules.yaml`: KubeVirt's conventions, and that
-# every rule aggregates replicas away.
+# `pint --offline --config alerts/pint.hcl lint alerts/rules.yaml` checks KubeVirt's conventions,
+# and that every rule aggregates over the replicas.
 rule {
   match {
     kind = "recording"
@@ -74,7 +74,7 @@ rule {
   }
 }
 
-# Series of several clusters have a label `cluster`: no rule may lose it.
+# Series of several clusters have a label `cluster`. Every rule must keep it.
 rule {
   aggregate ".+" {
     severity = "bug"

@@ -1,7 +1,7 @@
 """`python -m dashboards.build` writes the JSON of every dashboard.
 
-Those in `fleet/` are for several clusters in one data source: they show the variable `cluster`.
-Those in `perses/` are objects for the operator of Perses.
+The dashboards in `fleet/` are for several clusters in one data source. They show the variable
+`cluster`. Those in `perses/` are objects for the operator of Perses.
 """
 
 import json
@@ -68,7 +68,7 @@ def build_one_vm(*, fleet: bool = False) -> Dashboard:
 
 
 def render() -> dict[Path, str]:
-    """The text of every file."""
+    """The text of every file, by its path."""
     files = {
         folder / f"{board.uid}.json": _encode(board)
         for folder, fleet in ((HERE, False), (FLEET, True))
@@ -82,7 +82,7 @@ def render() -> dict[Path, str]:
 
 
 def rewrite(text: str) -> str:
-    """Return the same dashboard, after the SDK's model has read and written it."""
+    """Read a dashboard with the SDK's model, and return it as the model writes it."""
     register_default_plugins()
     return _encode(models.Dashboard.from_json(json.loads(text)))
 

@@ -1,7 +1,7 @@
 """One function per kind of panel, so that panels of one kind look the same.
 
-A panel has a title that names what it shows, a description that says how to read it and what to do
-about it, and a unit.
+Each panel has a title, a unit, and a description. The description says how to read the panel and
+what to do about it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 SHORTEST_STEP = "1m"
-"""Two scrape intervals: shorter steps show nothing new."""
+"""Two scrape intervals. Shorter steps would show nothing new."""
 
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 Size = tuple[int, int]
@@ -77,7 +77,7 @@ class Column:
         self.red_from = red_from
 
     def properties(self) -> list[DynamicConfigValue]:
-        """The overrides of this column, as Grafana calls them."""
+        """The display settings of this column, which Grafana calls overrides."""
         properties = [DynamicConfigValue("unit", self.unit)]
         if self.answers is not None:
             properties.append(DynamicConfigValue("mappings", [_map(self.answers)]))
@@ -101,7 +101,7 @@ def stat_panel(
     steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
     none: str = "none",
 ) -> stat.Panel:
-    """The current values as big numbers or words; `queries` by legend."""
+    """The current values as big numbers or words. The keys of `queries` are legends."""
     panel = (
         stat.Panel()
         .title(title)
@@ -137,10 +137,10 @@ def time_panel(
     bars: Mapping[str, str] | None = None,
     each_node: bool = False,
 ) -> timeseries.Panel:
-    """Lines, or stacked bars, over the time range; `queries` by legend.
+    """Lines, or stacked bars, over the time range. The keys of `queries` are legends.
 
-    `bars` are further queries. They are drawn as bars, and their axis is at the right. With
-    `each_node` there is one such panel for each chosen node.
+    `bars` are further queries, drawn as bars with an axis at the right. With `each_node` there is
+    one such panel for each chosen node.
     """
     steps = ((None, GREEN),) if red_from is None else ((None, GREEN), (red_from, RED))
     panel = (
@@ -282,7 +282,7 @@ def table_panel(
     sort_by: str,
     links: Mapping[str, tuple[str, str]] | None = None,
 ) -> table.Panel:
-    """One row per value of the labels that all columns share.
+    """One row per combination of values of the labels that all columns share.
 
     `labels` maps labels to the titles of their columns, which come first. `links` maps the title of
     a column to the text and the URL of its link.
@@ -330,7 +330,7 @@ def table_panel(
 
 
 def thresholds(*steps: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
-    """Steps of a lower limit and a colour. The first limit is None: it has no lower limit."""
+    """Steps with a lower limit and a colour. The limit of the first step is None."""
     return (
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)

@@ -38,7 +38,7 @@ WEBHOOK = 'name="evictions.kubevirt-eviction-exporter.io"'
 
 
 def churn() -> Section:
-    """Whether the same VMs are moved again and again."""
+    """Panels that show whether the same VMs are moved again and again."""
     migrations = "kubevirt_eviction_exporter_migrations_total"
     returned = "kubevirt_eviction_exporter_returned_migrations_total"
     cap = select(POLICY, 'setting="max_migration_cooldown"')
@@ -88,7 +88,7 @@ def churn() -> Section:
 
 
 def callers() -> Section:
-    """The requests of callers and the answers."""
+    """Panels about the requests of callers and the answers."""
     rates = select_by("namespace", BLOCKS, range_function=f"rate({{}}[{RATE}])")
     requests = each(("endpoint",), of_endpoints(f"{REQUESTS}_count", "verdicts|blocked.*"), "sum")
     reviews = rate("kubevirt_eviction_exporter_admission_reviews_total")
@@ -139,7 +139,7 @@ def callers() -> Section:
 
 
 def load() -> Builder[Panel]:
-    """The load of a node and the moves of its VMs, in one panel."""
+    """One panel with the load of a node and the moves of its VMs."""
     idle = rate_other("node_cpu_seconds_total", 'mode="idle"')
     waiting = (
         each(("instance",), rate_other(f"node_pressure_{resource}_waiting_seconds_total"))

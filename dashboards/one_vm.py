@@ -1,4 +1,4 @@
-"""One VM: its cooldown, its evacuation, and how they developed."""
+"""The dashboard of one VM: its cooldown and its evacuation, now and over time."""
 
 from collections.abc import Mapping, Sequence
 

@@ -36,10 +36,10 @@ from dashboards.queries import (
 Section = Sequence[Builder[Panel]]
 
 SLOTS = 5
-"""maxNoOfPodsToEvictTotal in the descheduler operator's policy for KubeVirt."""
+"""`maxNoOfPodsToEvictTotal` in the policy of the descheduler operator for KubeVirt."""
 RULES = Path(__file__).parents[1] / "alerts" / "rules.yaml"
 RUNBOOKS = re.findall(r"^ +(https://\S+)/\w+[.]md$", RULES.read_text(), re.MULTILINE)[0]
-"""Where the runbooks are published, as the rules say."""
+"""The URL of the published runbooks, from the rules."""
 
 
 def sections(vm_uid: str) -> Mapping[str, Section]:

@@ -1,9 +1,9 @@
 """The dashboards of Grafana as objects of Perses: `PersesDashboard`, perses.dev/v1alpha2.
 
 They have the same panels, queries and texts. They are for one cluster: Perses cannot choose "no
-value" for a label, so the matcher of `cluster` is left out. Panels of kinds whose Perses plugins
-are not part of every installation (bars, heatmaps, timelines) are numbers and lines here. Links to
-other dashboards are left out, because their address depends on the installation.
+value" for a label, so the matcher of `cluster` is left out. Some kinds of panels (bars, heatmaps,
+timelines) need Perses plugins that not every installation has. They are numbers and lines here.
+Links to other dashboards are left out, because their address depends on the installation.
 """
 
 import re
@@ -19,7 +19,7 @@ UNITS: dict[str, Object] = {
     "percentunit": {"unit": "percent-decimal"},
     "reqps": {"unit": "requests/sec"},
 }
-"""Perses's unit for Grafana's; all others are decimal numbers."""
+"""The unit of Perses for each unit of Grafana. All other units become decimal numbers."""
 COLOURS = {
     "green": "#73bf69",
     "yellow": "#fade2a",
@@ -27,7 +27,7 @@ COLOURS = {
     "red": "#f2495c",
     "blue": "#5794f2",
 }
-"""Perses does not accept the names of colours, only such numbers."""
+"""Perses accepts colours only as such numbers, and not by name."""
 _CLUSTER = re.compile(r'cluster=~"\$cluster"(?:, )?')
 _GROUPED = re.compile(r"by \(([^)]*)\)")
 _LABEL_VALUES = re.compile(r"label_values\((\w+)\{?.*, (\w+)\)")
@@ -35,7 +35,7 @@ _QUERY_RESULT = re.compile(r"query_result\((.*)\)")
 
 
 def convert(board: Object) -> Object:
-    """The object of Perses's operator for the JSON of one of our Grafana dashboards."""
+    """Convert the JSON of one of our Grafana dashboards to an object of Perses's operator."""
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     return {
         "apiVersion": "perses.dev/v1alpha2",
@@ -59,7 +59,7 @@ def convert(board: Object) -> Object:
 
 
 def _variable(variable: Object) -> Object:
-    """A list that Prometheus fills, from a label of a metric or of the result of a query."""
+    """A variable whose values are those of a label, in a metric or in the result of a query."""
     values = _LABEL_VALUES.fullmatch(variable["query"])
     if values is not None:
         metric, label = values.groups()
@@ -173,7 +173,7 @@ def _table(panel: Object) -> Object:
 
 
 def _column(field: str, several: bool) -> str:  # noqa: FBT001 -- the one choice there is
-    """Perses's name of a column: its queries have numbers instead of letters."""
+    """The name of a column in Perses, where queries have numbers instead of letters."""
     if field == "Value" and not several:
         return "value"
     if field.startswith("Value #"):

@@ -1,14 +1,15 @@
-"""PromQL as the panels need it.
+"""Builds the PromQL of the panels.
 
 Replicas: each replica watches the whole cluster. So gauges, and counters of events in the cluster,
 are aggregated with max, and the time of a first event with min. Counters of a replica's own callers
 are summed.
 
 Scrapes without honorLabels: Prometheus replaces the VM's `namespace` (and, if the scrape sets one,
-`node`) by its own and keeps the VM's as `exported_namespace`. Queries work with both.
+`node`) by its own and keeps the VM's as `exported_namespace`. Queries work with and without
+honorLabels.
 
-Clusters: every selector has the chosen `cluster`, and every aggregation keeps the label. Without
-that label nothing is chosen. The value is then empty and selects the series without the label.
+Clusters: every selector has the chosen `cluster`, and every aggregation keeps the label. If no
+series has the label, the chosen value is empty, and selects the series without the label.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ POLICY = "kubevirt_eviction_exporter_policy_seconds"
 REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds"
 STUCK = "kubevirt_eviction_exporter_stuck_evacuations"
 DAY = "[1d]"
-"""The range of numbers per day."""
+"""The range of queries that count per day."""
 _UNAME = ("instance", "nodename")
 _CLUSTER = 'cluster=~"$cluster"'
 _JOB = 'job=~"$job"'
@@ -79,14 +80,14 @@ def rate_other(counter: str, *matchers: str) -> str:
 
 
 def increase(counter: str, *matchers: str) -> str:
-    """The growth of a counter from point to point."""
+    """The growth of a counter between two points of a panel."""
     return f"increase({select(counter, *matchers)}[{RATE}])"
 
 
 def of_endpoints(series: str, endpoints: str) -> str:
-    """The growth per second of a metric of requests to some endpoints, by endpoint.
+    """The growth per second of a metric about requests, for these endpoints, by endpoint.
 
-    `endpoint` is a label of Prometheus's own in the scrape of a PodMonitor.
+    The scrape of a PodMonitor adds its own label `endpoint`, so ours may be `exported_endpoint`.
     """
     plain = rate(series, f'endpoint=~"{endpoints}"')
     renamed = rate(series, f'exported_endpoint=~"{endpoints}"')
@@ -96,7 +97,7 @@ def of_endpoints(series: str, endpoints: str) -> str:
 def per_day(recorded: str) -> str:
     """The count within the last day, from a recording rule that has a rate once a minute.
 
-    An average would be wrong: a counter has no series before its first event.
+    An average would be wrong, because a counter has no series before its first event.
     """
     return f"60 * sum_over_time({select_other(recorded)}{DAY})"
 

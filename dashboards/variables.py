@@ -12,23 +12,23 @@ from dashboards.looks import DATASOURCE
 from dashboards.queries import RANGE, each, rename, select, select_by
 
 
-# A blocked or evacuating VM has one of these series. A user can choose the VMs that had one within
-# the time range.
+# A VM that is in cooldown or evacuating has one of these series. A user can choose the VMs that had
+# such a series within the time range.
 _VMS = ("kubevirt_vmi_eviction_cooldown_seconds", "kubevirt_vmi_evacuation_info")
 _SEEN = f"last_over_time({{}}[{RANGE}])"
 
 
 def choose_datasource() -> DatasourceVariable:
-    """Which Prometheus."""
+    """Chooses the Prometheus."""
     return DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
 def choose_cluster(*, hide: bool) -> QueryVariable:
-    """Which cluster. Only one, because two clusters may have nodes and VMs of the same name.
+    """Chooses a single cluster, because two clusters may have nodes and VMs of the same name.
 
     If no series has the label, nothing can be chosen, and the empty value selects everything.
-    Grafana cannot hide a variable only because it has one value, so there are files with and
-    without it.
+    Grafana cannot hide a variable only because it has one value, so some files show the variable,
+    and others hide it.
     """
     query = "label_values(kubevirt_eviction_exporter_build_info, cluster)"
     variable = _choose("cluster", "Cluster", "Clusters with an exporter.", query)
@@ -36,7 +36,7 @@ def choose_cluster(*, hide: bool) -> QueryVariable:
 
 
 def choose_jobs() -> QueryVariable:
-    """Which scrape jobs of the exporter. "All" means the jobs that this query finds, not any job.
+    """Chooses scrape jobs of the exporter. "All" means the jobs that this query finds, not any job.
 
     The descheduler's plugin KubevirtMigrationAware has metrics of the same names in another job.
     """
@@ -45,32 +45,32 @@ def choose_jobs() -> QueryVariable:
 
 
 def choose_namespaces() -> QueryVariable:
-    """Namespaces of VMs."""
+    """Chooses namespaces of VMs."""
     return _allow_several(choose_namespace()).all_value(".*")
 
 
 def choose_nodes() -> QueryVariable:
-    """Which nodes. A VM that is not scheduled yet has none."""
+    """Chooses nodes. A VM that is not scheduled yet has no node."""
     nodes = rename(select("descheduler_kubevirt_vmis"), "node")
     return _allow_several(_choose_label("node", "Node", "Nodes with a VM.", nodes)).all_value(".+")
 
 
 def choose_namespace() -> QueryVariable:
-    """The namespace of one VM."""
+    """Chooses the namespace of one VM."""
     seen = " or ".join(rename(_SEEN.format(select(metric)), "namespace") for metric in _VMS)
     description = "Namespaces of VMs that were in cooldown or evacuating within the time range."
     return _choose_label("namespace", "Namespace", description, seen)
 
 
 def choose_name() -> QueryVariable:
-    """The name of one VM."""
+    """Chooses the name of one VM."""
     seen = " or ".join(select_by("namespace", m, range_function=_SEEN) for m in _VMS)
     description = "VMs of the namespace that were in cooldown or evacuating within the time range."
     return _choose_label("name", "VM", description, seen)
 
 
 def _choose_label(name: str, label: str, description: str, vector: str) -> QueryVariable:
-    """The values of a label. Grafana reads them from the text of the series."""
+    """Chooses a value of a label. Grafana reads the values from the text of the series."""
     query = f"query_result({each((name,), vector, 'group')})"
     return _choose(name, label, description, query).regex(f'/{name}="([^"]+)"/')
 

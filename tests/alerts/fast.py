@@ -19,7 +19,7 @@ from tests.support.faulty_apiserver import FaultyDemo
 FACTOR = 60.0
 """How many times faster than real time the clock runs."""
 SPEED = 0.1
-"""The speed of the simulated cluster at which its waits are as long as KubeVirt's."""
+"""At this speed, the waits of the simulated cluster are as long as KubeVirt's."""
 
 
 class Clock:
@@ -33,7 +33,7 @@ class Clock:
         return self._start + (time.time() - self._start) * FACTOR
 
     def read(self) -> datetime:
-        """The same as a datetime, for the simulated cluster."""
+        """The current time as a datetime, for the simulated cluster."""
         return datetime.fromtimestamp(self(), UTC)
 
 

@@ -18,9 +18,9 @@ def is_firing(case: Case) -> bool:
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
-    """Pair firing cases with themselves and with silent ones, and silent ones with each other.
+    """Pair each firing case with itself and with silent cases, and silent cases with each other.
 
-    Both cases of a pair test the same alert, and a firing and a silent one have a common metric.
+    Both cases of a pair test the same alert. A firing and a silent case also have a common metric.
     Cases without a series of the exporter are left out.
     """
     ours = [
@@ -54,7 +54,7 @@ def metrics_of(case: Case) -> set[str]:
 
 
 def join(east: Case, west: Case) -> Case:
-    """One Prometheus with both clusters; the west is silent, or equal to the east."""
+    """A case with both clusters. The west is silent, or has the same series as the east."""
     clusters = (EAST, WEST) if west is east else (EAST,)
     return {
         **east,

@@ -38,7 +38,7 @@ class _Ready(Server):
         super().__init__(Process(arguments, directory / f"{name}.log"))
 
     async def ready(self) -> bool:
-        """Ask `/-/ready`."""
+        """Whether `/-/ready` answers with status 200."""
         async with (
             aiohttp.ClientSession(timeout=PROBE) as session,
             session.get(f"{self.url}/-/ready") as response,
@@ -84,7 +84,7 @@ def plain_config(receiver_url: str) -> dict[str, Any]:
 
 
 def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
-    """The shipped example, with these URLs for its receivers, and with short waits.
+    """The shipped example with these URLs for its receivers, and with short waits.
 
     It still waits for a second, because an alert may arrive just before the one that inhibits it.
     """
@@ -100,7 +100,7 @@ class Prometheus(_Ready):
     """A Prometheus that evaluates the rules every second, and scrapes each target every two
     seconds.
 
-    A busy machine needs that time: after a scrape that fails, every alert starts anew.
+    On a busy machine, faster scrapes would fail. After a failed scrape every alert starts again.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Prometheus(_Ready):
         )
 
     async def ask(self, endpoint: str, **fields: str) -> Any:
-        """The data of an answer of the HTTP API."""
+        """Ask the HTTP API; returns the data of its answer."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{self.url}/api/v1/{endpoint}", params=fields) as response,

@@ -1,8 +1,8 @@
 """The shipped rules with shorter durations.
 
-A test cannot wait for half an hour, and rules written for the test would prove nothing about the
-shipped ones. So one factor divides every `for`, `keep_firing_for`, range, offset and interval of
-the shipped rules.
+A test cannot wait for half an hour. Rules that are written for the test would prove nothing about
+the shipped rules. So one factor divides every `for`, `keep_firing_for`, range, offset and interval
+of the shipped rules.
 """
 
 import copy
@@ -15,7 +15,7 @@ from tests.generate.rules import Groups, all_rules
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION = r"(?:\d+(?:ms|[smhdw]))+"
 _PART = re.compile(r"(\d+)(ms|[smhdw])")
-# A string is matched as a whole and left alone.
+# A string is matched as a whole, and is not changed.
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _IN_EXPRESSION = re.compile(
     rf"{_STRING}|(?P<before>\[|:|\boffset\s+-?)(?P<duration>{_DURATION})(?=\]|:|\s|\)|$)"

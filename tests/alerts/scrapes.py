@@ -1,7 +1,7 @@
-"""The ways to scrape the exporter, and what each does to the labels of a test case.
+"""The ways to scrape the exporter, and how each way changes the labels of a test case.
 
-A case is written with the exporter's own labels. A scrape adds the labels of the target. If both
-have the same label, honorLabels decides which of them keeps the name.
+A case is written with the exporter's own labels. A scrape adds the labels of the target. If a
+series and its target have the same label, honorLabels decides which of them keeps the name.
 """
 
 import re
@@ -26,7 +26,7 @@ _OF_A_REPLICA = {
 }
 """Alerts about a replica: their `namespace` is that of the scraped pods."""
 _OF_OTHERS = ("apiserver_",)
-"""Prefixes of metrics that another scrape collects: none of their labels is renamed."""
+"""Prefixes of metrics that another scrape collects. Their labels are not renamed."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 

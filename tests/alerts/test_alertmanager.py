@@ -1,4 +1,4 @@
-"""The example for Alertmanager, in a real Alertmanager."""
+"""Tests of the example configuration in a real Alertmanager."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ STUCK, FAILING, MANY, DRAIN = (
 LATER = "KubeVirtNodeCannotBeRelieved"
 LAST = "KubeVirtEvictionExporterStale"
 DRAINED = 200
-"""How many VMs of the east are stuck."""
+"""The number of stuck VMs in the east."""
 
 
 def firing(alert: str, /, **labels: str) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def firing(alert: str, /, **labels: str) -> dict[str, Any]:
 
 
 def a_drain() -> list[dict[str, Any]]:
-    """Stuck VMs: many in the east, 40 of one node in the north, and two in the west.
+    """Alerts about stuck VMs: many in the east, 40 of one node in the north, and two in the west.
 
-    One of those in the west fails repeatedly.
+    The evacuation of one VM in the west fails repeatedly.
     """
     vm = {"namespace": "shop", "node": "n1"}
     drained = {"namespace": "shop", "node": "n2", "cluster": "north"}
@@ -55,7 +55,7 @@ def a_drain() -> list[dict[str, Any]]:
 
 
 def named(receiver: Receiver) -> Counter[tuple[str, str]]:
-    """What a receiver was sent, by alert and cluster."""
+    """The number of firing alerts that a receiver got, by alert and cluster."""
     labels = [one["labels"] for one in receiver.received if one["status"] == "firing"]
     return Counter((one["alertname"], one["cluster"]) for one in labels)
 
@@ -83,8 +83,8 @@ async def test_many_stuck_vms_are_one_notification(
         await plain.fires("Watchdog")
         for receiver, alert in zip(routed, ("Watchdog", MANY, LATER), strict=True):
             await receiver.fires(alert)
-        # All alerts wait for the same time, so each earlier alert has been sent by now, or never
-        # will be.
+        # This alert waits as long as all others. When it arrives, each earlier alert has been sent
+        # or is inhibited.
         await asyncio.gather(*(server.post([firing(LAST, cluster="west")]) for server in servers))
         await asyncio.gather(plain.fires(LAST), routed[1].fires(LAST))
 

@@ -1,4 +1,4 @@
-"""The output of `make alerts`."""
+"""Tests of the output of `make alerts`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def an_alert(state: str, **labels: str) -> dict[str, Any]:
     ],
 )
 def test_an_alert_is_named_by_what_it_is_about(labels: dict[str, str], name: str) -> None:
-    """An alert is named by its VM, else its node, else its resource."""
+    """The name of an alert is followed by its VM, else its node, else its resource."""
     assert name_alert(an_alert("pending", **labels)) == name
 
 
@@ -56,7 +56,7 @@ def test_only_changes_are_told() -> None:
 
 
 async def test_a_prometheus_is_asked() -> None:
-    """Alerts are read from the API of Prometheus, sorted by name; other pages are not accepted."""
+    """Alerts are read from Prometheus and sorted by name. An error page is not an answer."""
     alerts = [an_alert("firing", node="n2"), an_alert("pending", node="n1")]
 
     async def list_alerts(_: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The recording rules for long ranges, in promtool."""
+"""Tests of the recording rules for long time ranges, in promtool."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ EXPORTER = "kubevirt_eviction_exporter"
 
 
 def an_hour(cluster: str, *, restarts: bool = False, ends: bool = True) -> dict[str, str]:
-    """The series of a cluster: two VMs, which are asked to leave in the first minute.
+    """The series of a cluster with two VMs, whose evacuations begin in the first minute.
 
     If the evacuations end (`ends`), db1 leaves after ten minutes and db2 after 45. With `restarts`
-    the exporter is away from the 20th to the 25th minute.
+    the exporter is down from the 20th to the 25th minute.
     """
     labels = f', cluster="{cluster}"' if cluster else ""
     vm = f'{REQUESTED}{{namespace="shop",name="%s",node="n1"{labels}}}'
@@ -39,7 +39,7 @@ def an_hour(cluster: str, *, restarts: bool = False, ends: bool = True) -> dict[
 
 
 def expect(clusters: dict[str, float], expression: str) -> dict[str, Any]:
-    """A value of an expression for each cluster, at the end of the hour."""
+    """A check of the value of an expression in each cluster, at the end of the hour."""
     return {
         "expr": f"sum by (cluster) ({expression})",
         "eval_time": "60m",
@@ -53,7 +53,7 @@ def expect(clusters: dict[str, float], expression: str) -> dict[str, Any]:
 @pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
 @pytest.mark.parametrize("clusters", [("",), ("east", "west")], ids=["one", "two"])
 def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path: Path) -> None:
-    """Ended evacuations are counted once, in time or late; a restart of the exporter ends none."""
+    """Each ended evacuation counts once, in time or late. A restart of the exporter adds none."""
     series: dict[str, str] = {}
     for cluster, restarts in zip(clusters, (False, True), strict=False):
         series |= an_hour(cluster, restarts=restarts)
@@ -79,7 +79,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
 
 
 def test_one_cluster_ends_nothing_in_another(tmp_path: Path) -> None:
-    """An evacuation ends in its cluster even if another cluster has a VM of the same name."""
+    """An evacuation counts as ended, although another cluster still evacuates a VM of this name."""
     scrape = SCRAPES[0]
     series = {**an_hour("east"), **an_hour("west", ends=False)}
     ended = "sum_over_time(cluster:kubevirt_vmi_evacuations_ended:count1m[1h])"

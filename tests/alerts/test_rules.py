@@ -1,4 +1,4 @@
-"""The rules: linted, tested by promtool cases, and compared with the metrics."""
+"""Tests of the rules: linters, promtool cases, and a comparison with the metrics."""
 
 import json
 import re
@@ -51,7 +51,8 @@ METRICS_PORT = Settings().listen.metrics[0].port
 METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler|apiserver)_\w+(?![\w:])")
 RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
 SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
-# The scrape that also runs with two clusters: its rules differ most. `make soak` runs the others.
+# `make test` runs the cases with two clusters only for this scrape, because its rules differ most.
+# `make soak` runs the others.
 BESIDE_ANOTHER = SCRAPES[-1]
 PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-on", "info")
 
@@ -143,7 +144,7 @@ def test_pint_sees_what_breaks_the_conventions(
 
 @pytest.mark.parametrize(
     "path",
-    # All rules are evaluated for each case, which takes several times as long as `hold`.
+    # promtool evaluates all rules for each case. This takes several times as long as `hold`.
     [
         pytest.param(path, id=path.stem, marks=() if path is CASES[0] else pytest.mark.soak)
         for path in CASES
@@ -171,7 +172,7 @@ def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
 def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
-    """Two replicas give one alert, with and without honorLabels, and in a tenant's Prometheus."""
+    """Two replicas cause one alert, with and without honorLabels, and in a tenant's Prometheus."""
     tests = [scrape.case(case) for case in cases()]
     code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
 
@@ -197,8 +198,8 @@ def test_cases_hold_with_two_clusters_under_every_scrape(
 
 
 def test_an_alert_names_the_cluster_of_its_prometheus(tmp_path: Path) -> None:
-    """If the series have no label `cluster`, the description has the external label."""
-    tests = json.loads(json.dumps(cases()))  # without YAML's shared objects
+    """If the series have no label `cluster`, the description has the external label `cluster`."""
+    tests = json.loads(json.dumps(cases()))  # a copy without shared objects
     for case in tests:
         case["external_labels"] = {"cluster": "north"}
         for alert in (one for test in case["alert_rule_test"] for one in test["exp_alerts"]):
@@ -226,12 +227,12 @@ def test_a_rule_that_mixes_clusters_would_be_seen(tmp_path: Path, right: str, wr
 
 
 def replace_in_rules(right: str, wrong: str) -> Groups:
-    """The rules with a part of their expressions replaced."""
+    """The rules, with this text replaced in all expressions."""
     return map_expressions(load_groups(), lambda text: text.replace(right, wrong))
 
 
 def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
-    """Every alert has a case in which it fires, and one named "silent, because ...."."""
+    """Every alert has a case in which it fires, and a case whose name starts with "silent"."""
     fired: set[str] = set()
     silent: set[str] = set()
     for case in cases():
@@ -260,7 +261,7 @@ def test_every_metric_in_a_rule_exists() -> None:
 
 
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
-    """The cases only have series that the exporter writes."""
+    """Each series of a case has the labels of its metric."""
     for case in cases():
         for one in case["input_series"]:
             match = SERIES.match(one["series"])
@@ -304,7 +305,7 @@ def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
 
 
 def test_two_clusters_hold_the_same_names() -> None:
-    """For each alert there is a case in which both clusters have the same series."""
+    """Each alert has a firing case and a silent case that share a series."""
     shared = set()
     for case in pair_cases(cases()):
         series = Counter(

@@ -1,4 +1,4 @@
-"""The runbooks: one per alert, consistent with the rules, with commands that run."""
+"""Each alert has one runbook, which agrees with the rule and whose commands run."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in com
 
 
 def test_every_alert_has_its_runbook_and_the_other_way_round() -> None:
-    """Each alert has a runbook of its name, and each runbook an alert."""
+    """Each alert has a runbook of the same name, and each runbook has an alert."""
     assert set(TEXTS) == set(ALERTS)
 
 
@@ -253,7 +253,7 @@ class Operator:
 
 
 def what_there_is_to_log(command: str) -> str:
-    """A command that lists the pods of a `kubectl logs` command."""
+    """The command that lists the pods whose logs a `kubectl logs` command prints."""
     words = shlex.split(command)
     namespace, selector = words[words.index("-n") + 1], words[words.index("-l") + 1]
     return f'kubectl -n "{namespace}" get pods -l "{selector}" -o name'

@@ -1,7 +1,7 @@
 """The second cluster of the live alerts: its VMs have the names of the first cluster's VMs.
 
-Its VMs have no problems. Its alerts are about the exporter: its replicas, its callers, its
-certificate, and in the end its absence. The metrics of the descheduler and the API server come from
+Its VMs have no problems. Its alerts are about the exporter: replicas, callers, a certificate, and
+at the end the absence of all replicas. The metrics of the descheduler and the API server come from
 a simulated page.
 """
 
@@ -48,7 +48,7 @@ BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtEvictionExporterCertificateExpiring", None),
     ("KubeVirtEvictionExporterStale", "replicas_differ"),
 }
-"""Alerts that fire while one replica has other settings, and callers send invalid requests."""
+"""Alerts that fire while one replica has other settings and callers send invalid requests."""
 ALERTS = {ABSENT, *ALONE, *BESIDE_AN_ODD_ONE}
 """The alerts that this cluster causes."""
 DAYS_LEFT = 5
@@ -57,11 +57,11 @@ STEPS_EVERY = 0.5
 
 
 class Quiet(Scenario):
-    """The demo's VMs without its events."""
+    """The VMs of the demo, without the events of the demo."""
 
     def fate(self, vmi: Object, attempt: int) -> Fate:
         del vmi, attempt
-        # Some seconds of real time, so that Prometheus sees the migration.
+        # The migration takes some seconds of real time, so that Prometheus sees it.
         return Fate("succeeds", 30.0)
 
     def _queue_events(self, cluster: Cluster, vm: Any) -> None:
@@ -72,7 +72,7 @@ class Quiet(Scenario):
 
 
 class West:
-    """The cluster with two exporters; the second starts late, at first with other settings."""
+    """The cluster with two exporters. The second starts later, at first with other settings."""
 
     def __init__(self, directory: Path, clock: Clock, receiver: Receiver) -> None:
         self._directory = directory
@@ -111,7 +111,7 @@ class West:
                 stepping.cancel()
 
     async def play(self) -> None:
-        """Cause each alert of this cluster, and end it."""
+        """Make each alert of this cluster fire, and then resolve it."""
         async with AsyncExitStack() as first:
             url = await first.enter_async_context(self._exporter("c"))
             await self._run_alone()
@@ -127,14 +127,14 @@ class West:
             await self._resolve(ABSENT)
 
     async def _run_alone(self) -> None:
-        """Fire the alerts `ALONE`: one of two replicas runs, and callers fail or do not call."""
+        """Make `ALONE` fire: one of two replicas runs, and callers fail or do not call."""
         for vm in self._demo.scenario.vms[3:]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name, descheduler=True)
         await self._fire(*ALONE)
         self._others.broken = False
 
     async def _run_beside_an_odd_one(self, url: str) -> None:
-        """Fire the others: one replica has other settings, and callers send invalid requests."""
+        """Make `BESIDE_AN_ODD_ONE` fire: a replica has other settings, and requests are invalid."""
         for vm in self._demo.scenario.vms[:3]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name)
         write_certificates(self._directory, f"odd={DAYS_LEFT}")

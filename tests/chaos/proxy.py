@@ -20,8 +20,8 @@ class Proxy:
     """`async with Proxy(cluster) as proxy` forwards requests to `proxy.url` to the server.
 
     `refusals` has the status codes to answer with, by method and part of the path. `rejected`
-    counts these answers. `held` has parts of paths: a watch whose path has such a part gets no data until
-    the part is removed from the set.
+    counts these answers. `held` has parts of paths: a watch whose path has such a part gets no data
+    until the part is removed from the set.
     """
 
     def __init__(self, cluster: RealCluster) -> None:

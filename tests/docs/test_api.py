@@ -19,12 +19,12 @@ from tests.unit.server.test_api import ServedApi
 
 
 async def test_it_is_up_to_date() -> None:
-    """`make reference` would change nothing; every example answer matches its schema."""
+    """`make reference` would change nothing, and every example answer matches its schema."""
     assert read(API) == write_api(read(API), write_openapi(), await ask())
 
 
 async def test_its_examples_are_answers() -> None:
-    """Every endpoint has an example with a 200, and one example has an error."""
+    """Every endpoint has an example with the status 200, and one example is an error."""
     answers = await ask()
 
     assert {route.name for route in ROUTES if route.path.startswith("/v1/")} <= set(EXAMPLES)
@@ -35,7 +35,7 @@ async def test_its_examples_are_answers() -> None:
 
 
 def test_its_examples_name_vms_of_the_demo() -> None:
-    """The demo has the VMs of the examples."""
+    """The examples of requests name a VM of the demo."""
     vms = {(one.namespace, one.name) for one in Demo(lambda: datetime.now(UTC)).scenario.vms}
     asked = EXAMPLES["verdicts"].body or {}
     named = {(one["namespace"], one["name"]) for one in asked["candidates"]}
@@ -47,7 +47,7 @@ def test_its_examples_name_vms_of_the_demo() -> None:
 
 
 async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's copy is renewed by a 304 or a change, and does not block when it is old."""
+    """A 304 or a change renews the copy of the example caller. An expired copy gives no answer."""
     (source,) = code_blocks(read(API), "python")
     caller: dict[str, Any] = {}
     exec(source, caller)  # noqa: S102 (the document's own lines)
@@ -93,7 +93,7 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_type_is_in_it() -> None:
-    """Each schema of the document has its heading, and each property its row."""
+    """Each schema of the OpenAPI document has a heading, and each of its properties has a row."""
     text = read(API)
     for name, schema in write_openapi()["components"]["schemas"].items():
         section = text.split(f"\n### {name}\n")[1].split("\n### ")[0]

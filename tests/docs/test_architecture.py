@@ -10,7 +10,7 @@ from tests.support.documents import ARCHITECTURE, CONTRIBUTING, ROOT, bare, read
 
 
 def test_the_table_the_contract_and_the_folders_agree() -> None:
-    """Every package and shared module has a row and a layer, and nothing else."""
+    """The rows and the layers are exactly the packages and shared modules."""
     rows = [bare(row[0]) for row in table(ARCHITECTURE, "Packages")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = {one["id"]: one for one in project["tool"]["importlinter"]["contracts"]}
@@ -27,7 +27,7 @@ def test_the_table_the_contract_and_the_folders_agree() -> None:
 
 @pytest.mark.parametrize("document", [ARCHITECTURE, CONTRIBUTING], ids=lambda path: path.name)
 def test_the_files_named_exist(document: Path) -> None:
-    """Every file and folder in backticks exists, from the root, exporter/ or its package."""
+    """Every file and folder in backticks exists, relative to the root, exporter/ or a package."""
     named = set(re.findall(r"`([\w./-]+(?:/|\.(?:py|j2|yaml|md|txt|toml)))`", read(document)))
     packages = [path.parent for path in (ROOT / "exporter").glob("*/__init__.py")]
     places = [ROOT, ROOT / "exporter", *packages]

@@ -63,12 +63,12 @@ class Client:
             return json.load(answer)
 
     def compare(self, one: object, other: object, what: str) -> None:
-        """Both must be equal."""
+        """Check that two values are equal."""
         self.compared += 1
         assert one == other, what
 
     def compare_all(self) -> None:
-        """Compare every VM at every endpoint, and every sum."""
+        """Compare the answers of all endpoints about every VM, and all sums."""
         evacuations = {one["name"]: one for one in self.ask("/v1/evacuations")["evacuations"]}
         blocked = {(o["name"], o["checkpoint"]): o for o in self.ask("/v1/blocked")["blocked"]}
         drains: Counter[str] = Counter()
@@ -88,9 +88,7 @@ class Client:
         self.compare(status["known"], drains.total(), "VMs of the status")
 
     def compare_vm(self, one: Any, evacuation: Any, blocked: dict[Any, Any]) -> None:
-        """Compare what the node, the VM, its verdict, its evacuation and the blocked set say of one
-        VM.
-        """
+        """Compare the answers about one VM: node, VM, verdict, evacuation and blocked set."""
         name = one["name"]
         vmi = self.ask(f"/v1/vmis/{one['namespace']}/{name}")
         asked = {"candidates": [{"namespace": one["namespace"], "name": name}], "dryRun": True}

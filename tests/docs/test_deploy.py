@@ -9,7 +9,7 @@ PLUGIN = DEPLOY.parent / "descheduler" / "verdicts"
 
 
 def test_the_plugin_s_arguments_are_those_of_its_types() -> None:
-    """Each argument of the Go types has its row, and nothing else."""
+    """The rows of the table are exactly the arguments of the Go types."""
     source = (PLUGIN / "types.go").read_text(encoding="utf-8")
     outer, _, inner = source.partition("type TLSConfig struct")
     names = re.findall(r'json:"(\w+)', outer), re.findall(r'json:"(\w+)', inner)
@@ -21,7 +21,7 @@ def test_the_plugin_s_arguments_are_those_of_its_types() -> None:
 
 
 def test_the_plugin_s_metrics_are_those_that_it_registers() -> None:
-    """Each metric is named with its labels."""
+    """The text has each metric of the Go code with its labels."""
     source = (PLUGIN / "metrics.go").read_text(encoding="utf-8")
     registered = re.findall(
         r'NewDesc\(\s*"(\w+)",.*?(?:\[\]string\{([^}]*)\}|nil), nil, metrics', source, re.DOTALL

@@ -5,5 +5,5 @@ from tests.support.documents import HOLD_EVICTIONS, read
 
 
 def test_the_table_of_the_gate_is_that_of_the_last_run() -> None:
-    """Filling the table from the results again changes nothing."""
+    """If the table is filled from the results again, it does not change."""
     assert fill_table(read(HOLD_EVICTIONS)) == read(HOLD_EVICTIONS)

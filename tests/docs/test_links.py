@@ -16,7 +16,7 @@ def links(document: Path) -> list[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document: Path) -> None:
-    """The linked file exists, and so does the heading in it."""
+    """Each linked file exists, and has the linked heading."""
     for link in links(document):
         path, _, anchor = link.partition("#")
         target = (document.parent / path).resolve() if path else document

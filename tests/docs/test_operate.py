@@ -18,7 +18,7 @@ def sources(folder: str, pattern: str) -> str:
 
 
 def test_every_fault_is_shown_by_a_test() -> None:
-    """Each row names tests, metrics and alerts that exist."""
+    """The tests, metrics and alerts in each row exist."""
     tests = sources("tests", "test_*.py")
     rows = table(OPERATE, "When something fails")
 
@@ -35,7 +35,7 @@ def test_every_fault_is_shown_by_a_test() -> None:
 
 
 def test_every_oddity_is_described_in_the_program_s_words() -> None:
-    """Each row names log events, metrics and exit codes that exist."""
+    """The log events, metrics and exit codes in each row exist."""
     program = sources("exporter", "*.py")
     rows = table(OPERATE, "When something is odd")
 

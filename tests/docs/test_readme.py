@@ -1,4 +1,4 @@
-"""The README's counts and names are right."""
+"""The links, names and fields in the README are right, and so are the versions in the documents."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_it_leads_to_every_document() -> None:
     ],
 )
 def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, module: str) -> None:
-    """Each real server has a row with the version that is pinned for the tests."""
+    """The row of each real server has the version that the tests pin."""
     pinned = re.search(rf"\s{re.escape(module)} v(\S+)", file.read_text(encoding="utf-8"))
     assert pinned is not None
     # The Go module of Prometheus 3.15.0 is v0.315.0.
@@ -76,7 +76,7 @@ def test_the_oldest_kubernetes_is_that_of_the_chart() -> None:
 
 
 def test_the_demo_has_the_vm_that_it_asks_about() -> None:
-    """The commands of the ten minutes name a VM of the demo."""
+    """The commands in the chapter about the demo name a VM of the demo."""
     namespace, name = Demo(lambda: datetime.now(UTC)).example
     commands = "\n".join(code_blocks(chapters(README)["Ten minutes with the demo"], "bash"))
 

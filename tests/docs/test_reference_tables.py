@@ -1,4 +1,4 @@
-"""docs/reference.md: each table has the rows that the program has, no more and no less."""
+"""docs/reference.md: the rows of each table are exactly those of the program."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ from tests.unit.kube.test_migration_log import play
 
 
 class _Everything(Mapping[str, Any]):
-    """A mapping that has every key, with itself as the value, which no setting accepts."""
+    """A mapping that has itself as the value of every key. No setting accepts this value."""
 
     def get(self, key: str, default: object = None) -> Any:
         """Return the mapping itself, which is a wrong value for every setting."""
@@ -56,7 +56,7 @@ class _Everything(Mapping[str, Any]):
 
 
 def every_key() -> list[str]:
-    """The dotted path of every setting, from the error that each one causes."""
+    """The dotted path of every setting, from the errors that `_Everything` causes."""
     with pytest.raises(InvalidSettings) as refused:
         read_settings(_Everything())
     return [fault.split(":")[0] for fault in refused.value.faults]
@@ -80,7 +80,7 @@ def test_every_setting_has_its_row() -> None:
 
 
 def test_the_memory_limit_is_the_sum_of_its_parts() -> None:
-    """The manifests' memory limit is the sum of the table, whose first row is `BUDGET`."""
+    """The manifests' memory limit is the sum of the table's rows. The first row is `BUDGET`."""
     (deployment,) = yaml.safe_load_all(read(ROOT / "deploy/base/deployment.yaml"))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     parts = [int(row[0]) for row in table(REFERENCE, "What callers may hold")]
@@ -93,7 +93,7 @@ TLS_FILES = ("certFile", "keyFile", "clientCAFile")
 
 
 def test_the_defaults_are_the_program_s() -> None:
-    """A file with every default of the table means the same as no file."""
+    """A file with all defaults of the table has the same result as no file."""
     rows = {bare(row[0]): yaml.safe_load(bare(row[1])) for row in table(REFERENCE, "Settings")}
 
     assert replace(read_settings(nested(rows)), remarks=()) == Settings()
@@ -108,12 +108,12 @@ def test_the_defaults_are_the_program_s() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    """Every row of the settings has a meaning."""
+    """Every row of the table of settings has a meaning."""
     assert all(len(row) == 3 and row[2] for row in table(REFERENCE, "Settings"))
 
 
 def test_the_examples_are_valid() -> None:
-    """The program accepts every configuration that is shown."""
+    """The program accepts every example of a configuration."""
     blocks = code_blocks(chapters(REFERENCE)["Settings"], "yaml")
 
     assert blocks
@@ -129,7 +129,7 @@ def test_the_exit_codes_and_metrics_are_the_program_s() -> None:
 
 
 def test_the_command_line_is_the_program_s() -> None:
-    """Each command has its line, in order, with every option that it takes and no other."""
+    """Each command has a line, in order, with exactly the options of the command."""
     (usage,) = code_blocks(chapters(REFERENCE)["Command line"], "text")
     written: dict[str, set[str]] = {}
     for line in usage.splitlines():
@@ -152,17 +152,17 @@ def test_the_command_line_is_the_program_s() -> None:
 
 
 def test_the_states_are_the_program_s() -> None:
-    """The states' table has every state of an evacuation, in their order."""
+    """The table of states has every state of an evacuation, in order."""
     assert [bare(row[0]) for row in table(REFERENCE, "Evacuation states")] == list(State)
 
 
 def test_the_drain_outcomes_are_the_program_s() -> None:
-    """The outcomes' table has every outcome, in their order."""
+    """The table of drain outcomes has every outcome, in order."""
     assert [bare(row[0]) for row in table(REFERENCE, "Drain outcomes")] == list(DrainOutcome)
 
 
 def test_the_alerts_are_the_rule_file_s() -> None:
-    """The alerts' table has every alert with its for and its severity, in order."""
+    """The table of alerts has every alert with its `for` and its severity, in order."""
     rules = yaml.safe_load((ROOT / "alerts/rules.yaml").read_text(encoding="utf-8"))
     alerts = [
         [
@@ -179,7 +179,7 @@ def test_the_alerts_are_the_rule_file_s() -> None:
 
 
 def test_the_reasons_are_the_program_s() -> None:
-    """The reasons' table has every reason with the checkpoint of its rules."""
+    """The table of reasons has every reason with the checkpoint of its rule, in order."""
     rows = {bare(row[0]): bare(row[1]) for row in table(REFERENCE, "Reasons")}
 
     assert rows == {str(rule.reason): str(rule.checkpoint) for rule in RULES}
@@ -187,7 +187,7 @@ def test_the_reasons_are_the_program_s() -> None:
 
 
 def test_the_events_are_the_program_s() -> None:
-    """The tables of Events have each Event with its type, and each outcome, in order."""
+    """The tables of Events have every Event with its type, and every outcome, in order."""
     reasons, outcomes = tables(REFERENCE, "Events")
 
     types = [(reason, kind) for reason, (kind, _) in TYPES_AND_ACTIONS.items()]
@@ -197,7 +197,7 @@ def test_the_events_are_the_program_s() -> None:
 
 
 def test_the_limits_of_events_are_the_program_s() -> None:
-    """The limits in the text are those of the queue."""
+    """The limits in the text are those of the queue of Events."""
     text = " ".join(chapters(REFERENCE)["Events"].split())
 
     assert (PER_VMI, PER_SECOND, REPEATED_AFTER) == (60.0, 1.0, 1800.0)

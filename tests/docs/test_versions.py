@@ -18,12 +18,12 @@ MODULES = {
 
 
 def test_the_tables_are_those_of_the_last_runs() -> None:
-    """Filling the tables from the results and the recordings again changes nothing."""
+    """If the tables are filled from the results and recordings again, they do not change."""
     assert fill(read(VERSIONS), read_results()) == read(VERSIONS)
 
 
 def test_every_row_is_a_pair_that_is_run() -> None:
-    """The table has the versions of `make matrix`, in order."""
+    """Each row of the table has the versions of a pair of `make matrix`, in the same order."""
     versions = [[pair.versions[part] for part in MODULES] for pair in PAIRS]
     shown = [row[:3] for row in table(VERSIONS, "Compatibility")]
 
@@ -33,7 +33,7 @@ def test_every_row_is_a_pair_that_is_run() -> None:
 
 @pytest.mark.parametrize("part", MODULES)
 def test_the_pinned_versions_are_those_that_are_built(part: str) -> None:
-    """The pinned version in the tests is that of the Go module."""
+    """The version that the tests pin is the version in go.mod."""
     folder, module = MODULES[part]
     required = (ROOT / folder / "go.mod").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
 """Writes the generated files of the project."""
 
 REPOSITORY = "https://github.com/kubevirt-eviction-exporter/exporter"
-"""Where the project is published: the one place to change it."""
+"""Where the project is published. Change it only here."""

@@ -1,9 +1,9 @@
-"""A picture of the overview for the documents: the panels' queries, drawn with Matplotlib.
+"""Draws the overview for the documents: the results of the panels' queries, with Matplotlib.
 
-It is not a screenshot, because Grafana cannot run here. The data are real: the exporter on the
-simulated cluster, queried through a real Prometheus, as in the live test of the dashboards.
+The picture is not a screenshot, because Grafana cannot run here. Its data come from the exporter on
+the simulated cluster, through a real Prometheus, as in the live test of the dashboards.
 
-`python -m tests.generate.dashboards` writes it in three minutes.
+`python -m tests.generate.dashboards` writes the picture in three minutes.
 """
 
 import asyncio

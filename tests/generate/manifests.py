@@ -1,8 +1,8 @@
 """Renders the folders of `deploy/`, and writes the files there that are derived from others.
 
-`python -m tests.generate.manifests` (`make manifests`) writes what is derived: the version wherever
-a file has it, the copy of the descheduler's policy, the table of our chart's values, and the values
-for the descheduler's chart that are also in the sidecar overlay.
+`python -m tests.generate.manifests` (`make manifests`) writes the version into each file that has
+it. It also writes the copy of the descheduler's policy, and the table of our chart's values. For
+the descheduler's chart it writes the values that the sidecar overlay has, too.
 """
 
 import json
@@ -27,9 +27,9 @@ Object: TypeAlias = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 REGISTRY = "quay.io/kubevirt-eviction-exporter"
-"""Where the images are published: the one place to change it."""
+"""Where the images are published. Change it only here."""
 REMOTE = f"{REPOSITORY}//deploy/"
-"""How a user's overlay begins the URL of a folder of `deploy/`."""
+"""The beginning of the URLs of folders of `deploy/`, as in a user's overlay."""
 EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
@@ -44,9 +44,9 @@ ENCRYPTED = (
 PLAIN = "overlays/plain"
 """The overlay without a certificate."""
 OVERLAYS = (*ENCRYPTED, PLAIN)
-"""Each is a complete installation."""
+"""Each overlay is a complete installation."""
 ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
-"""Each is used with something else."""
+"""Each folder is used together with an overlay or another chart."""
 
 TLS_SECRET = f"{NAME}-tls"
 """The Secret with the certificate, which openssl, cert-manager or OpenShift creates."""
@@ -57,7 +57,7 @@ POLICY_COPY = DEPLOY / "components/descheduler/policy.yaml"
 VALUES = DEPLOY / "helm/values.yaml"
 CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
 ELSEWHERE = "virt-evictions"
-"""A namespace that is not ours by default."""
+"""A namespace other than our default."""
 _VALUES_HEAD = "| value | default | meaning |\n|---|---|---|\n"
 _IN_BOTH = (
     "# Derived from ../overlays/sidecar and ../descheduler/policy.yaml by `make manifests`.\n"
@@ -74,14 +74,14 @@ class _Dumper(yaml.SafeDumper):
 
 @cache
 def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
-    """The objects of a folder of `deploy/` by kustomize, in our namespace or another."""
+    """The objects that kustomize renders from a folder of `deploy/`, in the given namespace."""
     if namespace == NAMESPACE:
         return build(DEPLOY / folder)
     return overlay({"namespace": namespace}, resources=[folder], transformers=["namespace"])
 
 
 def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
-    """The objects of an overlay outside `deploy/` that refers to its folders."""
+    """The objects of an overlay outside `deploy/` that refers to folders of `deploy/`."""
     with TemporaryDirectory() as directory:
         write_overlay(Path(directory), more, **folders)
         return build(Path(directory))
@@ -109,7 +109,7 @@ def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
 
 
 def build(folder: Path) -> tuple[Object, ...]:
-    """The objects of a folder by kustomize, which must print no warning."""
+    """The objects that kustomize renders from a folder. It must print no warning."""
     command = [str(find_binary("kustomize")), "build", str(folder)]
     made = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (made.returncode, made.stderr) == (0, ""), made.stderr
@@ -127,14 +127,14 @@ def render_chart() -> tuple[Object, ...]:
 
 @cache
 def chart() -> Path:
-    """The chart in the Go module of the descheduler that we build."""
+    """The folder of the chart in the Go module of the descheduler that we build."""
     command = ["go", "mod", "download", "-json", "sigs.k8s.io/descheduler"]
     found = subprocess.run(command, check=True, capture_output=True, cwd=DEPLOY / "descheduler")
     return Path(json.loads(found.stdout)["Dir"]) / "charts/descheduler"
 
 
 def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
-    """The object of this kind and name, without the hash of a generated name."""
+    """The only object of this kind and name. The name may end with a generated hash."""
     fitting = [
         one
         for one in objects
@@ -169,7 +169,7 @@ def derive_images(text: str) -> str:
 
 
 def derive_values(text: str) -> str:
-    """The values: the handwritten part with this version, then the sidecar's part."""
+    """The values in deploy/helm: the handwritten part with this version, then the derived part."""
     own, marker, _ = text.partition(_IN_BOTH)
     assert marker, f"{VALUES} has no line {_IN_BOTH!r}"
     sidecar = pod_templates(render("overlays/sidecar"))[0]["spec"]["initContainers"]
@@ -185,7 +185,7 @@ def derive_values(text: str) -> str:
 
 
 def derive_policy_values(text: str) -> tuple[str, str]:
-    """A policy file's version, and its body, indented and without comments."""
+    """The API version of a policy, and its body, indented and without comments."""
     head, kind, body = text.partition("kind: DeschedulerPolicy\n")
     version = re.search(r"^apiVersion: (\S+)$", head, re.MULTILINE)
     assert kind
@@ -214,7 +214,7 @@ def derive_chart_readme(text: str) -> str:
 
 
 def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[str, Any, str]]:
-    """Key, default and meaning of every value that has no values of its own."""
+    """Key, default and meaning of every value without nested values."""
     for name, value in values.items():
         about = schema["properties"][name]
         if "properties" in about:

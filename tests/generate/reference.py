@@ -1,8 +1,8 @@
-"""`make reference`: the parts of docs/api.md and docs/reference.md that repeat the program.
+"""`make reference` writes the parts of docs/api.md and docs/reference.md that repeat the program.
 
-docs/api.md is the OpenAPI document for people: its endpoints and types are written here, the rest
-by hand. Its examples are answers of the query API itself over fixed facts, and every answer is
-validated against the document.
+docs/api.md explains the OpenAPI document. Its endpoints and types are generated, the rest is
+written by hand. Its examples are answers of the query API about fixed objects. Every answer is
+validated against the OpenAPI document.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ REFUSED = Example("/v1/verdicts", {"candidates": [{"namespace": "bank"}]})
 
 
 async def ask() -> dict[str, Answer]:
-    """The answers to the examples; `refused` is the answer to REFUSED."""
+    """The answers to the examples; `refused` is the answer to `REFUSED`."""
     api = ServedApi()
     node = "node-1"
     moves: Json = {"eviction_strategy": "LiveMigrate", "migratable": True}
@@ -125,7 +125,7 @@ async def ask() -> dict[str, Answer]:
 
 
 def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
-    """docs/api.md: the handwritten parts of this text, with the current endpoints and types."""
+    """The text of docs/api.md, with the current endpoints and types."""
     head, table, rest = text.partition(_ENDPOINTS)
     _, _, conventions = rest.partition("\n\n")
     conventions, heading, _ = conventions.partition(f"\n## {NAMES[ROUTES[0].name]}\n")
@@ -236,7 +236,7 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
 
 
 def fill_tables(text: str) -> str:
-    """docs/reference.md with the exit codes and metrics that the program has now."""
+    """The text of docs/reference.md, with the current exit codes and metrics of the program."""
     exits = [f"| `{code.value}` | {code.meaning} |" for code in Exit]
     metrics = [
         f"| `{family.name}` | {family.type}"

@@ -1,8 +1,8 @@
-"""The files of a release, byte for byte the same from the same commit.
+"""Builds the files of a release. The same commit always results in the same bytes.
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
-distribution, the chart, install.yaml, the rules with runbook URLs of this version, and the
-checksums of all files that are then in the folder. `--check` (`make release-check`) fails if a base
+distribution, the chart, install.yaml, and the rules with runbook URLs of this version. It also
+writes the checksums of all files in the folder. `--check` (`make release-check`) fails if a base
 image is not pinned by its digest. The images, signatures and attestations are made by
 .github/workflows/release.yaml, which needs a registry.
 """
@@ -53,7 +53,7 @@ def build_chart(folder: Path, epoch: int) -> None:
 
 
 def pack_again(archive: bytes, epoch: int) -> bytes:
-    """A .tgz with one time for all of its files, because Helm writes the current one."""
+    """The same .tgz with one time for all its files, because Helm writes the current time."""
     tar, packed = io.BytesIO(), io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(archive)) as read,
@@ -69,12 +69,12 @@ def pack_again(archive: bytes, epoch: int) -> bytes:
 
 
 def pin_urls(text: str) -> str:
-    """The text with the runbook URLs of this version instead of the branch's."""
+    """The text with the runbook URLs of this version instead of the main branch."""
     return text.replace(f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/blob/v{__version__}/")
 
 
 def build_manifests(folder: Path) -> None:
-    """Write `base` with cert-manager's certificate as one file, the rules as another."""
+    """Write `base` with cert-manager's certificate into one file, and the rules into another."""
     objects = overlay(resources=["base"], components=["components/cert-manager"])
     (folder / "install.yaml").write_text(
         "# kubectl apply --server-side -f install.yaml; it needs cert-manager.\n"
@@ -105,8 +105,8 @@ def check() -> None:
     unpinned = {one for path in DOCKERFILES for one in find_unpinned(path.read_text("utf-8"))}
     if unpinned:
         sys.exit(
-            f"not pinned by digest: {', '.join(sorted(unpinned))}. Append to each @ and the"
-            " digest that this prints; Dependabot renews it:"
+            f"not pinned by digest: {', '.join(sorted(unpinned))}. Append @ and the digest to each;"
+            " Dependabot then renews it. This command prints the digest:"
             " docker buildx imagetools inspect IMAGE --format '{{.Manifest.Digest}}'"
         )
 

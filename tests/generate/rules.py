@@ -1,7 +1,7 @@
 """Reads the files of `alerts/`, and derives prometheusrule.yaml and the runbook URLs.
 
-`python -m tests.generate.rules` (`make rules`) writes what is derived: prometheusrule.yaml, and the
-runbook URLs in rules.yaml from the one base below.
+`python -m tests.generate.rules` (`make rules`) writes prometheusrule.yaml, and the runbook URLs in
+rules.yaml, which all begin with `RUNBOOK_BASE`.
 """
 
 import copy
@@ -19,7 +19,7 @@ Rule: TypeAlias = dict[str, Any]
 Groups: TypeAlias = dict[str, list[dict[str, Any]]]
 
 RUNBOOK_BASE = f"{REPOSITORY}/blob/main/alerts/runbooks"
-"""Where the runbooks are published: the one place to change it."""
+"""Where the runbooks are published. Change it only here."""
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULES = ALERTS / "rules.yaml"
@@ -30,7 +30,7 @@ CASES = sorted((Path(__file__).parents[1] / "alerts").glob("*.yaml"))
 
 _HEAD = """\
 # Derived from rules.yaml by `make rules`: edit that file. The labels are those of KubeVirt's own
-# PrometheusRule; add what your Prometheus selects rules by.
+# PrometheusRule. Add the labels by which your Prometheus selects rules.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:

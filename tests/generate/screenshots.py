@@ -1,7 +1,7 @@
-"""`make screenshots`: the documents' pictures of the status page, taken from the demo.
+"""`make screenshots` takes the documents' pictures of the status page from the demo.
 
-Beside each picture a file of the same name has its headings and next steps: a test compares these
-words with those of the current page.
+For each picture, a text file of the same name has its headings and next steps. A test compares
+these words with the current page.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
 WORDS = "h1, h2, th[scope=col]:not(:has(svg)), [data-field=nextStep]"
 SCALE = 1.5
-"""Pixels of a picture for each one of the page: enough to be sharp on most screens."""
+"""Pixels of the picture per pixel of the page. The picture is then sharp on most screens."""
 
 
 class Shot(NamedTuple):
@@ -63,7 +63,7 @@ async def take() -> None:
 
 
 def _write(picture: bytes, path: Path) -> None:
-    """Write the picture with a palette, which takes a third of the bytes."""
+    """Write the picture with a palette, so that it needs only a third of the bytes."""
     with Image.open(io.BytesIO(picture)) as image:
         few = image.convert("RGB").quantize(
             COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
