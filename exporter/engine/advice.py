@@ -90,13 +90,13 @@ _PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
 
 ACTIONS = {
     Obstacle.LEFTOVER: Action(
-        "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, and"
-        " KubeVirt goes on trying to move the VM off it.",
+        "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, but"
+        " KubeVirt still tries to migrate the VM.",
         "{cancel}",
     ),
     Obstacle.EXTERNAL: Action(
-        "Have whoever manages this VM move or stop it: its strategy is External, so KubeVirt"
-        " leaves that to them.",
+        "Let the controller that manages this VM move or stop it: the VM's strategy is External, so"
+        " KubeVirt does neither.",
         _VMI + " --show-labels",
     ),
     Obstacle.STALE_MARKER: Action(
@@ -113,8 +113,8 @@ ACTIONS = {
         _LOG,
     ),
     Obstacle.ZOMBIE_STATE: Action(
-        "Restart the VM, which interrupts it, or upgrade KubeVirt to 1.9: its last hand-off never"
-        " ended (KubeVirt #18087).",
+        "Restart the VM, which interrupts it, or upgrade KubeVirt to 1.9: KubeVirt never ended the"
+        " VM's last migration (KubeVirt #18087).",
         "virtctl -n {namespace} restart {name}",
     ),
     Obstacle.NOT_MIGRATABLE: Action(
@@ -145,7 +145,7 @@ ACTIONS = {
         _VMI + """ -o jsonpath='{{.spec.utilityVolumes}}{{"\\n"}}'""",
     ),
     Obstacle.UNSCHEDULABLE: Action(
-        "Make room on another node, or relax what the VM requires of a node: none can take its"
+        "Make room on another node, or relax what the VM requires of a node: no node can take its"
         " target pod.",
         "kubectl describe nodes -l kubevirt.io/schedulable=true",
     ),
@@ -171,7 +171,7 @@ ACTIONS = {
         _FAILING,
     ),
     Obstacle.CAPACITY: Action(
-        "Wait for other migrations to end: KubeVirt's limits are reached; if none ends, raise"
+        "Wait for other migrations to end, because KubeVirt's limits are reached. If none ends, raise"
         " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
         "kubectl get virtualmachineinstancemigrations -A",
         "KubeVirtEvacuationsStuckMany",

@@ -282,8 +282,8 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     failed_attempts: Annotated[
         int,
         means(
-            "how many migrations failed, at least: since its evacuation was requested, or since its"
-            " last success if it is not evacuating"
+            "the least number of failed migrations since its evacuation was requested; without an"
+            " evacuation, since its last successful migration"
         ),
     ]
     last_duration_seconds: Annotated[

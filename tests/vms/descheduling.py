@@ -185,7 +185,7 @@ def render(found: dict[str, Moves], minutes: float) -> str:
     """The table, as it is in the document."""
     lines = [
         f"Three VMs on two nodes, a cycle of 60 s, {minutes:g} minutes for each row, a cooldown of",
-        f"{minutes / 2:g} minutes, which doubles with each migration:",
+        f"{minutes / 2:g} minutes, which doubles with each further migration:",
         "",
         "| evictions blocked by | migrations of each VM | all | requested inside a cooldown |",
         "|---|---|---|---|",
