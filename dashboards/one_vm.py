@@ -86,10 +86,9 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted. If it is stuck because of its age and waits in the state capacity, it "
-            "also stops being stuck when a migration of another VM away from the same node "
-            "succeeds. If the limit of the cluster is reached, a migration away from any node is "
-            "enough.",
+            "is deleted. An evacuation in the state capacity that is stuck only because of its age "
+            "is no longer stuck after another VM has migrated away from the same node. If the "
+            "limit of the cluster is reached, a migration away from any node is enough.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

@@ -215,7 +215,7 @@ class Health:
         return bool(lost) and not lost.isdisjoint(namespaces)
 
     def find_dead(self, now: Instant) -> DeadResources:
-        """The dead resources by namespace; their evidence no longer blocks."""
+        """The dead resources by namespace. Evidence from them must not block evictions."""
         dead = [one for one, contact in self._contacts() if now - contact >= self._dead_age]
         dead += [one for one in self.of(Resource.KUBEVIRTS) if one.rejected]
         if not dead:

@@ -170,8 +170,8 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, ours, recommended or none; with =FILE, a name for the policy: and stuck:"
-        " of this configuration file; can be repeated (default: the first four)",
+        help="reference, ours, recommended or none; or NAME=FILE, to use policy: and stuck: of this"
+        " configuration file; can be repeated (default: the first four)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")

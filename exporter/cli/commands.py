@@ -54,7 +54,7 @@ class Exit(IntEnum):
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
     CANNOT_ASK = 8, "no usable answer from the exporter (`check --explain`: from the cluster)"
     NO_SUCH_VMI = 9, "there is no such VMI"
-    CANNOT_RECORD = 10, "the recording or the plot cannot be written; no recording is overwritten"
+    CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
     CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"

@@ -171,8 +171,8 @@ ACTIONS = {
         _FAILING,
     ),
     Obstacle.CAPACITY: Action(
-        "Wait for other migrations to end, because KubeVirt's limits are reached. If none ends, raise"
-        " parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
+        "Wait for other migrations to end, because KubeVirt's limits are reached. If none ends,"
+        " raise parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
         "kubectl get virtualmachineinstancemigrations -A",
         "KubeVirtEvacuationsStuckMany",
     ),

@@ -108,7 +108,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
     is over, because its node is schedulable again; never true for the descheduler's requests.
     `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
-    resources without which the state is unknown. `last_seen` is set while VMIs are dead.
+    resources without which the state is unknown. `last_seen` is set while the VMI's data are too
+    old.
     """
 
     node: str

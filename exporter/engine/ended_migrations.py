@@ -117,7 +117,7 @@ def _list_causes(
 ) -> Iterator[tuple[bool, EndReason]]:
     """The possible reasons, and whether each applies; the first that applies counts.
 
-    Before the hand-off, everything that can prevent an attempt comes before its abort.
+    Without a hand-off, problems of image, scheduling and quota come before an abort.
     """
     vmim, text = ended.vmim, ended.message.lower()
     if not vmim.handed_off:

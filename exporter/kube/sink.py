@@ -99,7 +99,7 @@ class Feed:
     def retain(self, listing: Listing) -> int:
         """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
-            self.log.warning("list_not_used_to_forget", why="the name of an item could not be read")
+            self.log.warning("no_object_removed", why="an item of the list has no readable name")
             return 0
         watched = self.watched
         listed = Listed(watched.resource, listing.names, watched.namespace)

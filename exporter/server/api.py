@@ -70,7 +70,7 @@ from exporter.text import to_datetime, to_optional_datetime, write_optional_rele
 MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set. No long poll lasts that long."""
 SHARED_FROM = 2**12
-"""Answers share an encoded blocked set of at least this many bytes, and copy a smaller one."""
+"""Answers share an encoded blocked set of at least this many bytes. A smaller one is copied."""
 BLOCKS_REMEMBERED = 20_000
 SLICE = 500
 """How many VMIs are read without yielding. This takes 2 ms if all of them have migrated."""

@@ -1,8 +1,8 @@
 """Limits what callers may hold: connections, and bytes of unanswered requests.
 
 Nobody needs a token to open a connection or to send half a request. So a connection is closed when
-a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. It
-is a connection of the peer that holds the most: the one whose last complete request is the oldest.
+a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. The
+peer that holds the most loses the connection whose last complete request is the oldest.
 """
 
 import asyncio

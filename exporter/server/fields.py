@@ -27,8 +27,8 @@ ObservedAt = Annotated[
 Stale = Annotated[
     bool,
     means(
-        "true: the exporter has had no contact about VMIs for kube.staleAfter, or may no longer read"
-        " the namespace of a VMI in the answer"
+        "true: the exporter has had no contact about VMIs for kube.staleAfter, or may no longer"
+        " read the namespace of a VMI in the answer"
     ),
 ]
 BlindSpots = Annotated[

@@ -90,7 +90,7 @@ class Counterfactual:
             self._put(vmim)
             return
         if is_new and not _evacuates(vmim, eviction.node):
-            # The migration's state may be hidden, but it is not part of the evacuation.
+            # This migration is no evacuation, so it is shown if its state was hidden.
             if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
                 eviction.hidden.discard(vmim.uid)
                 self._put_visible(vmi, eviction)

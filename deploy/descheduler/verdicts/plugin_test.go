@@ -181,8 +181,8 @@ func TestFilterOnStaleSnapshot(t *testing.T) {
 	}
 }
 
-// During an outage the plugin sends one request per pause. It logs one line when the outage starts,
-// and one line when the outage ends.
+// During an outage the plugin sends one request after each pause. It logs one line when the outage
+// starts, and one line when it ends.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{askErr: errDown}

@@ -40,7 +40,7 @@ LOSSES = {
     ),
     Resource.VMIMS: "pending migrations, failed attempts, and most states of an evacuation",
     Resource.PODS: (
-        "the guard evacuations, diverged evacuations, and the states that depend on pods"
+        "policy.guards.evacuations, diverged evacuations, and the states that depend on pods"
     ),
     Resource.KUBEVIRTS: (
         "the state capacity, the guard platformUpdate, and the cluster's default evictionStrategy"

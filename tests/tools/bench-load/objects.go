@@ -135,7 +135,7 @@ func (c *cluster) kind(resource, i int) template {
 	return c.bare[resource]
 }
 
-// ended is the time at which the n-th last migration of a VMI ended.
+// ended is the end of a VMI's migration; n is 0 for the latest, 1 for the one before it.
 func (c *cluster) ended(i, n int) time.Time {
 	last := 7*24*time.Hour + time.Duration(i)*7*time.Second
 	if i%1000 < c.cooling {
@@ -162,8 +162,8 @@ func (c *cluster) appendVMI(to []byte, i int) []byte {
 	})
 }
 
-// appendTurn renders a VMI's latest migration. After an odd number of turns it is running, after an
-// even number it has ended.
+// appendTurn renders a VMI's latest migration. It is running if turn is odd, and has
+// ended if turn is even.
 func (c *cluster) appendTurn(to []byte, i int, turn int32) []byte {
 	now := time.Now().UTC()
 	to = append(to, `"migrationState":{`...)

@@ -1,6 +1,6 @@
 // Command perses-plugins prints the schemas of the Perses plugins that our dashboards use. The
 // output is one JSON object with the text of each file, by path. The files are the plugin folder of
-// a Perses server, without the plugins' pages.
+// a Perses server, without the plugins' web UI.
 package main
 
 import (

@@ -155,7 +155,7 @@ class TestTrust:
 
         assert page.text("verdict").startswith("Mostly healthy. Synced")
         assert page.text("loss-pods") == (
-            "May not read pods. Missing: the guard evacuations, diverged evacuations, and the"
+            "May not read pods. Missing: policy.guards.evacuations, diverged evacuations, and the"
             " states that depend on pods. in the cluster: 403 <no>"
         )
         assert "rejected" in page.text("watch-pods")
