@@ -15,7 +15,7 @@ UNINSTALL = "Uninstall"
 
 @pytest.fixture(scope="module", autouse=True)
 def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
-    """The certificate from openssl, and a descheduler for the sidecar to replace."""
+    """The certificate from openssl, and a running descheduler that the sidecar replaces."""
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
     cluster.run_pause("kube-system", "descheduler")

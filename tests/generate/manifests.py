@@ -29,7 +29,7 @@ DEPLOY = ROOT / "deploy"
 REGISTRY = "quay.io/kubevirt-eviction-exporter"
 """Where the images are published. Change it only here."""
 REMOTE = f"{REPOSITORY}//deploy/"
-"""The beginning of the URLs of folders of `deploy/`, as in a user's overlay."""
+"""The prefix of the URLs of `deploy/` folders in a user's kustomization.yaml."""
 EXPORTER_IMAGE = f"{REGISTRY}/exporter:{__version__}"
 DESCHEDULER_IMAGE = f"{REGISTRY}/descheduler:{__version__}"
 NAME = NAMESPACE = "kubevirt-eviction-exporter"
@@ -81,7 +81,7 @@ def render(folder: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
 
 
 def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, ...]:
-    """The objects of an overlay outside `deploy/` that refers to folders of `deploy/`."""
+    """Build an overlay outside `deploy/` from these folders of `deploy/`; returns its objects."""
     with TemporaryDirectory() as directory:
         write_overlay(Path(directory), more, **folders)
         return build(Path(directory))

@@ -1,4 +1,4 @@
-"""Attacks on the listeners of an exporter with TLS, whose callers a real API server reviews."""
+"""Attacks on the query listener with TLS; a real API server reviews the callers' tokens."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ HEAD = 10 * 2**20
 MIB = 2**20
 ROUNDS = 6
 LEFT_BEHIND = 10
-"""The MiB that a round may leave behind: 10 kB for each of a thousand connections."""
+"""A round of connections must raise the process's memory by less than this many MiB."""
 _numbers = count(1)
 
 

@@ -239,7 +239,7 @@ async def ask(exporter: Program, namespace: str, number: int, end: float) -> int
 
 
 async def break_streams(stage: SimulatedStage, end: float) -> int:
-    """Cut the streams, or each third time expire their versions; returns the number of faults."""
+    """Cut the streams; every third time expire all versions instead. Returns the fault count."""
     faults = 0
     while time.monotonic() < end or faults < 3:
         if faults % 3 == 2:

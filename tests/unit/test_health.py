@@ -113,7 +113,7 @@ OBSERVED_AT = {
 
 @pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
-    """The last contact is that of the VMI watch; of several watches the oldest contact counts."""
+    """The last contact is the oldest one of the synced VMI watches that are not rejected."""
     assert state.observed_at == observed
 
 

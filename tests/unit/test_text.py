@@ -60,7 +60,7 @@ def test_an_instant_is_rfc_3339_in_utc(instant: float, written: str) -> None:
 
 @given(st.floats(0.0, 4e9))
 def test_a_release_is_never_too_early(instant: float) -> None:
-    """A release as datetime or text is never earlier than the instant."""
+    """Rounding never makes the time of a release earlier."""
     release = to_release(instant)
 
     assert instant <= release.timestamp() <= instant + 2e-6

@@ -78,7 +78,7 @@ def _with_latest(versions: list[Object], seen: int) -> list[Object]:
 
 
 def _comparable(versions: list[Object]) -> set[str]:
-    """The written fields, without the removed fields of an earlier migration."""
+    """The written fields, except removals from `migrationState`."""
     return {path for path in find_written(versions) if "-VMI.status.migrationState" not in path}
 
 

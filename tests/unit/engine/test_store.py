@@ -269,7 +269,7 @@ def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
     ],
 )
 def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
-    """A VMIM stays with its VMI unless the new VMI is clearly older than the VMIM."""
+    """A finished VMIM moves to a new VMI only if that VMI is known to be older than the VMIM."""
     store = a_store(a_vmi(), an_ended_vmim(created=created), a_vmi(uid="new", created=born))
     assert seen(store).vmims == ()
     assert records(store) == {}

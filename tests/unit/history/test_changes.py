@@ -72,7 +72,7 @@ class TestFollowing:
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (0, [], None)
 
     def test_news(self) -> None:
-        """A migration and a marker are unwritten until they are stored; the node is not stored."""
+        """A migration or marker is unwritten until it is stored; a change of node is ignored."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         assert (len(changes), changes.unwritten, changes.unwritten_since) == (1, [shard], NOW)

@@ -589,7 +589,7 @@ def test_garbage(body: bytes) -> None:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each value inside a JSON value, and of that value itself."""
+    """The paths of a JSON value and of all values inside it."""
     yield path
     inner: dict[Any, Any] = {}
     if isinstance(value, dict | list):
