@@ -213,7 +213,7 @@ def test_what_has_not_begun() -> None:
     """A new watch is not synced and has no counts."""
     fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
-    assert kept.may_write() is False
+    assert (kept.may_write(), kept.loaded) == (False, True)
     assert (kept.find_unwritten(), kept.vmis, kept.size) == (None, 0, 0)
 
 

@@ -405,6 +405,18 @@ def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
     assert policy.choose(*traits) == OverrideChooser(policy).choose(*traits) == case["expected"]
 
 
+def test_whether_the_namespace_alone_decides() -> None:
+    """Labels and priority classes decide only in the namespaces of their entries."""
+    overrides = [
+        {"name": "dbs", "match": {"namespaces": ["db-*"]}},
+        {"name": "gold", "match": {"namespaces": ["shop"], "vmiLabels": {"tier": "gold"}}},
+        {"name": "batch", "match": {"namespaces": ["lab"], "priorityClasses": ["batch"]}},
+    ]
+    policy = read_settings({"policy": {"overrides": overrides}}).policy
+    chosen = [policy.choose_by_namespace(name) for name in ("db-1", "shop", "lab", "web")]
+    assert chosen == ["dbs", None, None, ""]
+
+
 def test_what_an_override_leaves_out_is_the_policy_s() -> None:
     """The values that an override does not set come from the policy, and then from the defaults."""
     entry = {"name": "db", "match": {"namespaces": ["db"]}, "migrationCooldown": "1h"}
