@@ -204,7 +204,7 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
     )
     _add_seed(scenario)
     scenario.add_argument(
-        "--days", type=_days, default=7.0, metavar="X", help="its length (default: 7)"
+        "--days", type=_days, default=7.0, metavar="X", help="days to simulate (default: 7)"
     )
 
 

@@ -201,7 +201,7 @@ def _find_last_seen(
     load: Load | None,
     contacts: Mapping[Resource, Instant],
 ) -> LastSeen | None:
-    unreadable = (since for resource, since in evidence.rejected if resource is Resource.VMIS)
+    unreadable = (since for resource, since in evidence.unreadable if resource is Resource.VMIS)
     at = min((*unreadable, *(contacts[r] for r in contacts if r is Resource.VMIS)), default=None)
     if at is None:
         return None

@@ -177,7 +177,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     """What is known about one VMI.
 
     The VMI last changed at `changed_at`, and its present migration was first seen at
-    `handed_off_at`, both by our clock. `rejected` says which of the VMI, its unfinished VMIMs and
+    `handed_off_at`, both by our clock. `unreadable` says which of the VMI, its unfinished VMIMs and
     its launcher pod cannot be read any more, and since when. Their last versions, and contradicted
     facts, are believed for `dead_after`. `vmims` are its existing VMIMs; `vmims_seen` is false if
     VMIMs cannot be watched. `launcher` is the current launcher pod, or None if none is visible.
@@ -195,7 +195,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     pods_seen: bool = True
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
-    rejected: tuple[tuple[Resource, Instant], ...] = ()
+    unreadable: tuple[tuple[Resource, Instant], ...] = ()
     dead_after: Seconds = DEAD_AFTER
     namesakes: tuple[Vmim, ...] = ()
     platform_updating: bool = False
@@ -228,15 +228,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     def dead_at(self, now: Instant) -> frozenset[Resource]:
         """The resources that are dead for this VMI alone, because an object cannot be read."""
-        if not self.rejected:
+        if not self.unreadable:
             return frozenset()
-        return frozenset(one for one, since in self.rejected if now >= since + self.dead_after)
+        return frozenset(one for one, since in self.unreadable if now >= since + self.dead_after)
 
     def distrusted_from(self) -> Iterator[Instant]:
         """The instants from which a fact is too old to be believed."""
         if self.contradicted_at is not None:
             yield self.contradicted_at
-        for _, since in self.rejected:
+        for _, since in self.unreadable:
             yield since + self.dead_after
 
     def snapshot(self) -> "Evidence":

@@ -99,7 +99,7 @@ class ClusterObjects:
             changed_at=record.changed_at,
             handed_off_at=record.handed_off_at,
             platform_updating=platform_updating,
-            rejected=self.unreadable.find(vmi, vmims, launcher),
+            unreadable=self.unreadable.find(vmi, vmims, launcher),
             dead_after=dead_after,
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,

@@ -134,7 +134,7 @@ class Reflector:
             if listing is None:
                 raise
             self._streams_lists = False
-            self._log.info("streaming_list_refused", why=str(refusal))
+            self._log.info("streaming_list_rejected", why=str(refusal))
             await self._list_pages()
 
     async def _list_pages(self) -> None:

@@ -56,7 +56,7 @@ def explain_vmi(
         observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),
         stale=health.is_stale(now, (vmi.namespace,)),
         unreadable_since=to_optional_datetime(
-            min((since for _, since in evidence.rejected), default=None)
+            min((since for _, since in evidence.unreadable), default=None)
         ),
         namespace=vmi.namespace,
         name=vmi.name,

@@ -121,7 +121,7 @@ class Recorder(Store):
         super().__init__(endings_kept=Policy().endings_kept)
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
         self._lines = file
-        self._refused: set[str] = set()
+        self._rejected: set[str] = set()
         self._written_at: Instant = 0.0
         self._policy = policy
         self._matched: Json = {}
@@ -155,7 +155,7 @@ class Recorder(Store):
             metadata = names | ({"uid": change.uid} if change.uid else {})
             self._write(at, Kind.DELETED, change.resource, {"metadata": metadata})
         elif isinstance(change, Listed):
-            self._refused.discard(change.resource)
+            self._rejected.discard(change.resource)
             self._write(at, Kind.SYNCED, change.resource)
         return changed
 
@@ -182,8 +182,8 @@ class Recorder(Store):
         """Record which resources may not be listed in any watched namespace, once each."""
         for resource in EVIDENCE_RESOURCES:
             is_unseen = health.is_rejected(resource) and not health.is_seen(resource)
-            if is_unseen and resource not in self._refused:
-                self._refused.add(resource)
+            if is_unseen and resource not in self._rejected:
+                self._rejected.add(resource)
                 self._write(now, Kind.REJECTED, resource)
 
     def end(self, now: Instant) -> None:

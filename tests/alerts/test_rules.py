@@ -170,14 +170,7 @@ def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
     return run("promtool", "test", "rules", *files)
 
 
-@pytest.mark.parametrize(
-    "scrape",
-    # Two others have the labels of these two and more.
-    [
-        pytest.param(one, id=one.name, marks=pytest.mark.soak if one in SCRAPES[1:3] else ())
-        for one in SCRAPES
-    ],
-)
+@pytest.mark.parametrize("scrape", SCRAPES, ids=lambda scrape: scrape.name)
 def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
     """Two replicas cause one alert, with and without honorLabels, and in a tenant's Prometheus."""
     tests = [scrape.case(case) for case in cases()]

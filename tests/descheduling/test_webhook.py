@@ -56,7 +56,7 @@ async def hooked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Webh
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((8, ("warn", "plugin", "enforce")), id="small"),
+        pytest.param((10, ("warn", "plugin", "enforce")), id="small"),
         pytest.param(
             (100, ("nothing", "plugin", "warn", "enforce")), id="soak", marks=pytest.mark.soak
         ),
@@ -136,7 +136,7 @@ def test_the_plugin_prevents_every_eviction_of_a_moving_or_cooling_vm(story: Sto
     """
     run, ledger = story["plugin"], story["plugin"].ledger
 
-    assert run.cycles >= story["warn"].cycles >= 8
+    assert run.cycles >= story["warn"].cycles >= 10
     assert ledger.too_early(RULES) == []
     assert ledger.moving() == []
     assert [one for one in ledger.refused if one.code != 201] == []

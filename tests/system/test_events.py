@@ -51,7 +51,7 @@ from tests.support.stored_history import BRISK, NAME, WRITER
 
 
 COUNTED = "kubevirt_eviction_exporter_events_total"
-STUCK, ENDED, HELD = EventReason
+STUCK, ENDED, BLOCKED = EventReason
 ON = {"events": True, "stuck": {"after": "1s"}}
 CREATE = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}
 _numbers = count(1)
@@ -147,12 +147,12 @@ async def test_kubectl_shows_them(
         await exporter.ready()
         await exporter.until_verdict(namespace, "db2", "preEviction", "cooldown")
         verdict = await exporter.verdict(namespace, "db2")
-        await until_reported(real.admin, namespace, STUCK, HELD)
+        await until_reported(real.admin, namespace, STUCK, BLOCKED)
         described = await kubectl(real.cluster, "-n", namespace, "describe", "vmi", "db1")
         await real.admin.merge(
             VMIS, namespace, "db1", {"status": {"evacuationNodeName": None, "nodeName": "n2"}}
         )
-        await until_reported(real.admin, namespace, STUCK, ENDED, HELD)
+        await until_reported(real.admin, namespace, STUCK, ENDED, BLOCKED)
         shown = [
             await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{name}")
             for name in ("db1", "db2")
@@ -217,10 +217,10 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
         ):
             await replica.until_verdict(namespace, "db2", "preEviction", "cooldown")
             await replica.verdict(namespace, "db2")
-            await until_counted(replica, HELD, outcome)
+            await until_counted(replica, BLOCKED, outcome)
         await holder.end(signal.SIGKILL)
         await until_counted(standby, STUCK, EventOutcome.EXISTING)
-        await until_reported(real.admin, namespace, STUCK, HELD)
+        await until_reported(real.admin, namespace, STUCK, BLOCKED)
 
 
 async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[str], None]) -> None:
@@ -258,7 +258,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
 
     prove(shown)
     sizes = Counter((one["reason"], len(one["message"].encode()) > 1000) for one in found)
-    assert sizes == {(HELD, False): 3, (STUCK, True): 3}
+    assert sizes == {(BLOCKED, False): 3, (STUCK, True): 3}
     counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
     assert sorted(counts, key=str) == [2, 3, None]
     assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionBlocked", shown)
@@ -277,7 +277,7 @@ async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> Non
         for name in names:
             await exporter.until_verdict(namespace, name, "preEviction", "cooldown")
             assert not (await exporter.verdict(namespace, name))["allowed"]
-        await until_counted(exporter, HELD, EventOutcome.REJECTED, 3)
+        await until_counted(exporter, BLOCKED, EventOutcome.REJECTED, 3)
         for name in names:
             assert not (await exporter.verdict(namespace, name))["allowed"]
         assert await exporter.end() == 0
@@ -352,7 +352,7 @@ async def test_a_flood_is_bounded(
                     blocked += sum(not one["allowed"] for one in verdicts)
                 longest = max(longest, time.monotonic() - asked)
                 await asyncio.sleep(0.5)
-        written = await exporter.sample(COUNTED, reason=HELD, outcome=EventOutcome.WRITTEN)
+        written = await exporter.sample(COUNTED, reason=BLOCKED, outcome=EventOutcome.WRITTEN)
         took, grown = time.monotonic() - began, exporter.resident() - before
         there = len(await events(real.admin, namespace))
         assert await exporter.end() == 0

@@ -527,8 +527,8 @@ def test_reasons_of_a_policy() -> None:
 
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
     """After a VMI became invalid, its running migration blocks until `dead_after` has passed."""
-    rejected = ((Resource.VMIS, NOW - DEAD_AFTER),)
-    evidence = replace(RUNNING, rejected=rejected)
+    unreadable = ((Resource.VMIS, NOW - DEAD_AFTER),)
+    evidence = replace(RUNNING, unreadable=unreadable)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
         assert decide(evidence, a_policy(), now).allowed == is_dead
         running, *_ = explain(evidence, a_policy(), now)
@@ -609,12 +609,12 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
             own = replace(state, ended=False, end=None)
         case _:
             pass
-    unreadable = st.tuples(st.sampled_from(CLUSTER_RESOURCES), st.integers(-900, 0))
-    rejected = draw(st.lists(unreadable, max_size=1))
+    one = st.tuples(st.sampled_from(CLUSTER_RESOURCES), st.integers(-900, 0))
+    unreadable = draw(st.lists(one, max_size=1))
     return some_evidence(
         vmi=a_vmi(migration=own),
         history=history,
-        rejected=tuple((resource, NOW + since) for resource, since in rejected),
+        unreadable=tuple((resource, NOW + since) for resource, since in unreadable),
     )
 
 

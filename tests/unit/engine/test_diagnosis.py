@@ -555,7 +555,7 @@ class TestContact:
 
     def test_a_vmi_that_cannot_be_read_any_more(self) -> None:
         """The state of a VMI that has been invalid for `dead_after` is unknown."""
-        evidence = an_evacuation(rejected=((Resource.VMIS, NOW - 600),))
+        evidence = an_evacuation(unreadable=((Resource.VMIS, NOW - 600),))
         assert diagnosis(evidence, now=NOW - 1).state is State.NO_MIGRATION
         assert diagnosis(evidence).state is State.UNKNOWN
         for contacts in ({}, {Resource.VMIS: NOW - 30}):

@@ -21,7 +21,7 @@ from exporter.engine.requesters import Source
 from tests.support.builders import NOW, a_vmi
 
 
-STUCK, ENDED, HELD = EventReason
+STUCK, ENDED, BLOCKED = EventReason
 WRITTEN, EXISTING, REJECTED, UNREACHABLE, DROPPED = EventOutcome
 
 
@@ -98,10 +98,10 @@ def test_a_held_eviction_has_one_event(queue: Queue) -> None:
 
     (held,) = queue.write(NOW + 10)
 
-    assert (held.reason, held.began, held.last, held.count) == (HELD, NOW, NOW + 9, 10)
+    assert (held.reason, held.began, held.last, held.count) == (BLOCKED, NOW, NOW + 9, 10)
     queue.note_blocked(a_vmi(), a_hold(), NOW + 100)
     assert queue.write(NOW + 100) == []
-    assert queue.outcomes == {(HELD, WRITTEN): 1}
+    assert queue.outcomes == {(BLOCKED, WRITTEN): 1}
 
 
 def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
@@ -181,7 +181,7 @@ def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
 
     assert [one.reason for one in queue.write(NOW)] == [STUCK]
     assert queue.write(NOW + PER_VMI - 1) == []
-    assert [one.reason for one in queue.write(NOW + PER_VMI)] == [HELD]
+    assert [one.reason for one in queue.write(NOW + PER_VMI)] == [BLOCKED]
 
 
 def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
@@ -195,9 +195,9 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
     assert len(first) == BURST
     assert len(hour) == 3600
     assert {one.reason for one in hour[:100]} == {STUCK}
-    assert len({one.vmi.uid for one in first + hour if one.reason is HELD}) == BURST + 3600 - 100
+    assert len({one.vmi.uid for one in first + hour if one.reason is BLOCKED}) == BURST + 3600 - 100
     list(queue.prune(NOW + 7200))
-    assert queue.outcomes[HELD, DROPPED] == 10_000 - BURST - 3600 + 100
+    assert queue.outcomes[BLOCKED, DROPPED] == 10_000 - BURST - 3600 + 100
     assert queue.write(NOW + 7200) == []
 
 
@@ -212,7 +212,7 @@ def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
     list(dropping)
 
     assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
-    assert queue.outcomes[HELD, DROPPED] == SLICE + 1
+    assert queue.outcomes[BLOCKED, DROPPED] == SLICE + 1
 
 
 def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
@@ -231,7 +231,7 @@ def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
     for vmi in vmis(MOST_BLOCKED + 5):
         queue.note_blocked(vmi, a_hold(), NOW)
 
-    assert queue.outcomes == {(HELD, DROPPED): 5}
+    assert queue.outcomes == {(BLOCKED, DROPPED): 5}
 
 
 def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
@@ -244,7 +244,7 @@ def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
     assert queue.write(NOW + 600) == []
     queue.note_blocked(a_vmi(), a_hold(), NOW + 3000)
     assert len(queue.write(NOW + 3000, EXISTING)) == 1
-    assert queue.outcomes == {(HELD, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
+    assert queue.outcomes == {(BLOCKED, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
 
 
 def test_another_replica_takes_over(queue: Queue) -> None:
@@ -255,7 +255,7 @@ def test_another_replica_takes_over(queue: Queue) -> None:
     queue.forget_evacuations()
     queue.find([], NOW + 60)
 
-    assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
+    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
 
 
 def test_an_end_that_another_replica_reports(queue: Queue) -> None:
@@ -276,7 +276,7 @@ def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> Non
     queue.note_blocked(a_vmi(), a_hold(), NOW)
     queue.note_outcome(taken, WRITTEN, NOW)
 
-    assert [one.reason for one in queue.write(NOW + 60)] == [HELD]
+    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
 
 
 def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:

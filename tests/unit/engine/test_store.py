@@ -623,11 +623,11 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
 def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
     """The evidence has the time since which an object has been invalid."""
     store = a_store(a_vmi(), a_vmim(), a_pod(), now=NOW)
-    assert seen(store).rejected == ()
+    assert seen(store).unreadable == ()
     assert store.note_unreadable(resource, NAMESPACE, fact.name)
-    assert seen(store).rejected == ((resource, NOW),)
+    assert seen(store).unreadable == ((resource, NOW),)
     store.put(fact)
-    assert seen(store).rejected == ()
+    assert seen(store).unreadable == ()
 
 
 def test_who_waits() -> None:

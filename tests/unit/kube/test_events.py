@@ -38,7 +38,7 @@ from tests.support.stores import ClockedStore
 from tests.unit.engine import test_events as events
 
 
-STUCK, ENDED, HELD = EventReason
+STUCK, ENDED, BLOCKED = EventReason
 UNTIL = NOW + 1800.5
 
 
@@ -313,7 +313,7 @@ async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> Non
     await api.after(0)
 
     waits = outcome is EventOutcome.UNREACHABLE
-    assert api.outcomes == {(HELD, outcome): 1 if waits else 2}
+    assert api.outcomes == {(BLOCKED, outcome): 1 if waits else 2}
     api.server.error = None
     assert len(await api.after(60)) == (2 if waits else 0)
 
