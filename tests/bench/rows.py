@@ -56,7 +56,7 @@ class Sizes:
     events: int = 30_000
     paced: float = 10.0
     series: int = 20_000
-    waiting: int = 10_000
+    waiting: int = 2_000
     held: float = 10.0
     quiet: float = 60.0
     loaded: float = 600.0
@@ -421,7 +421,7 @@ class Bench:
             compare("/v1/blocked unchanged, 304 per second", "the bare handler's rate",
                     rates["ours"], rates["bare"], show_count, more=True, at_least=0.95),
             Row(f"{clients:,} clients wait on /v1/blocked", "all wait, none fails",
-                f"{held:,} held, {show_bytes(each)} each",
+                f"{held:,} wait, {show_bytes(each)} each",
                 "", f"a verdict meanwhile: p99 {show_milli(slow['p99'])}",
                 alive and held == clients and ended["failed"] == 0),
         ]  # fmt: skip
@@ -486,9 +486,8 @@ class Bench:
         pauses.sort(key=lambda one: -one["seconds"])
         self.raw["pauses"] = {"waits": waits, "pauses": pauses[:100]}
         self.notes += [
-            f"Longest pause {place}: {show_milli(one['seconds'])}, of which CPU"
-            f" {show_milli(one['cpu'])} and garbage collector {show_milli(one['collected'])}, in"
-            f" {one['function']}."
+            f"Pause {place} of the event loop: {show_milli(one['seconds'])} in `{one['function']}`"
+            f" (CPU {show_milli(one['cpu'])}, garbage collector {show_milli(one['collected'])})."
             for place, one in enumerate(pauses[:10], 1)
         ]
         return [
