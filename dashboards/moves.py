@@ -54,7 +54,7 @@ def churn() -> Section:
             "Migrations that ended",
             "Migrations per hour, by trigger, outcome and the reason of a failure. The line "
             "'came back' counts migrations back to a node that the VM had left within the "
-            "history window: the two moves achieved nothing.",
+            "history window: the move away and the move back achieved nothing.",
             {
                 "{{trigger}}: {{outcome}} ({{reason}})": (
                     f"3600 * {each(('trigger', 'outcome', 'reason'), rate(migrations))} > 0"
@@ -180,8 +180,8 @@ def days() -> Section:
     return [
         time_panel(
             "Migrations per day",
-            "Each point shows the migrations that ended within the day before it, by outcome. The "
-            "recording rules of alerts/ make a range of months load fast.",
+            "Each point shows the migrations that ended within the day before it, by outcome. With "
+            "the recording rules of alerts/, a time range of months loads fast.",
             {"{{outcome}}": each(("outcome",), migrations, "sum")},
             size=(12, 8),
             unit=units.Short,

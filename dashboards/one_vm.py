@@ -38,7 +38,7 @@ def _cooldown() -> Section:
         stat_panel(
             "Cooldown left",
             "Time until the cooldown of the VM ends. A running migration or a requested "
-            "evacuation blocks the VM too, but its end is unknown.",
+            "evacuation also blocks the VM, but for an unknown time.",
             {"": f"{left} > 0"},
             size=(4, 8),
             unit=units.DurationSeconds,
@@ -86,9 +86,10 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted. An evacuation in the state capacity that is stuck only because of its age "
-            "is no longer stuck after another VM has migrated away from the same node. If the "
-            "limit of the cluster is reached, a migration away from any node is enough.",
+            "is deleted. One exception: the state is capacity, and the evacuation is stuck only "
+            "because of its age. Then it is no longer stuck after another VM has migrated away "
+            "from the same node. If KubeVirt's limit for the cluster is reached, the migration of "
+            "any VM has this effect.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

@@ -98,8 +98,8 @@ def _stuck(url: str) -> Section:
     return [
         stat_panel(
             "Stuck evacuations",
-            "Evacuations that are older than stuck.after without a migration, or that failed "
-            "stuck.failedAttempts times. Each evacuation that the descheduler requested may hold "
+            "Evacuations that failed stuck.failedAttempts times, or are older than stuck.after and "
+            "not migrating. Each evacuation that the descheduler requested may hold "
             "one of its eviction slots. If all slots are held (maxNoOfPodsToEvictTotal, often "
             f"{SLOTS}), the descheduler evicts no more VMs.",
             {
@@ -136,7 +136,7 @@ def _stuck(url: str) -> Section:
         ),
         table_panel(
             "Nodes with evacuations",
-            "The progress of each drain. A drain is stuck if no VM has left the node for "
+            "The progress of each drain. A drain is stuck if no VM has left the node within "
             "stuck.after and at least one evacuation from it is stuck. The command "
             "`python -m exporter node NAME` lists the VMs.",
             [

@@ -161,7 +161,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
         listen = replace(settings.listen, query=(query,), metrics=(metrics,))
         settings = replace(settings, listen=listen)
     if arguments.evictor != "none" and not settings.listen.admission:
-        # A configuration file cannot set this listener without TLS; here only the demo calls it.
+        # Without TLS, which no configuration file may set: only the demo calls this listener.
         listen = replace(settings.listen, admission=(Address("127.0.0.1", 0),))
         mode = AdmissionMode.ENFORCE if arguments.evictor == "webhook" else AdmissionMode.WARN
         admission = AdmissionSettings(mode, (USER,), observe=True)

@@ -52,7 +52,7 @@ LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
 
 ANSWER_KINDS = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
-"""The notices of changes that may change a verdict."""
+"""The kinds of changes that may change a verdict."""
 
 log = structlog.stdlib.get_logger()
 
@@ -159,7 +159,7 @@ def build_service(
     events: EventQueue | None,
     clock: Callable[[], Instant],
 ) -> Service:
-    """The handlers for a store. The store notifies their view and their long polls of changes."""
+    """The handlers for a store, whose changes are reported to the view and the long polls."""
     view = VerdictView(store, settings.policy)
     exposition = Exposition(
         lambda: View(

@@ -25,7 +25,7 @@ from exporter.engine.newest import put_newest
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
-"""A series is removed a day after its last increase, so `increase` over up to a day is right."""
+"""A series stays at least a day after its last increase, so `increase(...[1d])` is right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 

@@ -1,4 +1,4 @@
-"""Shared by our HTTP clients: checks of URLs, tokens, CAs and client certificates, and errors.
+"""What our HTTP clients share: URL checks, tokens, TLS contexts and errors.
 
 Error messages name the option that helps, and never contain a password.
 """

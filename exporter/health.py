@@ -208,7 +208,7 @@ class Health:
         return Staleness.STALE if age < self._dead_age else Staleness.DEAD
 
     def is_stale(self, now: Instant, namespaces: Iterable[str]) -> bool:
-        """Whether an answer about VMIs of these namespaces is stale, or one of them is rejected."""
+        """Whether answers are stale, or the VMIs of one of these namespaces cannot be read."""
         if self.staleness(now) is not Staleness.FRESH:
             return True
         lost = self.lost_namespaces

@@ -10,7 +10,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _AGES: Seconds = 100 * 365 * 86_400.0
 FIRST_INSTANT = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 LAST_INSTANT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
-"""The last instant that we can write. 9999-12-31T23:59:59-01:00 is later in UTC."""
+"""The last instant that we can write. 9999-12-31T23:59:59-01:00, for example, is later."""
 
 
 def split_span(seconds: int, most: int) -> list[tuple[int, str]]:

@@ -69,8 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
         dest="explained",
         type=_vmi,
         metavar="NAMESPACE/NAME",
-        help="show which entry of policy.overrides applies to this VM; if its labels or its"
-        " priority class decide, they are read from the cluster",
+        help="show which entry of policy.overrides applies to this VM; if that depends on its"
+        " labels or its priority class, they are read from the cluster",
     )
     _add_kubeconfig(check)
     _add_record(commands)
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--listen",
         type=_address,
         metavar="HOST:PORT",
-        help="where to serve the query API, and on the next port the metrics (default:"
+        help="the address of the query API; the metrics are on the next port (default:"
         " 127.0.0.1:9810)",
     )
     made.add_argument(
@@ -171,7 +171,7 @@ def _add_replay(commands: "_Commands") -> None:
         default=[],
         metavar="NAME[=FILE]",
         help="reference, ours, recommended or none; or NAME=FILE, to use policy: and stuck: of this"
-        " configuration file; can be repeated (default: the first four)",
+        " configuration file; can be repeated (default: these four names)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")
@@ -229,7 +229,7 @@ def _add_asking(
 
 def _add_credentials(group: "_Group", safe: str) -> None:
     _add_file(
-        group, "--token-file", f"the bearer token to send; over {safe} or to this machine only"
+        group, "--token-file", f"the bearer token; it is sent only over {safe} or to this machine"
     )
     _add_file(group, "--ca-file", "the CA of the server (default: those of the system)")
 
@@ -280,7 +280,7 @@ def _add_kubeconfig(group: "_Group") -> None:
 
 
 def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Wrap a parser so that argparse prints its message, because it hides that of a ValueError."""
+    """Turn a parser's ValueError into an ArgumentTypeError, whose message argparse prints."""
 
     def parse_argument(text: str) -> T:
         try:

@@ -26,7 +26,10 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
         from exporter.kube.client import ApiError, NoCredentials
         from exporter.kube.kubevirt import InvalidObject
 
-        cannot = f"{namespace}/{name}: its labels or priority class decide, and it cannot be read"
+        cannot = (
+            f"{namespace}/{name}: its labels or priority class decide which entry applies, but the"
+            " VMI cannot be read"
+        )
         try:
             chosen = asyncio.run(_ask_cluster(settings, namespace, name, kubeconfig))
         except NoCredentials as trouble:

@@ -52,7 +52,7 @@ class Exit(IntEnum):
     NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
     CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
-    CANNOT_ASK = 8, "no usable answer from the exporter (`check --explain`: from the cluster)"
+    CANNOT_ASK = 8, "no usable answer from the exporter, or for `check --explain` from the cluster"
     NO_SUCH_VMI = 9, "there is no such VMI"
     CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
@@ -340,7 +340,7 @@ def print_answer(text: str, failure: Exit) -> Exit:
 
 
 def name_python() -> str:
-    """The shortest path of this Python from the current directory."""
+    """The path of this Python: absolute or relative, whichever is shorter."""
     return min(sys.executable, os.path.relpath(sys.executable), key=len)
 
 
@@ -351,7 +351,7 @@ def complain(code: Exit, text: str) -> Exit:
 
 
 def _print(text: str) -> None:
-    """Print and flush. Raises OSError, after which standard output is discarded."""
+    """Print and flush. Raises OSError; any output after that is discarded."""
     try:
         print(text, end="", flush=True)
     except OSError:

@@ -29,11 +29,11 @@ QUOTED = 100
 
 _STALE = ("no contact with the API server: this may be out of date.",)
 _MEANINGS = {
-    DrainOutcome.STAYS: "never leaves: LiveMigrate, and not migratable",
+    DrainOutcome.STAYS: "never leaves: not migratable (LiveMigrate), or a budget forbids eviction",
     DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
     DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
-    DrainOutcome.RESTARTS: "goes down: None, or LiveMigrateIfPossible and not migratable",
-    DrainOutcome.WAITS: "a migration of it is in progress, or KubeVirt's limits are reached",
+    DrainOutcome.RESTARTS: "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
+    DrainOutcome.WAITS: "it migrates, has no LiveMigratable yet, or KubeVirt's limits are reached",
     DrainOutcome.LEAVES: "is migrated",
 }
 """What each outcome means."""
@@ -62,7 +62,8 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     elif not answer.depends_on_others:
         sheet.say(answer.node, (" can be emptied", GOOD), ".")
     if answer.depends_on_others:
-        sheet.say(answer.node, (" depends on others", BAD), f", who must move or stop {others}.")
+        moves = f": another controller must move or stop {others}."
+        sheet.say(answer.node, (" depends on others", BAD), moves)
     sheet.warn(_STALE if answer.stale else ())
     if answer.schedulable is False:
         at = answer.cordoned_at
@@ -123,7 +124,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     parts = [
         f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
         *([f"{drain.failing} fail or stay"] if drain.failing else []),
-        *([f"{drain.external} depend on others"] if drain.external else []),
+        *([f"{drain.external} left to other controllers"] if drain.external else []),
     ]
     if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
         left = write_span(round(drain.estimate_seconds), units=2)
@@ -138,7 +139,7 @@ def write_bound(answer: DrainAnswer) -> str:
     """The lower bound and how it is computed from the last durations of the VMs that migrate.
 
     If KubeVirt's limits are reached, the answer does not say which VMs migrate and which wait. Then
-    the number of parallel migrations may not be a whole number, and is left out.
+    the computed number of parallel migrations may be a fraction; if so, the text leaves it out.
     """
     bound = answer.at_least_seconds
     moved = [one for one in answer.candidates if one.outcome in MOVED]
@@ -156,7 +157,7 @@ def write_bound(answer: DrainAnswer) -> str:
             text += f", and KubeVirt runs at most {round(parallel)} at once from a node"
     unknown = len(starting) - len(known)
     if unknown:
-        text += f". VMs left out, because no migration of theirs is known: {unknown}"
+        text += f". This ignores VMs without a known migration: {unknown}"
     return f"{text}."
 
 

@@ -51,7 +51,7 @@ def show_status(
         counts = [(one, status.vmis.drain.get(one, 0)) for one in GRAVEST]
         drained = ", ".join(f"{one} {count}" for one, count in counts if count)
         if drained:
-            sheet.rows([("blocked or not, a drain of their nodes", drained)])
+            sheet.rows([("if their nodes were drained", drained)])
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]

@@ -31,7 +31,7 @@ FOLDER = (
     Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
 )
-"""The demo writes its kubeconfig and URLs here. The checkout may be read-only."""
+"""The demo writes its kubeconfig and URLs here, because the checkout may be read-only."""
 SHORTENED = 10.0
 """At speed 1 KubeVirt's built-in waits are shorter by this factor: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0

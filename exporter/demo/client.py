@@ -58,7 +58,7 @@ class Client:
         self.store.delete(resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
 
     def write(self, resource: ApiResource, before: Object, after: Object) -> None:
-        """Write the differences, the status subresource first in its own request, like KubeVirt."""
+        """Write what has changed: first a status subresource, in its own request, like KubeVirt."""
         after = objects.changed(after, lambda obj: obj["metadata"].pop("resourceVersion", None))
         if resource.status and after.get("status") != before.get("status"):
             self.store.update(resource, after, subresource=True)

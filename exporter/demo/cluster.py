@@ -2,7 +2,7 @@
 
 This is a discrete-event simulation: each action happens at its own instant, so the result does not
 depend on how often `step` is called. The controllers watch the store as informers do, so they react
-to changes of API clients as to all other changes.
+to the changes that API clients make too.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Cluster:
     def create_vmi(self, vmi: Object) -> Object:
         """Create a VMI, as a user does."""
         created = self.store.create(VMIS, vmi)
-        # Changes are read at once, because those of many VMIs would not fit into the window.
+        # Read the change at once: the changes of many VMIs would not fit into the store's window.
         self._observe()
         return created
 

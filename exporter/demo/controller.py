@@ -107,7 +107,7 @@ def needs_evacuation(vmi: Object, siblings: Iterable[Object], pods: Iterable[Obj
 
 
 def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
-    """The VMI's status as virt-controller keeps it (`watch/vmi/lifecycle.go: updateStatus`)."""
+    """The VMI's status as virt-controller writes it (`watch/vmi/lifecycle.go: updateStatus`)."""
 
     def sync(obj: Object) -> None:
         status = obj["status"]
@@ -156,8 +156,8 @@ def _copy_ready(vmi: Object, pod: Object, now: datetime) -> None:
 def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
     """The VMI's current pod, as virt-controller marks it (`lifecycle.go: sync`, `descheduler.go`).
 
-    A target pod has the label of the source's node until the VMI is there. The pod's readiness
-    gate is met as soon as its VM runs.
+    Until the VMI has moved, the node label of its target pod names the source's node. The pod's
+    readiness gate is met as soon as its VM runs.
 
     Since 1.7 the eviction-in-progress annotation follows `evacuationNodeName`. It survives failed
     attempts, and stays on the pod that a VMI has left.
@@ -228,8 +228,8 @@ def surplus(siblings: Iterable[Object]) -> list[Object]:
 def backoff_until(migration: Object, siblings: Iterable[Object], rules: Rules) -> datetime | None:
     """When a Pending migration may start (`handleMigrationBackoff`): 20 s, doubled per failure.
 
-    Only evacuations and workload updates count, and only the newest waits. Failures count back to
-    the last success, among the five migrations that are kept.
+    Only evacuations and workload updates count, and only the newest waits. The failures since the
+    last success count, among the five migrations that are kept.
     """
     if not _backs_off(migration):
         return None
@@ -470,7 +470,7 @@ def _copied(migration: Object, vmi: Object) -> Object:
 
 
 def _has_failed(view: MigrationView, vmi: Object) -> bool:
-    """The VMI or the target is gone, the VMI has another migration, or virt-handler reports it."""
+    """VMI or target is gone, the VMI has another migration, or virt-handler reports a failure."""
     present = objects.phase(view.migration)
     is_ours = _is_ours(view, vmi)
     has_target = view.target is not None
@@ -501,7 +501,7 @@ def _next_phase(view: MigrationView, vmi: Object) -> str:
 
 
 def _with_source_pod(migration: Object, vmi: Object, pods: Sequence[Object]) -> Object:
-    """`controller.go: SetSourcePod`: known from Pending on, and set only while Pending."""
+    """`controller.go: SetSourcePod`: a migration gets its `sourcePod` while it is Pending."""
     source = objects.current_pod(vmi, pods)
     if objects.phase(migration) != "Pending" or source is None:
         return migration

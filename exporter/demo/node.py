@@ -183,7 +183,7 @@ def prepare_target(vmi: Object, address: str, ports: Mapping[str, int]) -> Objec
 
 
 def start_migration(vmi: Object, now: datetime) -> Object:
-    """The copy starts (source launcher, copied by `setMigrationProgressStatus`)."""
+    """The source's launcher starts to copy (reported by `setMigrationProgressStatus`)."""
     return _with_state(vmi, {"startTimestamp": objects.format_time(now), "mode": "PreCopy"})
 
 

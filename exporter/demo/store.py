@@ -104,7 +104,7 @@ class WatchCache:
         self.oldest = 0
         """The oldest revision from which a watch may start."""
         self._lost = 0
-        """The newest revision whose change has left the window; it limits open watches too."""
+        """The newest revision whose change has left the window; an open watch behind it ends."""
         self._window = window
 
     def put(self, entry: StoredObject) -> None:
@@ -202,7 +202,7 @@ class ObjectStore:
             self._snapshots.popitem(last=False)
 
     def snapshot(self, resource: ApiResource, revision: int) -> tuple[StoredObject, ...] | None:
-        """The objects at a revision; None if it is not the present revision and was not kept."""
+        """The objects at a revision, if it is the present one or was kept; else None."""
         if revision == self.revision:
             return self.caches[resource].all()
         return self._snapshots.get((resource, revision))
@@ -278,7 +278,7 @@ class ObjectStore:
     def delete(
         self, resource: ApiResource, namespace: str | None, name: str, grace: int | None = None
     ) -> Object | None:
-        """Delete an object; returns it if finalizers or the kubelet still hold it."""
+        """Delete an object; returns it if it waits for its finalizers or the kubelet."""
         old = self.entry(resource, namespace, name)
         now = decode(old)
         metadata = now["metadata"]

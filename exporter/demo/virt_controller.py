@@ -38,7 +38,7 @@ class VirtController:
         """Migrations that are still reconciled: not final, or with their finalizer."""
 
     def enqueue(self, owner: str, *, is_gone: bool) -> None:
-        """Reconcile a VMI and its held migrations, or all migrations of a VMI that is gone."""
+        """Reconcile a VMI and its migrations in `_held`, or all of them if the VMI is gone."""
         self._enqueue("vmi", owner, self._reconcile_vmi)
         for migration in self._client.migration_keys(owner):
             # A reconcile would not change a final migration without finalizer.

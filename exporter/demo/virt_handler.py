@@ -112,7 +112,7 @@ class VirtHandler:
         self._clean_up_later(key, job, self._pace.finalise + self._pace.clean_up)
 
     def _abort(self, key: str, job: str, state: Object) -> None:
-        """Queue the next step of an abort. A migration that ends first has succeeded."""
+        """Queue the next step of an abort. A migration that ends before the abort succeeds."""
         if "abortStatus" not in state:
             begin = lambda: self._change(key, job, node.begin_abort)  # noqa: E731
             self._queue.after(self._pace.abort, begin, f"abort {job}")
@@ -148,7 +148,7 @@ class VirtHandler:
     def _change(
         self, key: str, job: str, change: Callable[[Object], Object], *, ended: bool = False
     ) -> Object | None:
-        """Change a VMI, unless it has another migration by now, or `ended` does not match."""
+        """Change a VMI if its migration is still `job`, and has ended if and only if `ended`."""
         vmi = self._client.vmi(key)
         if vmi is None or objects.is_deleting(vmi):
             return None

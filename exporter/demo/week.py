@@ -65,7 +65,7 @@ HOT_LASTS_ON_TUESDAY = 1
 HOT_NODES = 2
 HOT_NODES_ON_TUESDAY = 3
 HOT_VMS = 9
-"""VMs of a node that become hot together."""
+"""How many VMs of a node become hot together."""
 WEEKEND = 0.9
 SPIKE_HOURS = (8, 20)
 SPIKE_LASTS = timedelta(minutes=15)
@@ -137,7 +137,7 @@ def make_vms(seed: int) -> list[WeekVm]:
 def copy_seconds(gib: float, dirty_mbps: float, gbps: float) -> float:
     """Seconds of a pre-copy migration: each round sends what the previous one left dirty.
 
-    D is the dirty rate, R the bandwidth and M the memory. Round i sends M (D/R)^i, and n rounds
+    D is the dirty rate, R the bandwidth and M the memory. Round i sends M (D/R)^i. Rounds 0 to n
     take M/R (1 - (D/R)^(n+1)) / (1 - D/R). The rounds end when the rest fits the downtime (Clark et
     al., "Live Migration of Virtual Machines", NSDI 2005; the closed form: Liu et al., HPDC 2011).
     """

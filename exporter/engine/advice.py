@@ -154,8 +154,8 @@ ACTIONS = {
         "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
     ),
     Obstacle.TARGET_DELETED: Action(
-        "Abort the migration at once by deleting its VMIM: its target pod is being deleted, and the"
-        " VM is killed if it moves there.",
+        "Abort the migration at once by deleting its VMIM: the target pod is being deleted, and the"
+        " VM is killed if it moves to this pod.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.NOT_CONVERGING: Action(
@@ -330,7 +330,7 @@ _SOURCES = {
     State.UTILITY_VOLUMES: WhySource.MIGRATION_CONDITION,
     State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
 }
-"""The source whose newest reason explains this state; the last cause explains the other states."""
+"""By state: the source whose newest reason explains it. Other states: the last cause does."""
 _CONDITIONED = {
     "DecentralizedNotLiveMigratable": Obstacle.WAITING_FOR_SYNC,
     "BackupInProgress": Obstacle.BACKUP,

@@ -127,7 +127,7 @@ def _last_ended(
         return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
     is_over = evidence.is_contradicted(now)
     if state.start is None and evidence.vmims_seen:
-        # It is over if the VMIM whose hand-off emptied the struct is finished or deleted.
+        # A hand-off emptied the struct. That migration is over if its VMIM is finished or deleted.
         is_over |= all(v.finished or (state.uid and v.uid != state.uid) for v in evidence.vmims)
     return endings[-1] if endings and is_over and policy.guard_pending_migrations else None
 

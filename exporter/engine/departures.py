@@ -6,7 +6,7 @@ from exporter.engine.newest import put_newest
 
 
 NODES_KEPT = 10_000
-"""For how many nodes a departure is kept. Autoscaling creates and deletes nodes."""
+"""For how many nodes a departure is kept: limited, because autoscaling creates new nodes."""
 
 
 class Departures:

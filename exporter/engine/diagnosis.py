@@ -26,8 +26,8 @@ since the request are its attempts. As long as there is no attempt, the evacuati
 A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
 others succeed. Its age counts from the end of the last successful migration out of its node. If the
 limit of the cluster is reached, it counts from the end of the last successful migration in the
-cluster. Once the limits have allowed the VM an attempt, its age counts from that time, or from the
-end of the last successful migration in the cluster if that was earlier.
+cluster. In the states of `_IN_TURN`, it counts from when the limits first allowed an attempt, or
+from the end of the last successful migration in the cluster if that was earlier.
 """
 
 from collections.abc import Mapping
@@ -212,7 +212,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The missing resources that make the state unknown; if no other is missing, KubeVirts."""
+    """The missing resources that make the state unknown; KubeVirts if no other one is missing."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
@@ -354,7 +354,8 @@ def _find_causes(
     due: Instant | None,
     failed: int,
 ) -> tuple[Cause, ...]:
-    """Why the evacuation is stuck. `began` is when the attempt began to migrate."""
+    """Why the evacuation is stuck."""
+    # When the attempt began to migrate.
     began, migration = None, evidence.vmi.migration
     if migration is not None and migration.running:
         began = migration.start

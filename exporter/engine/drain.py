@@ -2,8 +2,8 @@
 
 The module `drain_outcomes` says what a drain does to one VM.
 
-The counts of all nodes come from totals that the store updates with each change. So only VMIs with
-an unfinished VMIM, an evacuation or a budget that forbids their eviction are visited.
+The counts of all nodes come from totals that the store updates with each change. So this visits
+only VMIs with an unfinished VMIM, an evacuation or a budget that forbids their eviction.
 """
 
 from collections import Counter, defaultdict
@@ -52,8 +52,8 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
-    `cordons` is None if it is unknown which nodes are cordoned, and `budgets` if it is unknown what
-    budgets allow.
+    `cordons` is None if it is unknown which nodes are cordoned. `budgets` is None if it is unknown
+    what budgets allow.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -195,7 +195,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
 
 
 def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """The VMIs without an unfinished VMIM that a drain would restart if no budget forbade it."""
+    """VMIs without an unfinished VMIM: a drain would restart them if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -370,8 +370,8 @@ def _forecast(
 ) -> Forecast:
     """The forecast of a node.
 
-    Its bound is the longest duration or, if that is longer, the sum of the durations divided by
-    KubeVirt's parallel limit.
+    Its bound is the longest duration, or the sum of the durations divided by KubeVirt's parallel
+    limit, whichever is longer.
     """
     known = tuple(durations) if _can_be_emptied(outcomes) else ()
     bound = max(known, default=None)

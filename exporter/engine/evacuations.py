@@ -15,7 +15,7 @@ from exporter.engine.vmi_record import VmiRecord
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
-    `requesters` has who asked for the eviction of a VMI, until KubeVirt marks that VMI. In all
+    `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. In all
     methods, `now` is the instant at which the fact was read.
     """
 
@@ -74,10 +74,10 @@ class EvacuationTracker:
             self.drains.cancel(marker.node, vmi.uid, now)
 
     def note_success(self, record: VmiRecord, now: Instant) -> None:
-        """Apply the newest success; attempts that came before it may have been read first.
+        """Apply the newest success; older attempts may have been read before it.
 
-        A success since the marker was first seen ended that evacuation. If the VMI has a marker
-        nevertheless, KubeVirt has set it again, for a new evacuation.
+        If it came after the marker was first seen, it ended that evacuation. If the VMI has a
+        marker nevertheless, KubeVirt has set it again, for a new evacuation.
         """
         marker, vmi = record.marker, record.vmi
         if marker is None or vmi.eviction_requested_at is not None:
@@ -96,7 +96,7 @@ class EvacuationTracker:
             note_attempt(record, vmim, now)
 
     def note_launcher(self, uid: str, now: Instant) -> None:
-        """Update since when the launcher pod has lacked the descheduler's annotation."""
+        """Update the marker's `lacking_since` from the current launcher pod."""
         record = self._records.get(uid)
         if record is None or record.marker is None:
             return
@@ -138,8 +138,8 @@ class EvacuationTracker:
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     """Apply an attempt to evacuate: count its failure, or date the request by its creation.
 
-    Only KubeVirt's own VMIMs date a request. For the strategy External, any VMIM after the request
-    is an attempt.
+    Only a VMIM that KubeVirt created says when the request was made. For the strategy External,
+    any VMIM after the request is an attempt.
     """
     marker = record.marker
     if marker is None:

@@ -82,7 +82,10 @@ class BlockedEpisode(Episode, kw_only=True):
         return f"{self.verdict.reason} {released_at:.0f} {half_hour:.0f}"
 
     def is_over(self, now: Instant) -> bool:
-        """Whether the block is over; if its end is unknown, 30 minutes after the last eviction."""
+        """Whether the block is over.
+
+        If its end is unknown, it is over 30 minutes after the last eviction.
+        """
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
 
@@ -200,5 +203,5 @@ class EventQueue:
 
 
 def _is_repeated(episode: Episode, now: Instant) -> bool:
-    """Whether the last Event of an episode is old enough to write another Event."""
+    """Whether another Event is due, `REPEATED_AFTER` after the episode's last one."""
     return episode.written_at is not None and now - episode.written_at >= REPEATED_AFTER

@@ -13,8 +13,8 @@ from exporter.engine.model import CLOCK_SKEW, Instant, Outcome, Pod, Resource, S
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
 ASKED_WITHIN: Seconds = 30.0
-"""How long before or after an evacuation's request the webhook may have reviewed its eviction. This
-is the longest timeout of a webhook, and allows for clocks that differ."""
+"""The longest time between the webhook's review of an eviction and the evacuation's request, in
+either order. A webhook's timeout is never longer, and the two clocks may differ."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
@@ -30,14 +30,15 @@ class Marker(Struct, kw_only=True):
     """An evacuation: its node (`status.evacuationNodeName`), its request and its failed attempts.
 
     `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
-    unless a success is found between it and `seen_at`. `not_before` is the last instant at which
-    the marker was absent or different, or at which a success ended an earlier evacuation. Attempts
-    before that instant do not belong to this evacuation. `failed` has the ends of the failed
-    evacuation VMIMs by UID, and `forgotten` counts the failures that are no longer kept.
+    unless KubeVirt dates it, or a success is found between it and `seen_at`. `not_before` is the
+    last instant at which the marker was absent or different, or at which a success ended an earlier
+    evacuation. Attempts before that instant do not belong to this evacuation. `failed` has the ends
+    of the failed evacuation VMIMs by UID, and `forgotten` counts the failures that are no longer
+    kept.
     `lacking_since` is when the launcher pod was first seen without the descheduler's annotation.
     `dated`: `requested_at` is the time in KubeVirt's condition EvictionRequested, so our clock does
-    not change it. `asked_by` is the user whose eviction was reviewed first; read it as
-    `requested_by`.
+    not change it. `asked_by` is who asked for the first eviction that the webhook reviewed;
+    use `requested_by`, which checks that this was near the request.
     """
 
     node: str
@@ -95,11 +96,11 @@ class Marker(Struct, kw_only=True):
         """Merge the record of the same evacuation from another replica or an earlier run.
 
         `requested_at` and `seen_at` become the earlier of the two values. `asked_by` becomes the
-        earlier of the two requesters that are near the request, and `failed` becomes the union.
-        Instants up to `not_before` are ignored, because the other record may have counted attempts
-        of an earlier evacuation. The number of failures is computed from either side: the failures
-        that this side counted, plus those that only the other side can have counted. The greater
-        number is used. True if anything changed.
+        earliest requester near the request, and `failed` becomes the union. Instants up to
+        `not_before` are ignored, because the other record may have counted attempts of an earlier
+        evacuation. For each record, the failures that it counted are added to those that only the
+        other record can have counted; the greater of the two sums is used. True if anything
+        changed.
         """
         before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
@@ -178,11 +179,11 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     The VMI last changed at `changed_at`, and its present migration was first seen at
     `handed_off_at`, both by our clock. `unreadable` says which of the VMI, its unfinished VMIMs and
-    its launcher pod cannot be read any more, and since when. Their last versions, and contradicted
-    facts, are believed for `dead_after`. `vmims` are its existing VMIMs; `vmims_seen` is false if
-    VMIMs cannot be watched. `launcher` is the current launcher pod, or None if none is visible.
-    During an evacuation there is a `marker`, `pods` has all launcher pods, and `namesakes` the
-    VMIMs of an earlier VMI of that name.
+    its launcher pod cannot be read any more, and since when. Their last versions are believed for
+    `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
+    VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
+    or None if none is visible. Only an evacuating VMI has a `marker`, its launcher pods in `pods`,
+    and in `namesakes` the VMIMs of an earlier VMI of that name.
     """
 
     vmi: Vmi
@@ -233,7 +234,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return frozenset(one for one, since in self.unreadable if now >= since + self.dead_after)
 
     def distrusted_from(self) -> Iterator[Instant]:
-        """The instants from which a fact is too old to be believed."""
+        """The instants at which a fact becomes too old to be believed."""
         if self.contradicted_at is not None:
             yield self.contradicted_at
         for _, since in self.unreadable:

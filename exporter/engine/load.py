@@ -15,9 +15,9 @@ class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
-    is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`
-    has when the newest successful migration out of each node ended, and `newest_success` is when
-    the newest one in the cluster ended.
+    is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`:
+    when the newest successful migration out of each node ended. `newest_success`: when the newest
+    one in the cluster ended.
     """
 
     running: int

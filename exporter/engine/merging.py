@@ -1,4 +1,4 @@
-"""Merges what VMIs, VMIMs and a stored history say about migrations into the VMI's record."""
+"""Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
 
 from exporter.engine.departures import Departures
 from exporter.engine.evacuations import EvacuationTracker, note_attempt

@@ -3,13 +3,13 @@
 A VMIM only names a VMI. It belongs to the VMI with that namespace and name if
 
 - its UID was ever that VMI's migration UID (the proof), or
-- it was not created before the VMI; a missing creation time counts as not before.
+- it was not created before the VMI, or one of the creation times is missing.
 
 The binding is final, unless another VMI of that name is read later. Then the VMIM is bound to that
 other VMI if
 
 - there is proof for the other VMI, or
-- the other VMI was created after the first VMI, and before the VMIM.
+- there is no proof for the first VMI, and the VMIM was created after the other VMI.
 
 A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITING_LIMIT`, if it was
 handed off and has no proof: its VMI may be the next VMI of that name.
@@ -30,7 +30,7 @@ from exporter.engine.vmi_record import VmiRecord
 _Key: TypeAlias = tuple[str, str]
 
 WAITING_LIMIT = 1_000
-"""Deleted VMIMs wait for at most this many VMIs."""
+"""How many VMI names may have deleted VMIMs that wait."""
 
 
 class Binding(Struct, gc=False):
@@ -167,8 +167,8 @@ def bind(binding: Binding, record: VmiRecord) -> bool:
 def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
     """Whether a VMIM may belong to a VMI by their creation times.
 
-    A VMIM of an older VMI of that name is rebound only if it was created after this VMI. If
-    both were created in the same second, it is rebound unless it has finished.
+    A VMIM of an older VMI of that name is rebound only if it was created after this VMI, or
+    if it was created in the same second and has not finished.
     """
     if vmim.created is None or vmi.created is None:
         return not rebound

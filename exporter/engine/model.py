@@ -120,7 +120,7 @@ class WhySource(StrEnum):
     POD_SCHEDULED = "PodScheduled"
     """The condition of an attempt's target pod, if it is false; it has the scheduler's message.
 
-    The node selectors of the VMI and of the attempt also have this source.
+    A reason that names the node selectors of the VMI and of the attempt has this source too.
     """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
@@ -282,10 +282,10 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
 class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
-    `finished` is true in the phases Succeeded and Failed, `finished_at` is that phase's transition
-    time and `scheduled_at` that of Scheduled. `handed_off`: KubeVirt has handed the migration off
-    to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no evacuation.
-    `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
+    `finished` is true in the phases Succeeded and Failed, `finished_at` is when it reached that
+    phase, and `scheduled_at` is when it reached Scheduled. `handed_off`: KubeVirt has handed the
+    migration off to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no
+    evacuation. `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
     """
 
     namespace: str

@@ -137,7 +137,7 @@ def measure_progress(
 ) -> DrainProgress:
     """The progress of a drain. `requests`: when each VM that remains was asked to leave.
 
-    The drain is stuck if no VM has left for `stuck_after`. None means that it is never stuck.
+    The drain is stuck if no VM has left within `stuck_after`. None means that it is never stuck.
     """
     asked = [*requests]
     began = [*asked, *(() if departed.began is None else (departed.began,))]

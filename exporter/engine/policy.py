@@ -70,7 +70,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
     @property
     def endings_kept(self) -> int:
-        """How many endings to keep per VMI: further endings cannot raise a cooldown at its cap.
+        """How many endings to keep per VMI: as many as raise the cooldown to its cap.
 
         `ceil(log2(cap / floor)) + 1`, at least 16; 64 without a floor or cap.
         """

@@ -6,8 +6,8 @@ KubeVirt deletes a target pod that cannot be scheduled, and while the next attem
 target pod that could give the reason.
 
 Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions. An idle
-VMI that is not live-migratable has the reason word of that condition, and an attempt may be read
-before its VMI's marker.
+VMI that is not live-migratable has the reason word of its condition LiveMigratable, and an attempt
+may be read before its VMI's marker.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class Requesters:
 
 
 class Source(StrEnum):
-    """Who requested an evacuation, as its VMIM's priority or an annotation of the VMI says."""
+    """Who requested an evacuation, according to its VMIM's priority or an annotation of the VMI."""
 
     DESCHEDULER = "descheduler"
     """Priority system-maintenance, or no priority and the annotation

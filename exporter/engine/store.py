@@ -363,7 +363,7 @@ class Store:
         self._notify(NoticeKind.MEMORY, uid=uid)
 
     def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
-        """Keep the last version of a known object; store a new VMI without facts."""
+        """Keep the last version of a known object; store a new VMI with its name and UID only."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
         is_news = is_known and self._objects.unreadable.note(resource, *key, at)
@@ -377,7 +377,7 @@ class Store:
         return is_news
 
     def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
-        """Note who requested an eviction that may mark the VMI (`pod-eviction-admitter.go`)."""
+        """Note an eviction's requester if KubeVirt may mark the VMI (`pod-eviction-admitter`)."""
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
             self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))

@@ -125,8 +125,8 @@ class VerdictView:
     def advance(self, now: Instant, *, dead: DeadResources, most: int = 0) -> bool:
         """Move to `now` and evaluate at most `most` outdated VMIs; True if some are left.
 
-        The next read that needs the remaining VMIs evaluates them. All instants must come from the
-        same clock, which may go back.
+        The remaining VMIs are evaluated by the next read that needs them. All instants must come
+        from the same clock, which may go back.
         """
         store = self._store
         if now < self._now:
@@ -281,8 +281,8 @@ def _find_expiry(
     """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
 
     Such an instant is the end of the cooldown, the time at which a fact becomes too old to be
-    believed, or the time at which a migration leaves the window. If an end lies ahead of our clock,
-    our clock may also reach that end, or come within `CLOCK_SKEW` of it.
+    believed, or the time at which a migration leaves the window. For an end ahead of our clock it
+    is that end if it is at most `CLOCK_SKEW` ahead, or else `CLOCK_SKEW` before that end.
     """
     until, moves = math.inf, False
     if cooldown is not None and cooldown.blocks:

@@ -20,7 +20,7 @@ from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_o
 AWAITED_FOR: Seconds = 60.0
 """The longest time by which one replica's watch can lag behind another's."""
 _WHOLE = ""
-"""A key among a shard's UIDs. It means that the shard's content cannot be read."""
+"""Used instead of a UID in `_unwritten` if the content of a whole shard cannot be read."""
 
 
 class _Unwritten(Struct, frozen=True, gc=False):
@@ -138,9 +138,8 @@ class PendingChanges:
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
         """Forget VMIs that are in the stored history but no longer in the cluster.
 
-        A VMI is gone if the watch of its namespace has not shown it, and still had contact
-        `AWAITED_FOR` after we read it from the stored history. `seen_through` gives the last
-        contact.
+        A VMI is gone if the watch of its namespace has not shown it, and had its last contact
+        (`seen_through`) at least `AWAITED_FOR` after we read the VMI from the stored history.
         """
         for uid, since in list(self._awaited.items()):
             yield
@@ -166,7 +165,7 @@ class PendingChanges:
     def find_missed(
         self, before: Instant, seen_through: Callable[[str], Instant | None], now: Instant
     ) -> Iterator[int]:
-        """The stored shards that lack a change that this replica knew at `before`.
+        """The stored shards without some change that this replica already knew at `before`.
 
         A VMI counts only if its watch has had contact (`seen_through`) after the change, or at most
         `AWAITED_FOR` before it. Otherwise the VMI may be gone, and the writer may know that.

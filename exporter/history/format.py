@@ -106,7 +106,8 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
 
     These are the unfinished migrations and those that ended inside `window`. Two migrations matter
     at any age: the last one that ended (used if `migrationState` is empty), and the last success
-    (an evacuation begins after it). `finished_at` is omitted if the end is known and correct.
+    (a request before it was for an earlier evacuation). `finished_at` is omitted if the end is
+    known and correct.
     """
     migrations = remembered.migrations
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]

@@ -53,7 +53,7 @@ class ConfigMapReader:
 
     def apply(self, change: Change, at: Instant) -> int:
         """Note which ConfigMaps to merge: new versions, and those that are gone or not listed."""
-        del at  # `merge` has its own time
+        del at  # `merge` reads the clock itself
         shards, found = self._shard_by_name, dict[str, ConfigMap | None]()
         match change:
             case Observed(fact=ConfigMap() as fact):

@@ -19,7 +19,7 @@ from exporter.history.changes import PendingChanges
 
 
 SLICE = 100
-"""How many VMIs are processed without yielding, in 2 ms (in 10 ms if each has 17 migrations)."""
+"""How many VMIs are processed without yielding: this takes 2 ms, 10 ms with 17 migrations each."""
 
 log = structlog.stdlib.get_logger()
 

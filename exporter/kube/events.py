@@ -204,7 +204,7 @@ def write_blocked(verdict: Verdict) -> str:
 def write_stuck(
     evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
 ) -> str:
-    """Who requested a stuck evacuation, its state, the action, its cause, and the other reasons."""
+    """A stuck evacuation: its requester, its state, what to do, the cause, and other reasons."""
     diagnosis = episode.diagnosis
     age = write_span(now - diagnosis.requested_at, units=2)
     advice = advise(evidence, diagnosis, reasons)
@@ -226,6 +226,6 @@ def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:
     age = write_span(episode.began - diagnosis.requested_at, units=2)
     outcome = f"the VM is {'still' if vmi.node == diagnosis.node else 'now'} on {vmi.node}"
     return (
-        f"Evacuation from {diagnosis.node} ended after {age}, failed attempts:"
-        f" {diagnosis.failed_attempts}: {'the VM has stopped' if vmi.finished else outcome}"
+        f"Evacuation from {diagnosis.node} ended after {age} (failed attempts:"
+        f" {diagnosis.failed_attempts}): {'the VM has stopped' if vmi.finished else outcome}"
     )

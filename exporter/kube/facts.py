@@ -66,7 +66,7 @@ _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
 def read_vmi(found: wire.VmiObject) -> Vmi | str:
-    """A VMI. Only conditions with status True are used."""
+    """A VMI. A condition counts only if it is True, except for `migratable_unknown`."""
     metadata = found.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"

@@ -197,7 +197,8 @@ def _read_status(raw: bytes | msgspec.Raw) -> _ErrorStatus:
 def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
     """Repair broken text in JSON, such as half a surrogate pair; None if nothing is broken.
 
-    Half a pair is replaced by its escape as plain text, invalid UTF-8 by the replacement character.
+    Half a pair becomes the plain text of its escape; invalid UTF-8 becomes the replacement
+    character.
     """
     text = bytes(raw).decode(errors="replace").encode()
     mended = _ESCAPE.sub(lambda found: rb"\\" + found[1] if found[1] else found[0], text)

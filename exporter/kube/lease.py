@@ -3,7 +3,7 @@
 The rules are those of client-go (`tools/leaderelection`). The holder renews the Lease. A candidate
 takes a Lease that has not changed for long enough. It measures this by its own monotonic clock, so
 clocks of different machines are never compared. Every write depends on a resourceVersion. A holder
-gives up well before the others take over, even if its process was frozen in between.
+stops writing well before another replica can take the Lease, even if its process was frozen.
 
 We do not use the leader election of kubernetes_asyncio: it ends at the first connection error,
 writes local time as UTC, measures by the wall clock, and does not release the Lease at the end.
@@ -33,8 +33,8 @@ HELD_FOR = 2 / 3
 RENEWED_EVERY = 1 / 3
 """The part of the duration after which the holder renews."""
 TAKEN_AFTER = 0.8
-"""The part of the duration after which a candidate takes an unchanged Lease. By then its holder has
-stopped (`HELD_FOR`), and the next holder can still write within the duration."""
+"""The part of the duration after which a candidate takes an unchanged Lease. By then its holder
+does not write any more (`HELD_FOR`), and the next holder can still write within the duration."""
 POLLED_EVERY = 1 / 8
 """The part of the duration after which a candidate polls, and a holder retries a renewal."""
 

@@ -114,7 +114,7 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """Why the target pod of an attempt does not run, or that the pod is being deleted.
 
-    The deletion does not stop the migration (1.8.4). The migration fails, or the VM moves to that
+    After the deletion, KubeVirt 1.8.4 goes on with the migration: it fails, or the VM moves to that
     pod and is killed with it.
     """
     if not pod.migration_uid:

@@ -72,8 +72,8 @@ class KubeVirtMissing(Exception):
 class Reflector:
     """Lists and watches one resource in one namespace, or in all.
 
-    `settled` is called after every complete list, and when the API server finally rejects the
-    resource. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
+    `settled` is called after every complete list, and when a rejection of the resource counts as
+    final. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
     """
 
     api: ApiServer
@@ -192,7 +192,7 @@ class Reflector:
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
 
-        During a list, objects that the list has not shown yet must not count as up to date.
+        Until a list ends, the objects that it has not reached may be out of date.
         """
         if listing is None:
             self._note_progress()
@@ -230,7 +230,7 @@ class Reflector:
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
         gone, objects = self._feed.retain(listing), len(listing)
-        listing.names.clear()  # the watch that follows keeps `listing` until the watch ends
+        listing.names.clear()  # frees memory: the caller has `listing` until the watch ends
         watched = self.watched
         watched.lists += 1
         if watched.rejected:
@@ -329,8 +329,8 @@ class Reflector:
 
 
 _CONSEQUENCES = {
-    Resource.VMIS: "VMIs of this namespace are not updated, and soon only a cooldown blocks them",
-    Resource.VMIMS: "pending migrations do not block, and the history begins now",
+    Resource.VMIS: "VMIs of this namespace are not updated, and later only a cooldown blocks them",
+    Resource.VMIMS: "pending migrations do not block, and VMIMs add nothing to the history",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
     Resource.NODES: "whether a node is cordoned is unknown",

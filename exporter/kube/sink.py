@@ -18,7 +18,7 @@ from exporter.logs import Throttle
 
 
 NO_OVERRIDES = Policy()
-"""The policy for watches that choose no overrides for VMIs."""
+"""A policy without overrides, so no override is chosen for a VMI."""
 
 
 class FactSink(Protocol):

@@ -42,7 +42,7 @@ from exporter.metrics.samples import sample_drains, sample_stuck, sample_verdict
 
 
 SLICE = 100
-"""How many VMIs are processed without yielding: up to 2 ms if all have changed."""
+"""How many VMIs are processed without yielding. This takes 2 ms if all of them have changed."""
 PART = 2**16
 """Each part of the body has at least this many bytes, except the last one."""
 
@@ -123,7 +123,7 @@ class Exposition:
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
         """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
-        begun, written = None, 0  # the present family, and the number of cooling VMIs' lines
+        begun, written = None, 0  # the present family, and how many lines `COOLING` has so far
         for family, samples in pieces:
             if family is not begun:
                 begun = family
@@ -188,7 +188,7 @@ def _escape(value: str) -> str:
 def narrow(accept: str) -> str:
     """Reduce an Accept header to OpenMetrics 1.0, or to "" for the text format.
 
-    For other versions prometheus_client would declare that version and write 1.0, or fail.
+    For another version, prometheus_client may fail, or write 1.0 but declare that version.
     """
     for part in accept.split(","):
         media, *parameters = (token.strip().lower() for token in part.split(";"))

@@ -296,8 +296,8 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_stuck",
         help=(
-            "1 if an evacuation from the node is stuck and no VM has left for stuck.after; always 0"
-            " if the node is schedulable and only the descheduler requested evacuations."
+            "1 if an evacuation from the node is stuck and no VM left it within stuck.after; always"
+            " 0 if the node is schedulable and only the descheduler requested evacuations."
         ),
         read=lambda drain: drain.stuck,
     ),

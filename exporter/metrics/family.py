@@ -56,7 +56,7 @@ LabelValues: TypeAlias = tuple[str, ...]
 Key: TypeAlias = str | LabelValues
 """The label values of a sample; a string if there is one label."""
 Values: TypeAlias = float | Iterable[tuple[Key, float]] | None
-"""One value without labels, or a value for each key; None if that part of the exporter is off."""
+"""One value without labels, or a value for each key; None if there is nothing to read."""
 ONE_VMI = ("namespace", "name", "node")
 """The labels of most metrics about single VMIs."""
 

@@ -23,17 +23,17 @@ def read_blocks(view: View) -> Values:
 
 
 def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
-    """Make a reader of one value per resource, from its watches of all namespaces."""
+    """Make a reader that computes a value per resource, from its watches in all namespaces."""
     return lambda view: [(resource, read(view.health.of(resource))) for resource in view.watched]
 
 
 def read_history(read: Callable[[HistoryHealth], Values]) -> Reader:
-    """Make a reader of values of the stored history, if there is one."""
+    """Make a reader of the stored history; it gives None if there is no stored history."""
     return lambda view: None if view.health.history is None else read(view.health.history)
 
 
 def read_unwritten(view: View) -> Values:
-    """The time of the oldest unwritten change. A change that is not encoded yet counts as new."""
+    """When the oldest unwritten change was made, 0 if none; now if none of them is encoded yet."""
     history = view.health.history
     if history is None:
         return None
@@ -43,7 +43,7 @@ def read_unwritten(view: View) -> Values:
 def sample_verdicts(
     verdicts: Mapping[tuple[str, str], int], reasons: Sequence[Reason]
 ) -> list[Sample]:
-    """The samples of `VMIS`, from the counts by verdict and node, for these reasons."""
+    """The samples of `VMIS`: how many VMIs of each node are allowed, or blocked by each reason."""
     return [
         Sample((verdict, node), verdicts.get((verdict, node), 0))
         for node in sorted({node for _, node in verdicts if node})

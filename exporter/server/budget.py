@@ -31,9 +31,9 @@ TRIMMED_AFTER: Seconds = 2.0
 class Connection:
     """An open connection, with the number of bytes that it holds.
 
-    `peer` is an IP address, or "" for a unix socket. `cost` is the number of bytes without a
-    request, for buffers and one parsed request head. `since` is the time of the last complete
-    request or, before the first one, of the connection's start, by the event loop's clock.
+    `peer` is an IP address, or "" for a unix socket. `cost` is what counts even without
+    unanswered requests: the bytes of buffers and one parsed request head. `since` is when the last
+    request was complete or, before the first one, when the connection began (event loop's clock).
     """
 
     listener: str

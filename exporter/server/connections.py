@@ -223,7 +223,7 @@ class _Handler(web.RequestHandler):
         """Stop counting the connection."""
         self._budget.remove(self._connection)
         if self.transport is None:
-            # The handshake failed. Only this breaks the reference cycle of parser and handler.
+            # After a failed handshake, nothing else breaks the cycle of parser and handler.
             self._parser = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -235,7 +235,7 @@ class _Handler(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if data:  # it is empty when aiohttp continues with data received earlier
+        if data:  # empty when aiohttp goes on with data that is already counted
             self._budget.hold(self._connection, len(data))
         super().data_received(data)
 

@@ -87,14 +87,14 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     vmi_uid: str
     node: Annotated[str, means("the node it runs on")]
     evacuation_node_name: Annotated[str, means("the node that it must leave")]
-    eviction_strategy: Annotated[str, means("the VMI's own; empty: the cluster's default")]
+    eviction_strategy: Annotated[str, means("of the VMI; empty: the cluster's default strategy")]
     source: Annotated[
         Source,
         means(
             "who requested it. If the newest VMIM has the priority system-maintenance, it was the"
             " `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the"
             " annotation kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`:"
-            " neither is set, as always before KubeVirt 1.7"
+            " neither is set, which is always so before KubeVirt 1.7"
         ),
     ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
@@ -175,7 +175,7 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
     left: Annotated[int, means("VMs that have left")]
     remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
-    failing: Annotated[int, means("how many of `remaining` have the outcome fails or stays")]
+    failing: Annotated[int, means("how many of `remaining` have the outcome `fails` or `stays`")]
     external: Annotated[int, means("how many of `remaining` have the outcome external")]
     last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
     seconds_per_vmi: Annotated[
@@ -282,8 +282,8 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     failed_attempts: Annotated[
         int,
         means(
-            "the least number of failed migrations since its evacuation was requested; without an"
-            " evacuation, since its last successful migration"
+            "failed migrations since its evacuation was requested; without an evacuation, since"
+            " its last successful migration; a lower bound"
         ),
     ]
     last_duration_seconds: Annotated[

@@ -145,7 +145,7 @@ def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
     if launcher is None:
         return "evacuationNodeName is set, but the launcher pod is unknown"
     if launcher.eviction_in_progress:
-        return f"pod {launcher.name} has eviction-in-progress: the descheduler counts it"
+        return f"pod {launcher.name} has eviction-in-progress: the descheduler counts its eviction"
     return f"evacuationNodeName is set and pod {launcher.name} lacks eviction-in-progress"
 
 
@@ -153,7 +153,7 @@ def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
     if cooldown is None:
         return "no migration has ended"
     base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
-    said = f"{cooldown.migrations_in_window} ended in the window: base {write_span(base)}"
+    said = f"migrations in the window: {cooldown.migrations_in_window}; base {write_span(base)}"
     if backed > base:
         said += f", backed off to {write_span(backed)}"
     if effective < backed:

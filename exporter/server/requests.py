@@ -19,7 +19,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 _PORT = re.compile(r":[0-9]*$", re.ASCII)
 _TYPES = re.compile(r"`[^`$]*`")
-"""A type that an error message of msgspec quotes. A quoted path begins with $ instead."""
+"""A type in backticks in an error message of msgspec. A path in backticks begins with $."""
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _JSON_NAMES = {"str": "string", "bool": "boolean", "int": "number", "float": "number"}
 
@@ -40,9 +40,9 @@ class Candidate(Struct, rename="camel", gc=False):
 
 
 class VerdictRequest(Struct, rename="camel"):
-    """The candidates, the checkpoint (absent: both), and whether this is a dry run.
+    """The candidates, the checkpoint (if absent, both checkpoints), and whether it is a dry run.
 
-    Go clients send null for an empty list or an unset field.
+    A null counts as an empty list or an absent field, because Go clients send it for these.
     """
 
     candidates: Annotated[
@@ -128,7 +128,7 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
     except msgspec.ValidationError as error:
         detail = _TYPES.sub(_name_types, str(error))
         if detail.startswith("Invalid enum value"):
-            # The error does not list the valid values; only the checkpoint is an enum.
+            # msgspec does not list the valid values. The checkpoint is the only enum here.
             detail += f": expected {_CHECKPOINTS}"
         raise Refusal(422, "Not a verdict request", detail) from None
     except UnicodeDecodeError as error:

@@ -196,8 +196,12 @@ def write_answer(
         message = write_message(judgement.evidence, judgement.verdict, policy, now)
         if judgement.allowed:
             held = judgement.outcome is ReviewOutcome.HELD_TOO_LONG
-            why = "allows after admission.maxHold" if held else "would deny"
-            response.warnings = [f"{NAME} {why} this eviction: {message}"]
+            why = (
+                "allows this eviction after admission.maxHold"
+                if held
+                else "would deny this eviction"
+            )
+            response.warnings = [f"{NAME} {why}: {message}"]
             response.audit_annotations = {AUDIT_ANNOTATION: message}
         else:
             response.allowed = False

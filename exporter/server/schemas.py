@@ -44,9 +44,9 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     retry_after_seconds: Annotated[
         float | None,
         means(
-            "during a cooldown: the time from asOf to notBefore; else null, because the end of a"
-            " migration or an evacuation cannot be predicted. Then ask again in the next cycle, or"
-            " wait on GET /v1/blocked"
+            "during a cooldown: the time from asOf to notBefore; else null. The end of a migration"
+            " or an evacuation cannot be predicted: ask again in the next cycle, or wait on GET"
+            " /v1/blocked"
         ),
     ]
     effective_cooldown_seconds: Annotated[
@@ -188,7 +188,7 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
 
 
 class PolicyAnswer(Struct, rename="camel", kw_only=True):
-    """The policy in force; 0 means off."""
+    """The policy in force; a setting of 0 is off."""
 
     migration_cooldown_seconds: Annotated[float, means("the floor of a cooldown")]
     max_migration_cooldown_seconds: Annotated[float, means("the cap of a cooldown")]
@@ -237,9 +237,8 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     unreadable_since: Annotated[
         Timestamp | None,
         means(
-            "since when the exporter cannot read the VMI, its unfinished VMIM or its"
-            " launcher pod any more; after kube.deadAfter the rules that need the object do not"
-            " block; null: it can read all of them"
+            "since when the VMI, its unfinished VMIM or its launcher pod cannot be read; null: all"
+            " can be read. After kube.deadAfter, the rules that need such an object do not block"
         ),
     ]
     namespace: str

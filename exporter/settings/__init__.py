@@ -280,7 +280,7 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
-    """The exceptions from the policy; the policy has the values that an entry omits."""
+    """The exceptions from the policy; values that an entry omits come from the policy."""
     found: list[Override] = []
     for entry in entries:
         match = entry.section("match")
@@ -349,7 +349,7 @@ def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None
         remarks.append(
             f"policy.migrationHistoryWindow: {format_duration(window)} is not longer than six"
             f" times maxMigrationCooldown ({format_duration(6 * cap)}): migrations leave the"
-            " window before the cooldown stays at its maximum"
+            " window too early, and the cooldown does not stay at its maximum"
         )
 
 
@@ -404,7 +404,7 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
     if admission.mode is AdmissionMode.ENFORCE and not listed:
         root.report(
             "admission.users",
-            "with enforce, expected the users or groups whose evictions may be denied",
+            "the mode enforce needs users or groups, whose evictions may then be denied",
         )
     elif addresses and not listed:
         remarks.append("admission.users: no user and no group is listed, so no eviction is denied")

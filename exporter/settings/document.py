@@ -35,7 +35,7 @@ _PARSERS: dict[Any, Callable[[object], Any]] = {
 }
 """The parser for each type of field; `Annotated` names another parser for one field."""
 _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt"}
-"""The keys that differ from their field's name in camel case."""
+"""The keys that are not simply their field's name in camel case."""
 
 
 class InvalidSettings(Exception):

@@ -63,7 +63,7 @@ def parse_duration(value: object) -> Seconds:
     """A Go duration in seconds."""
     if type(value) is int and value == 0:
         return 0.0
-    hint = ""  # about a likely cause: a missing unit, or days
+    hint = ""  # what is probably wrong: a missing unit, or days
     if isinstance(value, int | float | str) and _NUMBER.fullmatch(str(value)):
         hint = f": it needs a unit, as in {value}m"
     elif isinstance(value, str) and (days := _DAYS.match(value)):

@@ -43,7 +43,7 @@ BUILTIN: Mapping[str, Contender] = {
             name="none",
             policy=Policy(
                 migration_cooldown=0.0,
-                # 0 would mean no cap. Then a cooldown would last at least as long as its migration.
+                # Not 0: without a cap, a cooldown lasts at least as long as its migration.
                 max_migration_cooldown=1e-9,
                 migration_history_window=0.0,
                 guard_pending_migrations=False,
@@ -111,8 +111,8 @@ class TimeSeries(Struct):
 class MigrationCounts(Struct):
     """The migrations that happened; `per_vm` counts only VMs that migrated.
 
-    `reasons` says why VMIMs failed, even before their hand-off. A recording has no texts of
-    KubeVirt, so a reason that only such a text names is `other`.
+    `reasons` says why VMIMs failed, even before their hand-off. A reason that the recording does
+    not show is `other`.
     """
 
     ended: int = 0

@@ -28,7 +28,7 @@ STUCK_SHOWN = 10
 VMS_SHOWN = 5
 """How many VMs of an exception the table names; the JSON has more."""
 PLAIN_WIDTH = 200
-"""The columns if there is no terminal: enough for every line."""
+"""The width if there is no terminal, in characters: enough for every line."""
 UNLIMITED = 1_000
 
 _REASONS = {

@@ -90,7 +90,7 @@ class Counterfactual:
             self._put(vmim)
             return
         if is_new and not _evacuates(vmim, eviction.node):
-            # This migration is no evacuation, so it is shown if its state was hidden.
+            # If the state of a migration that is no evacuation was hidden, show it again.
             if vmim.uid in eviction.hidden and vmim.trigger is not Trigger.EVACUATION:
                 eviction.hidden.discard(vmim.uid)
                 self._put_visible(vmi, eviction)

@@ -51,8 +51,8 @@ MAX_POINTS = 1_000
 """Points per series and query, to bound memory; Prometheus allows 11,000."""
 TIMEOUT: Seconds = 120.0
 RETRIED_WITHIN: Seconds = 900.0
-"""KubeVirt waits at most 320 s between attempts, because it keeps five failures. An attempt that
-finds no node lasts 300 s."""
+"""KubeVirt's pause between attempts doubles with each failed VMIM that it keeps. It keeps five, so
+the pause is at most 320 s. An attempt that finds no node lasts 300 s."""
 KEPT_VMIMS = 5
 """How many finished VMIMs KubeVirt keeps per VM."""
 
@@ -63,9 +63,9 @@ _WORKLOAD_UPDATE = "kubevirt-workload-update-"
 REMARKS = (
     """\
 Replayed from Prometheus, which has less information than a recording:
-- The source of an evacuation is unknown: each counts as the descheduler's, drains too.
-- The time of its request is unknown: it counts from the start of its first migration, or from the
-  first sample of an attempt that failed before it began.
+- Who requested an evacuation is unknown: every one counts as the descheduler's, even a drain.
+- The time of its request is unknown: the start of its first migration counts. If that migration
+  failed before it started, its first sample counts.
 - VMs are known by name only: a recreated VM counts as the old one. VMs that never migrated are
   missing, and migrations that are shorter than the step may be missing.""",
 )
@@ -157,7 +157,7 @@ async def fetch(
     step: Seconds,
     progress: Callable[[Instant], None] = lambda _now: None,
 ) -> Spans:
-    """Read every migration of that time.
+    """Read every migration from `began` to `ended`.
 
     `progress` is called with the instant up to which all is read. Raises `CannotAsk`, also if
     there are several clusters and none is chosen, because their VMs may have the same names.

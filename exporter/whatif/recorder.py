@@ -114,7 +114,8 @@ class LineFile:
 class Recorder(Store):
     """A store that writes each change to `file`; `counts` are the events by resource and kind.
 
-    It writes the labels and the priority class of a VMI only if overrides of `policy` match them.
+    It writes a VMI's labels whose keys overrides of `policy` use, and its priority class if an
+    override uses one.
     """
 
     def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
@@ -130,7 +131,7 @@ class Recorder(Store):
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Note for the next `apply`: the labels that overrides match, or why a VMIM failed."""
+        """Keep, for the next `apply`, the labels that overrides use, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:
@@ -179,7 +180,7 @@ class Recorder(Store):
         return changed
 
     def note_rejections(self, health: Health, now: Instant) -> None:
-        """Record which resources may not be listed in any watched namespace, once each."""
+        """Record each resource that can be listed in no watched namespace, but not twice."""
         for resource in EVIDENCE_RESOURCES:
             is_unseen = health.is_rejected(resource) and not health.is_seen(resource)
             if is_unseen and resource not in self._rejected:

@@ -8,10 +8,10 @@ The first line is a header, each further one an event:
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects that it lacks were DELETED before). REJECTED means that the resource may not be listed.
 ENDED comes once, when the recorder is stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. A VMI has its labels and its priority class
-only if the recorder's `policy.overrides` match them. `reason` is why a migration failed after its
-hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is recognized by its
-first bytes.
+uses: no cloud-init password, no image, no volume. A VMI has only those labels whose keys the
+recorder's `policy.overrides` use, and its priority class if one of them uses one. `reason` is why a
+migration failed after its hand-off, as one of `EndReason`: KubeVirt's own text is not recorded.
+Gzip is recognized by its first bytes.
 
 The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. The resource is
 the kind of the object. The instant is the latest in its metadata and status, except in
@@ -119,7 +119,7 @@ class _Line(Struct, gc=False):
 
 
 class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
-    """The metadata with instants from the API server; an annotation may have any instant."""
+    """The metadata without annotations, because an annotation may have any instant."""
 
     creation_timestamp: Any = None
     deletion_timestamp: Any = None
@@ -201,7 +201,7 @@ def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             if line == b"":
-                faults.note(number, "empty, or longer than any object")
+                faults.note(number, "empty, or too long for an object")
             continue
         try:
             event = _read_event(line, is_first=number == 1)

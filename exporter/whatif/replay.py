@@ -108,7 +108,7 @@ class Replay:
         self._note_visibility(event)
 
     def _note_visibility(self, event: Recorded) -> None:
-        """A resource counts as visible until the recording says that it was blocked."""
+        """A resource counts as visible unless its last event is REJECTED."""
         before, is_visible = self._visibility, event.kind is not Kind.REJECTED
         if event.resource is Resource.VMIMS:
             self._visibility = Visibility(is_visible, before.pods)

@@ -54,7 +54,7 @@ class StuckTimers:
             for _, one in sorted(self._running.items()):
                 if one.timer <= at:
                     evidence = self.store.evidence(one.vmi.namespace, one.vmi.name)
-                    # A limit is exceeded just after its instant.
+                    # The limit is not exceeded yet at `at`, but just after it.
                     self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
             self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
 
@@ -75,7 +75,8 @@ class StuckTimers:
         found = None if evidence is None else diagnose(evidence, self.policy, load, now)
         one = self._running.get(uid)
         # The request time of an evacuation never becomes later (`engine.evidence.Marker`), so a
-        # later time belongs to another evacuation. A queue that moves again is not stuck.
+        # later time belongs to another evacuation. A VM that waits in a queue is no longer stuck
+        # when the queue moves.
         if one is not None and (
             found is None
             or found.node != one.node

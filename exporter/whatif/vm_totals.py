@@ -32,7 +32,7 @@ class _Totals(Struct):
 
 @dataclass
 class VmTotals:
-    """Counts migrations and cooldown time of all VMs in `account`."""
+    """Counts in `account` the migrations and the cooldown time of all VMs."""
 
     policy: Policy
     account: Account
@@ -76,7 +76,7 @@ class VmTotals:
         totals.at_cap = totals.at_cap or (cap > 0 and cooldown.effective >= cap)
 
     def complete(self, uid: str, now: Instant) -> None:
-        """Add the totals of a VM that was deleted, or at the end of the recording."""
+        """Add the totals of a VM when it is deleted, or when the recording ends."""
         totals = self._totals.pop(uid, None)
         if totals is None:
             return

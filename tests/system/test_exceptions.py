@@ -40,4 +40,4 @@ async def test_check_names_the_entry_of_a_vm(simulated: SimulatedStage, tmp_path
     simulated.server.answer(VMIS.plural, 403)
     code, said = await check("slow")
     assert code == Exit.CANNOT_ASK
-    assert "its labels or priority class decide, and it cannot be read: " in said
+    assert "decide which entry applies, but the VMI cannot be read: " in said

@@ -726,7 +726,10 @@ async def test_the_exporter_tells_every_step_of_it(
         assert diary.stuck[failed] == ({("failures",)} if failed >= 3 else {()})
     assert diary.measured == set(range(FAILURES + 1))
     reported = ", ".join(f"{wait:g}" for n in range(1, FAILURES + 1) for wait in diary.backoffs[n])
-    prove(f"rig: KubeVirt {RUNNING['kubevirt']}: waits that the exporter reports: {reported} s")
+    prove(
+        f"rig: KubeVirt {RUNNING['kubevirt']}: pauses before the next attempt, as the exporter "
+        f"reports them: {reported} s"
+    )
     for failed, states in sorted(diary.states.items()):
         prove(f"rig: after {failed} real failures: {', '.join(sorted(states))}")
     assert evacuation is not None
@@ -744,8 +747,8 @@ async def test_the_exporter_tells_every_step_of_it(
     assert least <= earlier <= timedelta(seconds=3)
     age = "first attempt" if requested is None else "condition EvictionRequested"
     prove(
-        f"rig: KubeVirt {RUNNING['kubevirt']}: the age is that of the {age}, "
-        f"the source is {evacuation['source']}"
+        f"rig: KubeVirt {RUNNING['kubevirt']}: the evacuation's age counts from the "
+        f"{age}, its source is {evacuation['source']}"
     )
 
     (failed, *_) = (one for one in evacuation["why"] if one["source"] == "FailedAttempt")
@@ -797,8 +800,9 @@ async def test_the_verdicts_at_hand_off(stage: Stage, prove: Callable[[str], Non
         assert (before["migrationsInWindow"], after["migrationsInWindow"]) == (1, 2)
         ended = "ended on the VMI" if "endTimestamp" in lost.state else "left as a zombie"
         prove(
-            f"rig: KubeVirt {RUNNING['kubevirt']}: at hand-off filter says migration_in_progress "
-            f"and preEviction allows; target lost, {ended}: preEviction says cooldown, 2 migrations"
+            f"rig: KubeVirt {RUNNING['kubevirt']}: during the hand-off, filter answers "
+            f"migration_in_progress and preEviction allows; after the target was lost ({ended}), "
+            "preEviction answers cooldown with 2 migrations"
         )
 
 

@@ -56,7 +56,10 @@ LOSSES = {
 
 
 class Sort(StrEnum):
-    """The sort order. TIME: stuck and long evacuations first, or the VMs released soonest first."""
+    """The sort order.
+
+    TIME: stuck evacuations first, then the longest; of the blocked VMs, the next to be released.
+    """
 
     TIME = "time"
     NAME = "name"

@@ -33,7 +33,7 @@ SPANS: tuple[Seconds, ...] = tuple(
 )
 """The possible lengths of a timeline's past. The shortest that includes everything is used."""
 AHEAD = 0.06
-"""How much of the future a timeline shows at least, as a fraction of its past."""
+"""The least future that a timeline shows, as a fraction of its past."""
 ROOM = 28.0
 """How much room the label at the end of the axis needs, in percent of the width."""
 _DAY: Seconds = 86_400.0

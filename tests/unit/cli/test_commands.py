@@ -132,7 +132,10 @@ def test_a_vm_whose_labels_decide_has_to_be_read(
     path = written(tmp_path, OVERRIDES)
 
     assert check(path, ("shop", "a"), tmp_path / "no-kubeconfig") is Exit.NO_CREDENTIALS
-    said = "shop/a: its labels or priority class decide, and it cannot be read:"
+    said = (
+        "shop/a: its labels or priority class decide which entry applies, but the VMI cannot be"
+        " read:"
+    )
     assert said in capsys.readouterr().err
 
 

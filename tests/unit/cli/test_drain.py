@@ -115,7 +115,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
             [*(a_moved(n, 90.0) for n in (1, 2, 3)), a_movable(4)],
             "It takes at least 2m15s: the last migrations took 4m30s in all, and KubeVirt runs at"
             " most 2 at once from a node."
-            " VMs left out, because no migration of theirs is known: 1.",
+            " This ignores VMs without a known migration: 1.",
             id="the-limits",
         ),
         pytest.param(

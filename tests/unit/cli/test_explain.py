@@ -49,7 +49,7 @@ Rules, in the order in which they are checked
 2027-01-15T07:50:00Z (filter)
   pending_migration     allows it  no unfinished VMIM belongs to this VMI (filter)
   requested_evacuation  allows it  evacuationNodeName is not set (filter)
-  cooldown              blocks it  2 ended in the window: base 15m, backed off to 30m, from \
+  cooldown              blocks it  migrations in the window: 2; base 15m, backed off to 30m, from \
 2027-01-15T07:50:00Z on (preEviction)
 
 Cooldown

@@ -99,7 +99,7 @@ VMs: 100
   no rule blocks                  97
   blocked: migration_in_progress  1
   blocked: cooldown               2
-  blocked or not, a drain of their nodes  stays 2, leaves 98
+  if their nodes were drained  stays 2, leaves 98
 
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED

@@ -140,7 +140,7 @@ def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
-    """A drain is stuck as soon as no VM has left for `stuck_after`; an overdue estimate is 0."""
+    """A drain is stuck as soon as no VM has left within `stuck_after`; an overdue estimate is 0."""
     assert measure(a_departure(NOW - 60.0), NOW - 90.0).stuck
     assert not measure(a_departure(NOW - 59.0), NOW - 90.0).stuck
     assert measure(a_departure(NOW - 60.0), NOW - 90.0).estimate == 0.0

@@ -211,7 +211,7 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
     )
     assert (ended["type"], ended["reason"]) == ("Normal", "EvacuationEnded")
     assert ended["note"] == (
-        "Evacuation from n1 ended after 41m, failed attempts: 0: the VM is now on n2"
+        "Evacuation from n1 ended after 41m (failed attempts: 0): the VM is now on n2"
     )
 
 

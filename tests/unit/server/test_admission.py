@@ -172,7 +172,7 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
     assert last
     (warning,) = (await webhook.ask())["warnings"]
     assert warning.startswith(
-        "kubevirt-eviction-exporter allows after admission.maxHold this eviction: VMI shop/db1:"
+        "kubevirt-eviction-exporter allows this eviction after admission.maxHold: VMI shop/db1:"
     )
     assert webhook.counted()["held_too_long"] == 3
 

@@ -173,30 +173,36 @@ class TestExplanation:
         assert cooldown.effective_seconds == 3600.0
         assert cooldown.not_before == to_datetime(NOW + 3000)
         assert rule(answer, "cooldown").why == (
-            "3 ended in the window: base 20m, backed off to 1h20m, capped to 1h, from"
+            "migrations in the window: 3; base 20m, backed off to 1h20m, capped to 1h, from"
             " 2027-01-15T07:50:00Z on"
         )
 
     @pytest.mark.parametrize(
         ("policy", "took", "ends", "said"),
         [
-            pytest.param({}, 60.0, 1, "1 ended in the window: base 15m, from", id="base"),
-            pytest.param({}, 1280.0, 1, "1 ended in the window: base 21m20s, from", id="duration"),
+            pytest.param({}, 60.0, 1, "migrations in the window: 1; base 15m, from", id="base"),
             pytest.param(
-                {}, 60.0, 2, "2 ended in the window: base 15m, backed off to 30m, from", id="backed"
+                {}, 1280.0, 1, "migrations in the window: 1; base 21m20s, from", id="duration"
+            ),
+            pytest.param(
+                {},
+                60.0,
+                2,
+                "migrations in the window: 2; base 15m, backed off to 30m, from",
+                id="backed",
             ),
             pytest.param(
                 {"max_migration_cooldown": 1000.0},
                 1280.0,
                 1,
-                "1 ended in the window: base 21m20s, capped to 16m40s, from",
+                "migrations in the window: 1; base 21m20s, capped to 16m40s, from",
                 id="capped-alone",
             ),
             pytest.param(
                 {"max_migration_cooldown": 0.0},
                 60.0,
                 7,
-                "7 ended in the window: base 15m, backed off to 16h, from",
+                "migrations in the window: 7; base 15m, backed off to 16h, from",
                 id="no-cap",
             ),
         ],

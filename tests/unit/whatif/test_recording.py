@@ -242,4 +242,4 @@ def test_an_endless_line_is_skipped_in_bounded_memory() -> None:
     )
 
     assert len(events) == 1
-    assert faults.messages == ["line 2: empty, or longer than any object"]
+    assert faults.messages == ["line 2: empty, or too long for an object"]

@@ -69,7 +69,7 @@ def test_a_vm_that_cools_down() -> None:
     page = shown(cooling())
 
     assert page.text("verdict").startswith("Blocked by cooldown, until in ")
-    assert "2 ended in the window" in page.text("rules")
+    assert "migrations in the window: 2;" in page.text("rules")
     assert len(fields(page, "outcome")) == 2
     assert not [one for one in page.elements if one.attributes.get("id") == "evacuation"]
 
