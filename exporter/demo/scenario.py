@@ -176,7 +176,7 @@ class Scenario:
         return Role.STEADY if vm is None else vm.role
 
     def load(self, vm: Vm, seconds: float) -> float:
-        """A VM's load at some seconds (of speed 1) after the start."""
+        """A VM's load, `seconds` after the start of the simulation at speed 1."""
         return vm.load * (1 + vm.swing * math.sin(math.tau * seconds / vm.period + vm.shift))
 
     # What happens in the cluster

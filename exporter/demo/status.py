@@ -50,7 +50,7 @@ class ApiResource:
 
     @property
     def custom(self) -> bool:
-        """Whether a CRD defines it. Then keys are sorted, and each item of a list has a kind."""
+        """Whether a CRD defines it. If so, keys are sorted, and each item of a list has a kind."""
         return self.group == "kubevirt.io"
 
 

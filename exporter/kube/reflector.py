@@ -230,7 +230,7 @@ class Reflector:
     def _end_list(self, listing: Listing, *, how: str) -> None:
         self._feed.begin_batch()
         gone, objects = self._feed.retain(listing), len(listing)
-        listing.names.clear()  # frees memory: the caller has `listing` until the watch ends
+        listing.names.clear()  # to free memory: the caller refers to `listing` until the watch ends
         watched = self.watched
         watched.lists += 1
         if watched.rejected:
