@@ -50,7 +50,7 @@ alerts: $(RUNTIME)
 test: needs-python $(DEVELOPMENT)
 	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
 	    $(MAKE) --no-print-directory tools
-	SOAK= $(PYTEST) -m "not soak" -n 4 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
+	SOAK= $(PYTEST) -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
 # Runs the tests that need no real server, no browser and no Go, except the simulated weeks. Use it
 # while you edit code.

@@ -26,22 +26,31 @@ collect_ignore = ["e2e", "vms"]
 QUICK = ("unit", "docs", "support")
 LONG = (
     "descheduling/test_webhook.py",
-    "system/test_rig.py",
-    "descheduling/test_scenes.py",
-    "system/test_dashboards_live.py",
-    "system/test_alerts_live.py",
-    "system/test_events.py",
-    "system/test_drains.py",
-    "system/test_node_drains.py",
-    "deploy/test_from_nothing.py",
-    "system/test_sequences.py",
     "alerts/test_rules.py",
+    "system/test_rig.py",
+    "deploy/test_from_nothing.py",
+    "descheduling/test_scenes.py",
+    "descheduling/test_gate.py",
+    "system/test_dashboards_live.py",
+    "system/test_crowds.py",
+    "system/test_events.py",
+    "system/test_admission_live.py",
+    "system/test_alerts_live.py",
+    "deploy/test_admission.py",
+    "system/test_node_drains.py",
+    "system/test_requesters.py",
+    "system/test_sequences.py",
+    "system/test_stored_history.py",
+    "system/test_drains.py",
+    "deploy/test_chart.py",
     "system/test_access.py",
+    "deploy/test_install.py",
+    "system/test_browser.py",
     "chaos/test_dead_sources.py",
     "alerts/test_runbooks.py",
 )
-"""The files that take more than a minute, the longest first. They run first, in this order, so that
-no worker has one of them left at the end."""
+"""The files that run first, in this order: those that mostly wait, the longest first, in turn with
+those that mostly compute. So the cores are never idle, and no worker has a long file at the end."""
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
