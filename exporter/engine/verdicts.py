@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -233,8 +233,7 @@ class VerdictView:
             heappush(self._expiries, (entry.until, key))
             if len(self._expiries) > 2 * len(self._entries) + SPARE:
                 entries = self._entries.items()
-                self._expiries = [(e.until, k) for k, e in entries if e.until < math.inf]
-                heapify(self._expiries)
+                self._expiries = sorted((e.until, k) for k, e in entries if e.until < math.inf)
 
     def _count(self, reason: Reason, node: str, vmis: int) -> None:
         self._counts[reason, node] += vmis

@@ -59,7 +59,7 @@ _TESTS = {
     "engine/migrations": "migrations store evidence",
     "engine/launchers": "launchers store evidence",
     "engine/evacuations": "evacuations evidence reasons store node_drains requesters",
-    "engine/vmi_record": "store",
+    "engine/vmi_record": "store evidence history/changes history/replicas",
     "engine/model": (
         "./settings cooldown diagnosis evidence drain verdicts budgets kube/kubevirt kube/sink"
     ),

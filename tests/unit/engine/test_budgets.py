@@ -62,6 +62,7 @@ def test_the_first_of_two_budgets_is_named() -> None:
     """If several budgets forbid an eviction, the first of them by name is found."""
     launcher = a_launcher(1)
     store = a_store(a_movable(1), launcher, a_budget(name="web-2"), a_budget(name="web-1"))
+    assert [*store.budgets.guarded()] == [(NAMESPACE, launcher.name)]
     assert store.budgets.find(launcher) == "web-1"
 
 

@@ -128,6 +128,14 @@ def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
     assert not diagnosis_of(store).leftover
 
 
+def test_only_a_change_is_news() -> None:
+    """A node that is cordoned or schedulable as before is no news."""
+    known = Cordons()
+    nodes = [a_cordon(), a_cordon(), a_cordon(schedulable=True), a_cordon(schedulable=True)]
+    news = [(known.put(node, NOW), len(known)) for node in nodes]
+    assert news == [(True, 1), (False, 1), (True, 0), (False, 0)]
+
+
 def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
     monkeypatch.setattr(cordons, "NODES_KEPT", 2)

@@ -125,6 +125,17 @@ def test_a_drain_that_goes_on_is_not_idle() -> None:
     assert drains.read()["n1"].count == 1
 
 
+def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
+    """The departure of another VM changes nothing, whether or not the node is being drained."""
+    drains = NodeDrains()
+    drains.leave("n1", "other", NOW, NOW)
+    drains.cancel("n1", "other", NOW)
+    assert drains.read() == {}
+    drains.ask("n1", "a", NOW)
+    drains.leave("n1", "other", NOW, NOW)
+    assert drains.read()["n1"].count == 0
+
+
 def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """When `NODES_KEPT` nodes are stored, those without evacuations are dropped."""
     monkeypatch.setattr(node_drains, "NODES_KEPT", 2)
