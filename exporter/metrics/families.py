@@ -210,12 +210,12 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_vmis",
-        help="VMIs that belong in the stored history, written or not.",
+        help="VMIs that the stored history should contain, including those not written yet.",
         read=read_history(lambda history: history.vmis),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_history_bytes",
-        help="Size of the data that belong in the stored history, written or not.",
+        help="Bytes that the stored history should contain, including those not written yet.",
         read=read_history(lambda history: history.size),
     ),
     ViewFamily(
@@ -288,7 +288,7 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
         help=(
-            "VMIs that are being evacuated from the node and would not leave it (outcome fails or "
+            "VMIs that are being evacuated from the node, but do not leave it (outcome fails or "
             "stays)."
         ),
         read=lambda drain: drain.failing,
@@ -353,8 +353,8 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         help=(
-            "Effective cooldown of the VMI; absent if it has none. The label policy is the entry "
-            "of policy.overrides that applies, or default."
+            "Effective cooldown of the VMI; absent if it has none. The label policy names the "
+            "entry of policy.overrides that applies, or is default."
         ),
         labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(

@@ -20,7 +20,7 @@ KINDS = {
 }
 LEFT_OUT = re.compile(
     r"\.(kind|apiVersion|spec|metadata\.(managedFields|resourceVersion|generation)"
-    # The exporter does not read these fields by pod UID, of containers, or assigned by a node.
+    # The exporter does not read these fields, which the kubelet or virt-controller writes.
     r"|status\.(activePods|\w*[cC]ontainerStatuses|\w*IPs?|resources|allocatedResources|startTime"
     r"|observedGeneration|conditions\[\w+\]\.observedGeneration"
     r"|conditions\[(Initialized|ContainersReady|PodReadyToStartContainers)\]))(?=[.\[]|$)"

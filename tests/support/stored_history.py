@@ -119,7 +119,7 @@ async def until_one_writes(*replicas: Program) -> None:
 
 
 async def migrate_unseen(admin: Client, namespace: str, name: str, *, ago: float) -> None:
-    """Create a migration that ended `ago` seconds ago, which only a deleted VMIM has shown."""
+    """Create a VMIM that succeeded `ago` seconds ago, and delete it; the VMI does not show it."""
     made = await admin.create(VMIMS, vmim(f"m{next(_numbers)}", namespace, of=name))
     end = int(time.time()) - ago
     await admin.merge_status(VMIMS, namespace, made["metadata"]["name"], _succeeded(end, {}))
