@@ -288,7 +288,7 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
         help=(
-            "VMIs that are being evacuated from the node and whose drain outcome is fails or stays."
+            "VMIs that are being evacuated from the node, with the drain outcome 'fails' or 'stays'."
         ),
         read=lambda drain: drain.failing,
     ),
@@ -352,8 +352,8 @@ COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_cooldown_seconds",
         help=(
-            "Effective cooldown of the VMI; absent if it has none. In the label policy: the "
-            "entry of policy.overrides that applies, or default if none does."
+            "Effective cooldown of the VMI; absent if it has none. The label 'policy' has the "
+            "name of the entry of policy.overrides that applies, or 'default'."
         ),
         labels=(*ONE_VMI, "policy"),
         sample=lambda vmi, c: Sample(
