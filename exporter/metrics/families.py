@@ -288,7 +288,8 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
         help=(
-            "VMIs that are being evacuated from the node, with the drain outcome 'fails' or 'stays'."
+            "VMIs that are being evacuated from the node, with the drain outcome 'fails' or "
+            "'stays'."
         ),
         read=lambda drain: drain.failing,
     ),
