@@ -163,7 +163,7 @@ class Descheduler:
         if len(answer.verdicts) != len(pods):
             raise msgspec.DecodeError(f"{len(answer.verdicts)} verdicts for {len(pods)} pods")
         if not self._is_answered:
-            log.info("verdicts available again")
+            log.info("verdicts_available")
         self._is_answered = True
         return [verdict.allowed for verdict in answer.verdicts]
 

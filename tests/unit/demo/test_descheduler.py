@@ -153,7 +153,7 @@ async def test_an_exporter_that_is_not_ready() -> None:
     assert third > 0
     assert [line["event"] for line in logs] == [
         "verdicts_unavailable",
-        "verdicts available again",
+        "verdicts_available",
     ]
 
 
