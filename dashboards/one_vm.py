@@ -86,10 +86,10 @@ def _evacuation() -> Section:
             "Evacuation stuck",
             "yes: the evacuation is stuck because of its age (stuck.after) or its failures "
             "(stuck.failedAttempts). It stays stuck until it succeeds, is cancelled, or the VM "
-            "is deleted. One exception: the state is capacity, and the evacuation is stuck only "
-            "because of its age. Then it is no longer stuck after another VM has migrated away "
-            "from the same node. If KubeVirt's limit for the cluster is reached, the migration of "
-            "any VM has this effect.",
+            "is deleted. One exception: an evacuation in the state 'capacity' that is stuck only "
+            "because of its age. It is no longer stuck when another VM has migrated away from the "
+            "same node. If KubeVirt's limit for the cluster is reached, any VM's migration has "
+            "this effect.",
             {"": each_vm("kubevirt_vmi_evacuation_stuck", NAMED)},
             size=(4, 6),
             unit=units.Short,

@@ -17,7 +17,7 @@ class Client:
         self.store = store
         # Dictionaries, not sets: their order is the same in every process.
         self._keys: dict[ApiResource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
-        """Per resource: the keys of a VMI's objects, by the VMI's key."""
+        """For each resource, and for each VMI's key: the keys of its objects."""
 
     def note(self, resource: ApiResource, owner: str, key: str, *, is_gone: bool) -> None:
         """Add a migration or pod to its VMI's index, or remove it."""

@@ -140,7 +140,7 @@ class ChangeRecorder:
 
 
 def _select(value: Any, fields: Mapping[str, Any] | None) -> Any:
-    """The recorded part of decoded JSON; for a list, the recorded part of each item."""
+    """The part of decoded JSON that is recorded; for a list, that part of each item."""
     if fields is None or value is None:
         return value
     if isinstance(value, list):

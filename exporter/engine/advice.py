@@ -183,7 +183,7 @@ ACTIONS = {
         "KubeVirtEvictionExporterBlindSpot",
     ),
     Obstacle.UNEXPLAINED: Action(
-        "Read the VM's events: no object says why it does not move.", _EVENTS, _FAILING
+        "Read the VM's events, because no object says why it does not move.", _EVENTS, _FAILING
     ),
     Obstacle.NONE: Action("Wait: KubeVirt is moving the VM.", _ATTEMPTS),
 }

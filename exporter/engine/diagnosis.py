@@ -212,7 +212,7 @@ def _find_last_seen(
 def _find_missing(
     evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
 ) -> tuple[Resource, ...]:
-    """The missing resources that make the state unknown; KubeVirts if no other one is missing."""
+    """The missing resources that make the state unknown; the KubeVirt object if no other is."""
     if Resource.VMIS in dead:
         return (Resource.VMIS,)
     seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}

@@ -61,7 +61,7 @@ FINAL_AFTER = 4
 """After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
 has just started returns such errors until it has loaded its roles and custom resources."""
 FINAL_AFTER_SYNC = 7
-"""`FINAL_AFTER` for a resource that was listed before; this is about 20 s of backoff."""
+"""The same for a resource that was listed before. With the backoff it takes about 20 s."""
 
 
 class KubeVirtMissing(Exception):

@@ -43,7 +43,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     BLOCKS,
     HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
-        help="Effective cooldown of the VMI, each time that a cooldown blocked an eviction.",
+        help="Effective cooldowns of VMIs, one for each eviction that a cooldown blocked.",
         read=lambda view: [((), view.counters.cooldowns)],
     ),
     ViewFamily(
@@ -70,8 +70,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help=(
-            "Time of the last event, bookmark or list of the resource; the oldest of these "
-            "times if several namespaces are watched; 0 before the first contact, and without "
+            "Time of the last event, bookmark or list of the resource. If several namespaces are "
+            "watched, it is the oldest of their times. 0 before the first contact, and without "
             "permission."
         ),
         labels=("resource",),
@@ -96,7 +96,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
         help=(
-            "Watch restarts by reason; ended is the server's own timeout, no_progress means that"
+            "Watch restarts by reason; 'ended' means the server's own timeout, 'no_progress' that"
             " several watches in a row received nothing."
         ),
         labels=("resource", "reason"),
@@ -164,7 +164,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_vmi_eviction_denied_timestamp_seconds",
         help=(
-            "Time since which the webhook has denied evictions of the VMI. Present only if this "
+            "When the webhook began to deny evictions of the VMI. Present only if this "
             "time is more than stuck.migrationTimeout ago, and the last denial was because of a "
             "migration."
         ),
@@ -319,7 +319,7 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
     ),
     EvacuationFamily(
         name="kubevirt_vmi_evacuation_state",
-        help="1 for the current state of each evacuation; the state is what delays it.",
+        help="1 for the current state of each evacuation; the state says what delays it.",
         labels=(*ONE_VMI, "state"),
         sample=lambda key, _vmi, d: Sample((*key, d.state), 1),
     ),

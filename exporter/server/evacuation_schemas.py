@@ -87,7 +87,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     vmi_uid: str
     node: Annotated[str, means("the node it runs on")]
     evacuation_node_name: Annotated[str, means("the node that it must leave")]
-    eviction_strategy: Annotated[str, means("of the VMI; empty: the cluster's default strategy")]
+    eviction_strategy: Annotated[str, means("the VMI's strategy; empty: the cluster's default")]
     source: Annotated[
         Source,
         means(

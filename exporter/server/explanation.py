@@ -145,7 +145,7 @@ def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
     if launcher is None:
         return "evacuationNodeName is set, but the launcher pod is unknown"
     if launcher.eviction_in_progress:
-        return f"pod {launcher.name} has eviction-in-progress: the descheduler counts its eviction"
+        return f"pod {launcher.name} has eviction-in-progress: the descheduler knows of this"
     return f"evacuationNodeName is set and pod {launcher.name} lacks eviction-in-progress"
 
 
@@ -167,7 +167,7 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
-    # Records without a UID come last. If two records have the same ending, only the first counts.
+    # Records without a UID come last. If two records are of the same ending, only the first counts.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
         ending = (end, record.start, record.outcome)

@@ -99,7 +99,7 @@ ROUTES: tuple[Route, ...] = (
             _describe(
                 "wait",
                 "query",
-                "With If-None-Match: how many seconds to wait at most for a change of the set.",
+                "With If-None-Match: the most seconds to wait until the set changes.",
                 type="number",
                 minimum=0,
                 maximum=60,
@@ -163,7 +163,7 @@ ROUTES: tuple[Route, ...] = (
         name="readyz",
         path="/readyz",
         summary="200 when the exporter has read the stored history, the VMIs of at least one"
-        " namespace, and every other resource that verdicts need and the exporter may read.",
+        " namespace, and all other resources that verdicts need, except forbidden ones.",
         answer=("text/plain",),
         problems=(503,),
         guarded=False,

@@ -181,7 +181,7 @@ class Counterfactual:
         return self.recorded_vmims.get((vmi.namespace, vmi.name), {})
 
     def _put_visible(self, vmi: Vmi, eviction: _Eviction) -> None:
-        """Put the VMI into the store without the marker and migrations that did not happen."""
+        """Put the VMI into the store, but neither its marker nor migrations that did not happen."""
         if eviction.node and eviction.reason is not None:
             vmi = replace(
                 vmi, evacuation_node="", eviction_requested_at=None, evicted_by_descheduler=False

@@ -107,7 +107,7 @@ def _draw_cooling(axes: Axes, comparison: Comparison) -> None:
 
 
 def _draw_migrations(axes: Axes, comparison: Comparison) -> None:
-    """How many VMs migrated at least N times: a line ends at the VM that migrated most often."""
+    """How many VMs migrated at least N times; a line ends at the largest number of migrations."""
     axes.set_title("VMs with at least this number of migrations", loc="left")
     for number, account in enumerate(comparison.accounts):
         color, mark, width = _style(number, comparison)

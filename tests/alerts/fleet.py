@@ -54,7 +54,7 @@ def metrics_of(case: Case) -> set[str]:
 
 
 def join(east: Case, west: Case) -> Case:
-    """A case with both clusters. The west fires no alert, or has the same series as the east."""
+    """A case with both clusters. The west has no firing alert, or the same series as the east."""
     clusters = (EAST, WEST) if west is east else (EAST,)
     return {
         **east,

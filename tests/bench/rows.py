@@ -232,7 +232,7 @@ class Bench:
         ]  # fmt: skip
 
     def events(self) -> list[Row]:
-        """Watch events at full speed, and at a fixed rate while a caller waits for a change."""
+        """Events of a watch: as fast as possible, and at a fixed rate while a caller waits."""
         sizes = self.sizes
         rates: dict[str, list[float]] = {"ours": [], "informer": []}
         with Load(vmis=sizes.vmis) as load:

@@ -81,7 +81,7 @@ async def busy(fresh: RealCluster) -> AsyncIterator[RealCluster]:
 
 
 def follow_readme(picked: str) -> list[str]:
-    """The lines of one of the README's ways, without those that push images."""
+    """The commands of one of the README's ways to install, without those that push images."""
     (block,) = code_blocks(chapters(README)["Pick one of three"], "bash")
     *images, install, wait, ask = block.splitlines()
     assert all(line.startswith("podman build ") for line in images)

@@ -42,7 +42,7 @@ class ClockedStore(Store):
         pods: bool = True,
         blind: Mapping[Resource, AbstractSet[str]] | None = None,
     ) -> None:
-        """Set what is visible."""
+        """Set which resources the exporter can see."""
         self.apply(Visibility(vmims, pods, blind or {}), self.now)
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> int:

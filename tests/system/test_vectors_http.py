@@ -31,7 +31,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.id)
 async def test_verdict_over_http(simulated: SimulatedStage, probe: Probe) -> None:
-    """POST /v1/verdicts gives the vectors' verdicts for objects on an API server."""
+    """For the objects of each test vector, POST /v1/verdicts answers the vector's verdict."""
     difference = DIFFERENCES.get(probe.id)
     expected = dict(probe.expected if difference is None else difference.ours)
     assert await answer(simulated, probe) == expected

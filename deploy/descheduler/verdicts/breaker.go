@@ -48,7 +48,7 @@ func (b *breaker) succeed() bool {
 }
 
 // fail opens the breaker or, after a trial, keeps it open for longer. It reports whether the breaker
-// was closed. If a request was sent before the breaker opened, its failure has no effect.
+// was closed before. If a request was sent before the breaker opened, its failure has no effect.
 func (b *breaker) fail(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

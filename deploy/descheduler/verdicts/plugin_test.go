@@ -85,8 +85,8 @@ func TestWhatIsAsked(t *testing.T) {
 	expect(t, "a wrong UID is sent to the exporter", api.asked[len(api.asked)-1].VMIUID, "a wrong one")
 }
 
-// Each outcome is counted, and each block is logged. The outcome and ignorable decide whether the
-// eviction may continue.
+// Each outcome is counted, and each block is logged. The outcome and the setting `ignorable` decide
+// whether the eviction may continue.
 func TestOutcomes(t *testing.T) {
 	const (
 		answered   = `"Eviction blocked"`

@@ -384,8 +384,8 @@ func TestRejection(t *testing.T) {
 	}
 }
 
-// If the exporter is killed or hangs during a cycle, the plugin waits for only one timeout. Then it
-// decides by the fresh snapshot and by ignorable.
+// If the exporter is killed or hangs during a cycle, the plugin waits for only one timeout. Then
+// the fresh snapshot and the setting `ignorable` decide.
 func TestKilledInTheMiddle(t *testing.T) {
 	for _, ignorable := range []bool{true, false} {
 		for _, way := range []string{"killed", "hanging"} {

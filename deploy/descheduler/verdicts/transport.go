@@ -17,7 +17,7 @@ const (
 	idleConnTimeout = 60 * time.Second
 
 	// Dialing may continue after its request has timed out, so that the next request can use the
-	// connection. Without this limit, connections to a server that never answers would accumulate.
+	// connection. With no limit, connections to a server that never answers would accumulate.
 	dialTimeout = 5 * time.Second
 )
 

@@ -19,7 +19,7 @@ const blockedBody = `{"asOf": "2026-01-01T00:00:00Z", "stale": false, "maxAgeSec
 	{"namespace": "shop", "name": "db4", "vmiUid": "u4", "node": "n1", "checkpoint": "preEviction",
 	 "reason": "policy", "notBefore": null}]}`
 
-// The snapshot has the blocked VMIs by checkpoint, whatever the reason. Entries with an unknown
+// The snapshot lists the blocked VMIs of each checkpoint, for any reason. Entries with an unknown
 // checkpoint are ignored.
 func TestReadSnapshot(t *testing.T) {
 	now := time.Now()

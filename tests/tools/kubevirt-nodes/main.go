@@ -1,5 +1,5 @@
-// Command operator prints the objects of KubeVirt's release manifest, which install virt-operator,
-// as one JSON list.
+// Command operator prints the objects that install virt-operator as one JSON list, as KubeVirt's
+// release manifest has them.
 package main
 
 import (

@@ -60,7 +60,7 @@ func find(name string) (string, string) {
 	return module.Dir, module.Version
 }
 
-// read adds the CUE files below a folder, without the folders `migrate` and `cue.mod`.
+// read adds the CUE files below a folder to `files`, but not those in `migrate` and `cue.mod`.
 func read(files map[string]string, prefix, root string) {
 	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {

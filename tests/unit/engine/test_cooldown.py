@@ -654,7 +654,7 @@ def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
 def test_no_wait_is_longer_than_the_cooldown(
     evidence: Evidence, policy: Policy, later: int
 ) -> None:
-    """The wait is never longer than the effective cooldown, also with ends ahead of the clock."""
+    """The wait is never longer than the effective cooldown, even if a migration ends in future."""
     now = NOW + later
     verdict = decide(evidence, policy, now)
     if verdict.not_before is not None:

@@ -529,7 +529,7 @@ class TestBlind:
 
     @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
     def test_by_namespace(self, resource: Resource) -> None:
-        """Only the evidence of VMIs in the forbidden namespace lacks the forbidden resource."""
+        """A resource that is forbidden in one namespace is missing only in the evidence there."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
         store.see(blind={resource: frozenset({"elsewhere"})})
         assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)

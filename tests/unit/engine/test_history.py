@@ -271,7 +271,7 @@ def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
 def test_an_end_by_a_wrong_clock_is_replaced(
     end: float | None, finished_at: float | None, known: float
 ) -> None:
-    """An end more than five minutes from its VMIM's final transition is replaced by that time."""
+    """If an end is more than five minutes from its VMIM's final transition, the latter counts."""
     history = recorded(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
     assert history.newest_success() == known
     assert list(history.written_ends()) == [known]

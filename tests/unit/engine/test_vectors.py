@@ -176,7 +176,7 @@ def test_arguments(probe: Probe) -> None:
 
 
 def test_every_difference_is_one() -> None:
-    """Each case in `DIFFERENCES` really differs, and names a fault of the reference."""
+    """Each case in `DIFFERENCES` really differs, and says what the reference plugin does wrong."""
     expected = {probe.id: probe.expected for probe in all_probes()}
     for probe_id, difference in DIFFERENCES.items():
         assert difference.ours != expected[probe_id], probe_id

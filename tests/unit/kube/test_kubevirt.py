@@ -981,6 +981,6 @@ def test_a_pod_is_written_so_that_the_same_is_read(
 
 
 def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:
-    """Writing a ConfigMap for a recording is an error."""
+    """A recording cannot contain a ConfigMap: to write one is an error."""
     with pytest.raises(TypeError, match="a recording cannot contain"):
         write_object(ConfigMap(namespace="a", name="b"))

@@ -272,7 +272,7 @@ class TestExplanation:
                 "requested_evacuation",
                 False,
                 LEAVES | {"launcher": a_pod(eviction_in_progress=True)},
-                "the descheduler counts it",
+                "the descheduler knows of this",
             ),
             ("requested_evacuation", False, LEAVES | {"launcher": None}, "pod is unknown"),
             (

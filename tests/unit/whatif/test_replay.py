@@ -439,7 +439,7 @@ class TestTime:
         assert tale.account(HOUR).cooldown_seconds == pytest.approx((180 - 71) + (71 + 900 - 240))
 
     def test_time_begins_when_the_first_list_is_over(self, tale: Tale) -> None:
-        """The time begins after the first list, whose lines have older times."""
+        """The replay begins after the first list, whose objects have older times."""
         tale.events = [event for event in tale.events if event.kind is not Kind.SYNCED]
         tale.events[0] = replace(tale.events[0], at=NOW - 30 * 24 * HOUR)
         tale.evict(10)

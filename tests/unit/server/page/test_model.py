@@ -376,7 +376,7 @@ class TestPrivacy:
         assert unnamed == msgspec.structs.replace(named, vms=None)
 
     def test_a_filter_finds_out_nothing(self) -> None:
-        """Without names, a filter by namespace, state or reason changes no count."""
+        """On a page without VM names, a filter by namespace, state or reason changes no count."""
         filters = PageFilter(
             namespace="bank", state=State.EXTERNAL, reason=Reason.COOLDOWN, stuck=True
         )
