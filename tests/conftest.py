@@ -16,7 +16,7 @@ from tests.support.api_servers import RealStage, SimulatedStage, Stage, real_sta
 # A background job of a script ignores SIGINT, and programs that a test starts would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each saves the servers in Go about a sixth of their CPU time. GOGC doubles their memory.
+# Each setting saves the servers in Go about a sixth of their CPU time. GOGC doubles their memory.
 os.environ.setdefault("GOGC", "300")
 os.environ.setdefault("GOMAXPROCS", "1")
 
@@ -49,12 +49,13 @@ LONG = (
     "chaos/test_dead_sources.py",
     "alerts/test_runbooks.py",
 )
-"""The files that run first, in this order: those that mostly wait, the longest first, in turn with
-those that mostly compute. So the cores are never idle, and no worker has a long file at the end."""
+"""The files that run first, in this order: those that mostly wait (the longest first), alternating
+with those that mostly compute. So the cores are never idle, and no worker has a long file at the
+end."""
 SOAK = bool(os.environ.get("SOAK"))
 
 settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
-# Any failing example is enough to notice a mutant, so no example is made smaller.
+# Any failing example is enough to notice a mutant, so Hypothesis need not shrink it.
 settings.register_profile(
     "mutants", settings.get_profile("test"), phases=[Phase.explicit, Phase.generate]
 )

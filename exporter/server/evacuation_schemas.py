@@ -29,7 +29,7 @@ class BackoffAnswer(Struct, rename="camel", kw_only=True):
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
-    """The request that cancels an evacuation, for KubeVirt 1.7. A running attempt continues."""
+    """The request that cancels an evacuation, from KubeVirt 1.7 on. A running attempt continues."""
 
     method: Annotated[str, means("the HTTP method")]
     path: Annotated[str, means("the path on the API server")]

@@ -42,7 +42,7 @@ class Candidate(Struct, rename="camel", gc=False):
 class VerdictRequest(Struct, rename="camel"):
     """The candidates, the checkpoint (if absent, both checkpoints), and whether it is a dry run.
 
-    A null counts as an empty list or an absent field, because Go clients send it for these.
+    A null counts as an empty list or an absent field, because Go clients send null instead.
     """
 
     candidates: Annotated[

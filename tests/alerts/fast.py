@@ -19,7 +19,7 @@ from tests.support.faulty_apiserver import FaultyDemo
 FACTOR = 60.0
 """How many times faster than real time the clock runs."""
 SPEED = 0.1
-"""At this speed, the waits of the simulated cluster are as long as KubeVirt's."""
+"""The demo's speed at which its waits, on its own clock, are as long as KubeVirt's."""
 
 
 class Clock:

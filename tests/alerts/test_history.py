@@ -79,7 +79,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
 
 
 def test_one_cluster_ends_nothing_in_another(tmp_path: Path) -> None:
-    """An evacuation counts as ended, although another cluster still evacuates a VM of this name."""
+    """An ended evacuation counts, even if another cluster still evacuates a VM of the same name."""
     scrape = SCRAPES[0]
     series = {**an_hour("east"), **an_hour("west", ends=False)}
     ended = "sum_over_time(cluster:kubevirt_vmi_evacuations_ended:count1m[1h])"

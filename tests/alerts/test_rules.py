@@ -51,8 +51,8 @@ METRICS_PORT = Settings().listen.metrics[0].port
 METRIC = re.compile(r"(?<![\w:])(?:kubevirt|descheduler|apiserver)_\w+(?![\w:])")
 RECORDED = re.compile(r"\b\w+:\w+:\w+\b")
 SERIES = re.compile(r"(\w+)(?:\{(.*)\})?$")
-# `make test` runs the cases with two clusters only for this scrape, because its rules differ most.
-# `make soak` runs the others.
+# With two clusters `make test` runs only this scrape, because its rules differ from the shipped
+# rules. `make soak` runs the others.
 BESIDE_ANOTHER = SCRAPES[-1]
 PINT_LINT = ("--no-color", "--offline", "--config", str(PINT), "lint", "--fail-on", "info")
 

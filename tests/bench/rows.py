@@ -42,7 +42,7 @@ FIFTY_OVERRIDES = [
     }
     for size in (*(f"large-{number}" for number in range(49)), "med*")
 ]
-"""Every VMI of the load server is compared with all fifty, and matches only the last one."""
+"""Every VMI of the load server matches only the last override, so all fifty are compared."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class Bench:
         ]  # fmt: skip
 
     def overrides(self) -> list[Row]:
-        """The cost of fifty policy entries, of which every VMI matches only the last."""
+        """The cost of fifty overrides; every VMI matches only the last one."""
         vmis, candidates = self.sizes.many, min(1000, self.sizes.many)
         body = self._candidates(vmis, candidates)
         measured: dict[str, dict[str, Any]] = {}
@@ -666,8 +666,8 @@ def compare(
 ) -> Row:
     """Compare two medians.
 
-    With `at_least` the ratio says how many times better the exporter is, and with `at_most` how
-    many times as much it needs. With `more` a greater number is better.
+    With `at_least` the ratio says how many times better the exporter is. With `at_most` the ratio
+    is the exporter's median divided by the other one. With `more` a greater number is better.
     """
     one, other = median(ours), median(theirs)
     if at_most is not None:
@@ -681,7 +681,7 @@ def compare(
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """The median, and half the distance from the lowest to the highest value, in per cent of it."""
+    """The median, and half the distance from lowest to highest value in per cent of the median."""
     middle = median(values)
     text = show(middle)
     if len(values) > 1 and middle:

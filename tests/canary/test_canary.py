@@ -28,7 +28,7 @@ def test_the_newest_version_has_all_that_is_read(path: str) -> None:
 
 
 def test_a_field_that_is_gone_or_has_changed_is_named() -> None:
-    """Each difference is reported with its path, also for all fields below a missing one."""
+    """Each missing or changed field is reported with its path, also fields below a missing one."""
     schema: Any = copy.deepcopy(read_crd(download(KUBEVIRT, NEWEST[KUBEVIRT]), VMI))
     status = schema["properties"]["status"]["properties"]
     del status["evacuationNodeName"]

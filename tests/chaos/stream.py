@@ -2,8 +2,8 @@
 
 The timestamps of a VM lie a constant time in the past. No two events of a VM have the same second,
 so the stored history, which has whole seconds, can distinguish them. Before the stream deletes the
-only object that shows an event, it awaits `acknowledge`, so that the event is stored. A replica
-that is killed before may lose the event by design.
+only object that shows an event, it awaits `acknowledge`, so that the event is stored. If a replica
+is killed before that, it may lose the event by design.
 
 Brief VMs have at most the five VMIMs that KubeVirt keeps, and none is deleted before the VM. So
 nothing about brief VMs may be lost, even without a stored history.
@@ -70,8 +70,8 @@ async def _at_once() -> None:
 class Stream:
     """Runs random steps in one namespace; `happened` counts them by kind.
 
-    `marked` is called with the VM's name after an eviction request without a date. A replica dates
-    such a request by the time when it first sees it.
+    `marked` is called with the VM's name after an eviction request without a date. The date
+    of such a request is the time when a replica first sees it.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Stream:
             await self._acknowledge()
             if self._marked is not None:
                 await self._marked(life.name)
-            # An attempt that ends in the second in which the VMI was seen unmarked would not count.
+            # An attempt that ends in the same second as this request might not count.
             life.ripe_at = _next_second()
 
     async def _cancel(self, life: _Life) -> None:
@@ -291,7 +291,7 @@ class Stream:
         await self._admin.delete(VMIMS, self._namespace, one["metadata"]["name"])
 
     def _now(self, life: _Life) -> float:
-        """The VM's current time. An attempt has no lag, because its evacuation is requested now."""
+        """The VM's current time. Attempts have no lag, because eviction requests have none."""
         return time.time() - (0 if life.is_attempt else life.lag)
 
 

@@ -42,7 +42,7 @@ Prove: TypeAlias = Callable[[str], None]
 Object: TypeAlias = dict[str, Any]
 
 KNOWN = 8
-"""The number of migrations of each VM that only the stored history has."""
+"""For each VM, the number of migrations that are only in the stored history."""
 REGIONS = {
     "magic": range(4),
     "version": range(4, 6),

@@ -24,7 +24,7 @@ def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
 
 
 def test_attempts_that_failed_while_the_watch_was_away() -> None:
-    """Attempts that are read late count as after a restart, because the request has a date."""
+    """Late attempts count as they do after a restart, because the request has a date."""
     restarted = attempts(MARKED, FAILED)
 
     assert restarted == (NOW - 30, 1)

@@ -127,9 +127,9 @@ async def test_a_killed_leader_under_load(
         f" {seconds:.1f} s; {requests['answered']} requests, {requests['retried']} retried, none"
         " failed"
     )
-    # A standby sees a renewal up to an eighth of the duration late, and then waits for 0.8 of the
-    # duration. The bound is loose, because the machine may be busy; `tests/unit/kube/test_lease.py`
-    # tests the exact time.
+    # A standby polls the Lease every eighth of its duration, and takes it if it has not changed for
+    # 0.8 of the duration. The bound is loose, because the machine may be busy;
+    # `tests/unit/kube/test_lease.py` tests the exact time.
     assert seconds <= lease + 8
 
 

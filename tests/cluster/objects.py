@@ -56,7 +56,7 @@ def vmim(
     evacuates: str | None = None,
     **overrides: Any,
 ) -> Object:
-    """A pending migration of a VMI; with `evacuates`, as virt-controller creates it.
+    """A pending migration of a VMI; with `evacuates` it is like those of virt-controller.
 
     It has no finalizer, because nothing here would remove a finalizer at the end.
     """

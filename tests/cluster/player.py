@@ -47,7 +47,7 @@ Outcome = Literal[
 
 _Act = Callable[[Object], Awaitable[object]]
 Choice = Callable[[Object, Sequence[str]], str | None]
-"""Chooses a node for a pod, among the nodes that may take it, or None."""
+"""Chooses one of the nodes that may take a pod; None if the pod must wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Fate:
 
     outcome: Outcome = "succeeds"
     seconds: float = 1.2
-    """Seconds that the migration copies, or until its target is lost.
+    """Seconds until the migration has copied the VM, fails, or loses its target.
 
     The minimum is one second. KubeVirt orders migrations by the second of their creation, so a
     failure and the next attempt within one second would have no backoff.
@@ -82,8 +82,8 @@ class Player:
     """Simulates the nodes of a `KubeVirtCluster`, and everything that runs on them.
 
     Enter it after the cluster, and exit it before the cluster. `plan` sets the fates of a VMI's
-    migrations, `place` the node on which the VMI starts. A VMI without a plan starts on the first
-    node that is free for it, and each of its migrations succeeds.
+    migrations, and `place` sets the node on which the VMI starts. A VMI without a plan starts on
+    the first node that is free for it, and each of its migrations succeeds.
     """
 
     def __init__(

@@ -152,7 +152,8 @@ class ApiServer(Server):
     """A kube-apiserver with RBAC, on a running etcd.
 
     The directory must have tokens.csv and the key pairs ca, server, aggregator and service-account.
-    If `audited`, the file `audit` has the log of `audit.POLICY`. `flags` override the other flags.
+    If `audited`, it writes the requests that `POLICY` selects to the file `audit`. `flags` override
+    the other flags.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def kubeconfig(path: Path, server: str, user: User) -> Path:
 
 
 def open_kubeconfig(path: Path, server: str, token: str | None = None) -> Path:
-    """Write a kubeconfig for a server without TLS, with a token or without credentials."""
+    """Write a kubeconfig with a token or without credentials, for a server without TLS."""
     return _write(path, {"server": server}, "nobody", {"token": token} if token else {}, "default")
 
 

@@ -100,7 +100,7 @@ async def cycle(cluster: RealCluster, directory: Path, *lacking: str) -> str:
 
 
 async def run(cluster: RealCluster, command: list[str], directory: Path) -> str:
-    """Run the descheduler until it has evicted a pod or gets a 403; returns its log."""
+    """Run the descheduler until it evicts a pod with an Event, or gets a 403; returns its log."""
     process = Process(command, directory / "descheduler.log")
     process.start()
 

@@ -202,7 +202,7 @@ async def test_the_typed_lines_end_in_verdicts(
 async def test_the_readme_s_lines_end_in_verdicts(
     busy: RealCluster, pair: Pair, tmp_path: Path, picked: str
 ) -> None:
-    """After the lines of each way in the README the exporter answers, with only pushed images."""
+    """Each way of the README ends in an answer, with only images that the README pushes."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
     said = [await adopter.type(line) for line in follow_readme(picked)]
     images = await adopter.type(

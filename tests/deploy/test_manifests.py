@@ -485,7 +485,7 @@ ADMISSION = "overlays/admission"
 
 
 def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
-    """The common settings of `standalone` and `admission` are equal."""
+    """Apart from its settings for the webhook, `admission` is configured like `standalone`."""
     plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
     own = more.pop("admission")
     port = more["listen"].pop("admission")
@@ -531,7 +531,7 @@ def test_the_webhook_reaches_the_pods_by_the_service() -> None:
 
 
 def test_the_webhook_fails_open_and_holds_nothing_of_its_own() -> None:
-    """The webhook has a short timeout and `Ignore`, and skips our namespace and kube-system."""
+    """The webhook fails open after a short timeout, and skips our namespace and kube-system."""
     (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
     (selector,) = webhook["namespaceSelector"]["matchExpressions"]
     (rule,) = webhook["rules"]

@@ -1,7 +1,7 @@
 """The real Prometheus operator selects our monitors and rules by the label only.
 
-It runs as a process on a real API server. The tests read what it selects from the configuration
-that it writes for a Prometheus. No pod runs.
+It runs as a process on a real API server. The configuration that it writes for a Prometheus shows
+what it selects. No pod runs.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""SECURITY.md has the manifests' tables, and tests for its claims."""
+"""The tables of SECURITY.md agree with the manifests, and the tests of its claims exist."""
 
 import re
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
 
 
 def test_the_pods_are_as_told() -> None:
-    """The pods do not run as root; they have no privileges, a read-only root and seccomp."""
+    """Pods do not run as root; they have seccomp, no privileges and a read-only file system."""
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         assert template["spec"]["securityContext"]["runAsNonRoot"]

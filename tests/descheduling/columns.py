@@ -221,10 +221,11 @@ def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
 
 
 def is_news(eviction: Eviction, run: Run) -> bool:
-    """Whether the exporter had read the end of the VM's last migration just before the eviction.
+    """Whether the exporter read the last migration's end just before the eviction, or later.
 
     "Just before" means one second for the plugin, and five for the webhook. The webhook allows the
-    eviction of a VM with an `evacuationNodeName`, which a busy machine may clear seconds later.
+    eviction of a VM with an `evacuationNodeName`, and on a busy machine KubeVirt may clear this
+    field seconds after the end.
     """
     just_before = timedelta(seconds=1 if run.name == "plugin" else 5)
     ends = [one.end for one in run.ledger.moves_of(eviction.vm) if one.end <= eviction.at]

@@ -201,7 +201,7 @@ async def log_in(cluster: RealCluster) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on evictions at the same time."""
+    """The limits on simultaneous evictions."""
 
     per_node: int = 2
     in_all: int = 5

@@ -340,7 +340,7 @@ async def test_a_sidecar_that_fails(
 
 @pytest.mark.parametrize("asking", [False, True], ids=["without_verdicts", "with_verdicts"])
 async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool) -> None:
-    """Without verdicts the descheduler evicts a target pod, and still counts it afterwards.
+    """Without verdicts the descheduler evicts a target pod, and keeps counting it as under way.
 
     KubeVirt answers the eviction of any pod of a marked VMI with the message by which the
     descheduler recognises an eviction under way. But a target pod does not end after that.
@@ -401,7 +401,7 @@ if not is_kubevirt_at_least(MARKS_EXTERNAL):
 async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
     """Three nodes have one VM too many each, and one VM of each node is leaving.
 
-    The result is which other VMs moved, without and with verdicts, by the leaving VM's state.
+    Returns the other VMs that were evicted, by the leaving VM's state, without and with verdicts.
     """
     world, rig = stage.world, stage.world.rig
     world.closed = set(NODES) - {"node-4"}

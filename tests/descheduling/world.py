@@ -144,7 +144,7 @@ class World:
         await self.at_rest(namespace)
 
     async def _delete_all(self, kind: Resource, namespace: str) -> None:
-        """Delete VMIs as a user, and then their pods as the garbage collector."""
+        """Delete all VMIs, as a user does, or all pods, as the garbage collector does."""
         admin = self.rig.cluster.admin
 
         async def delete(name: str) -> None:

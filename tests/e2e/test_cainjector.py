@@ -59,7 +59,7 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
         return any(one.startswith(CALLS) and WEBHOOK in one for one in counted)
 
     wait_for(called, "a review that the exporter answered")
-    # In another test Helm would refuse objects that kustomize has created.
+    # Another test installs by Helm, which refuses objects that kustomize has created.
     kinds = "mutatingwebhookconfiguration,clusterrole,clusterrolebinding"
     cluster.kubectl("delete", kinds, "-l", f"app.kubernetes.io/name={NAME}")
     cluster.kubectl("delete", "namespace", NAMESPACE)

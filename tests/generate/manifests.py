@@ -2,7 +2,7 @@
 
 `python -m tests.generate.manifests` (`make manifests`) writes the version into each file that has
 it. It also writes the copy of the descheduler's policy, and the table of our chart's values. For
-the descheduler's chart it writes the values that the sidecar overlay has, too.
+the descheduler's chart it writes the values that repeat the sidecar overlay and the policy.
 """
 
 import json
@@ -224,7 +224,7 @@ def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[
 
 
 def derive_references(text: str) -> str:
-    """A document with this version in its URLs for kustomize and its images."""
+    """A document with this version in its image tags and its URLs for kustomize."""
     return re.sub(r"(\?ref=v|registry\.example/\w+:)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
 
 

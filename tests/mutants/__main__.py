@@ -68,7 +68,7 @@ _TESTS = {
     "health": "./health",
     "kube/lease": "kube/lease",
 }
-"""The tests that specify each module, by name; those of the engine have no folder here."""
+"""The tests that specify each module, by name; a name without a folder is in unit/engine."""
 
 
 def _file_of(name: str) -> str:
@@ -144,7 +144,7 @@ def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, 
     """The nodes that can be changed, with their functions.
 
     Annotations, decorators, base classes, keywords of classes and f-strings are not changed. Nor is
-    the step of a revision, because readers only check whether a revision has changed.
+    the number added to a revision, because readers only check whether a revision has changed.
     """
     for name, value in ast.iter_fields(node):
         if name in {"annotation", "returns", "decorator_list", "bases", "keywords"} and (
@@ -220,8 +220,8 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     """Run the module's tests with this source, and exit with pytest's exit code."""
     path = tree / file
     path.write_text(source)
-    # Python compares only the size and the time in whole seconds of a source with its cached
-    # bytecode, so it may miss a change.
+    # Python reuses bytecode if the source's size and time (in whole seconds) are the same, so it
+    # may miss a change.
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
         cached.unlink()
     for name in [one for one in sys.modules if one.split(".")[0] in {"exporter", "tests"}]:

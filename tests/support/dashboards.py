@@ -19,7 +19,7 @@ EVERYTHING = {
     "__rate_interval": "2m",
     "__range": "6h",
 }
-"""Values of the variables that select everything."""
+"""Values of the variables; except `name`, they select everything."""
 
 
 class Query(NamedTuple):

@@ -54,7 +54,7 @@ class FaultyApiServer(SimulatedApiServer):
         self._serves_streaming_lists = False
 
     def cut(self, resource: str | None = None, *, mid_line: bool = False) -> int:
-        """Break open watches, with `mid_line` in the middle of a line; returns their number."""
+        """Break the open watches, with `mid_line` in the middle of a line; returns their number."""
         streams = self._streams_of(resource)
         for stream in streams:
             self.streams.discard(stream)

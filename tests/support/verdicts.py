@@ -14,7 +14,7 @@ def decide(
     checkpoint: Checkpoint | None = None,
     dead: frozenset[Resource] = frozenset(),
 ) -> Verdict:
-    """The verdict at one checkpoint; with None, the first of both verdicts that blocks."""
+    """The verdict at one checkpoint; with None, `filter` if it blocks, else `preEviction`."""
     filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
     if checkpoint is None:
         return pre_eviction if filtered.allowed else filtered

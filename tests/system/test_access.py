@@ -203,7 +203,7 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
 PAUSE = 20.0
 """Seconds between two requests of a stranger.
 
-This is often enough for 490 strangers to fill all slots for reviews, and needs little CPU.
+At this rate 490 strangers fill all slots for reviews, and need little CPU.
 """
 QUESTION = {"candidates": [{"namespace": "shop", "name": "db1"}]}
 

@@ -289,7 +289,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
             return answer["response"]
 
         async def count_calls() -> float:
-            """Count the reviews that make our alert with the cause `not_called` resolve."""
+            """Count the reviews that resolve our alert with the cause `not_called`."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
             return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
 

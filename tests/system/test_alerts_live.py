@@ -39,7 +39,7 @@ from tests.support.reviews import DESCHEDULER, a_review
 
 ALERTS = all_alerts(load_groups())
 LONGEST = read_duration("30m")
-"""The longest `for` of all alerts except one."""
+"""The longest `for` in this test; the only longer one, of a day, is shortened to it."""
 MONITORING = "monitoring"
 RESERVED = "node-5"
 DRAINED = "node-6"
@@ -93,7 +93,7 @@ class Story:
         await self.receiver.resolves("KubeVirtNodeCannotBeRelieved")
 
     async def hold_slots(self) -> None:
-        """Evict VMs that cannot be migrated until the alerts about evacuations and drains fire."""
+        """Evict VMs that cannot be migrated; wait for the alerts about evacuations and drains."""
         for name in HELD:
             self.cluster.create_vmi(objects.build_vmi(NAMESPACE, name, annotations={}))
         for name in HELD:
@@ -163,7 +163,7 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
-        """Rename the directory of the stored history until the alert fires, then create it anew."""
+        """Rename the directory of the stored history; after the alert has fired, create it anew."""
         # A rename is one step; a deletion could fail, because the exporter may be writing a file.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
         await self.receiver.fires("KubeVirtEvictionExporterHistoryNotWritten")
@@ -230,7 +230,7 @@ class Story:
 
 
 def shorten_day(groups: Groups) -> Groups:
-    """Shorten the `for` of a day to half an hour."""
+    """Shorten each `for` that is longer than `LONGEST`; the rules are already scaled."""
     for rule in all_rules(groups):
         if read_duration(rule.get("for", "")) > LONGEST / FACTOR:
             rule["for"] = write_duration(LONGEST / FACTOR)
@@ -359,7 +359,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
 
 
 def expected_clusters(alert: west.Cause) -> set[str | None]:
-    """The clusters in which the test causes an alert; None means before the first scrape."""
+    """The clusters that an alert must name; before the first scrape it names none (None)."""
     if alert == west.ABSENT:
         return {None, west.WEST}
     return {west.WEST} if alert in west.ALERTS else {EAST}

@@ -73,7 +73,7 @@ async def demo(browser: Browser) -> AsyncIterator[Still]:
 async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Page]:
     """Open a page; fails if the page had an error or loaded anything from another origin.
 
-    `faults` are parts of the errors that the test provokes, and which are allowed.
+    An error that contains one of `faults` is allowed, because the test provokes it.
     """
     expected = options.pop("faults", ())
     context = await browser.new_context(**options)

@@ -40,7 +40,7 @@ def ended_attempt(phase: str, at: float, **state: str) -> dict[str, Any]:
 
 
 async def test_a_watch_of_vmims_that_fails(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """If VMIMs cannot be watched, the state is `unknown`, and `migrating` after the hand-off."""
+    """Without a watch of VMIMs the state is `unknown`, but after the hand-off `migrating`."""
     namespace = await simulated.make_namespace()
     admin = simulated.admin
     made = await admin.create(VMIS, vmi("db", namespace))

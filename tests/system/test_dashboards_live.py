@@ -41,7 +41,7 @@ from tests.support.serving import serving
 
 
 RUN_SECONDS = 130
-"""The seconds of a run: an evacuation whose pod lost its annotation has diverged after 120 s."""
+"""The seconds of a run; `diverged` is true only 120 s after a pod has lost its annotation."""
 SPEED = 3.0
 HONORED, RENAMED, FLEET = "exporter", "exporter-renamed", "fleet"
 EAST, WEST = "east", "west"
@@ -309,7 +309,7 @@ def _find_first_value(matrix: list[dict[str, Any]]) -> str | None:
 
 
 def _lose_mark(demo: FaultyDemo, namespace: str, name: str) -> None:
-    """Remove the annotation of a pod; CrashLoopBackOff keeps KubeVirt from restoring it."""
+    """Remove a pod's annotation; KubeVirt does not restore it on a pod that is not ready."""
     pod = demo.cluster.launcher(namespace, name)
     assert pod is not None
 

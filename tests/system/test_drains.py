@@ -229,7 +229,7 @@ class Story:
         return drained
 
     async def estimate(self, name: str) -> tuple[float, float]:
-        """Drain a node; returns the estimate after half of the VMs, and the seconds of the rest."""
+        """Drain a node; returns the estimate when half of the VMs have left, and the true time."""
         self.fleet.cordoned = name
         self.cluster.cordon(name)
         vms = [one for one in self.fleet.vms if self._is_on(one, name)]

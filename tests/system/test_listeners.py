@@ -232,7 +232,7 @@ async def test_idle_connections_are_closed() -> None:
 
 
 async def test_no_more_connections_than_allowed() -> None:
-    """Beyond the limit, the connection of the same peer that has been idle longest is closed."""
+    """Beyond the limit, the peer with the most connections loses the one that is idle longest."""
     counters = Counters()
     limits = Limits(connections=3)
     async with a_listener(

@@ -106,7 +106,7 @@ async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> Non
 
 
 async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove: Prove) -> None:
-    """A stuck drain is reported; after the uncordon its evacuation is `leftover` until its end."""
+    """A stuck drain is reported; after the uncordon its evacuation is `leftover`."""
     rig, exporter, key = stage.rig, stage.exporter, "given-up/db1"
     async with rig.vmi(key, "never ready", node=NODE):
         async with stage.cordoned():

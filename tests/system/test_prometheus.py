@@ -139,7 +139,7 @@ class TestEvents:
         assert (found.asked, found.blocked.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
-        """An evacuation that began before the range is not a new request; its migration counts."""
+        """Of an evacuation that began before the range, only the migration is counted."""
         going = a_span("kubevirt-evacuation-a", -30, 60)
         following = a_span("kubevirt-evacuation-b", 120, 180)
         found = account(going, following)

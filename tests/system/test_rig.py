@@ -79,7 +79,7 @@ def rig(stage: Stage) -> Rig:
 
 @pytest.fixture
 def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
-    """Ask the exporter for the reason that a source gives for an evacuation in this state.
+    """Wait until an evacuation is in a state with a reason from a source; returns the reason.
 
     The reason is printed as KubeVirt or the scheduler wrote it.
     """
@@ -742,7 +742,7 @@ async def test_the_exporter_tells_every_step_of_it(
     )
     # The marker is set a moment before the condition, and the exporter may see the marker alone.
     earlier = datetime.fromisoformat(begun) - datetime.fromisoformat(evacuation["requestedAt"])
-    # A creation time has whole seconds, and the VMI may have been seen unmarked in that second.
+    # A creation time is rounded down, and is not used if the VMI was seen unmarked after it.
     least = timedelta(seconds=-1) if requested is None else timedelta(0)
     assert least <= earlier <= timedelta(seconds=3)
     age = "first attempt" if requested is None else "condition EvictionRequested"

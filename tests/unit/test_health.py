@@ -113,7 +113,7 @@ OBSERVED_AT = {
 
 @pytest.mark.parametrize(("state", "observed"), OBSERVED_AT.values(), ids=OBSERVED_AT)
 def test_observed_at(state: Health, observed: float | None) -> None:
-    """The last contact is the oldest one of the synced VMI watches that are not rejected."""
+    """Of the last contacts of the synced VMI watches that are not rejected, the oldest counts."""
     assert state.observed_at == observed
 
 
@@ -164,7 +164,7 @@ def test_no_rule_rests_on_histories() -> None:
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
-    """The KubeVirt object is dead if it is forbidden or its watch has no contact."""
+    """The KubeVirt object is dead if it is forbidden or its last contact is too old."""
     state = health(watched(Resource.KUBEVIRTS, **missing))
     assert state.find_dead(NOW).everywhere == {Resource.KUBEVIRTS}
 

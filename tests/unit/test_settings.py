@@ -406,7 +406,7 @@ def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
 
 
 def test_whether_the_namespace_alone_decides() -> None:
-    """Labels and priority classes decide only in the namespaces of their entries."""
+    """A namespace decides alone, unless its first entry also needs labels or priority classes."""
     overrides = [
         {"name": "dbs", "match": {"namespaces": ["db-*"]}},
         {"name": "gold", "match": {"namespaces": ["shop"], "vmiLabels": {"tier": "gold"}}},

@@ -53,7 +53,7 @@ def test_a_span_in_two_units_is_cut_off() -> None:
     ],
 )
 def test_an_instant_is_rfc_3339_in_utc(instant: float, written: str) -> None:
-    """An instant has microseconds only if they are not zero, and no year after 9999."""
+    """Microseconds are left out if they are zero; after 9999 the last second of 9999 is written."""
     assert write_instant(instant) == written
     assert msgspec.json.encode(to_datetime(instant)) == f'"{written}"'.encode()
 

@@ -118,8 +118,8 @@ def all_argument_cases() -> tuple[Probe, ...]:
 def policy_section(args: Mapping[str, int], *, defaulting: bool) -> Json:
     """The `policy:` section that means the same as these arguments, with both guards off.
 
-    Where the reference uses a default, so do we, except for the window, which is written out: its
-    default is 48 h there and 24 h here.
+    An argument for which the reference uses its default is left out, except the window: its default
+    is 48 h there and 24 h here.
     """
     section: Json = {"guards": {"pendingMigrations": False, "evacuations": False}}
     for argument, seconds in args.items():

@@ -48,7 +48,7 @@ busybox dd if=/dev/urandom of=/fill/memory bs=1M count="$count"
 echo filled >/dev/console
 while true; do busybox sleep 60; done
 """
-"""Fills as many MiB of memory as `fill=` says, so that a migration copies them, and then waits."""
+"""Fills as many MiB of memory as `fill=` says, and then sleeps; a migration copies this memory."""
 
 
 def _build_launcher(revision: str) -> None:

@@ -19,7 +19,7 @@ SPACE = "shop"
 SLOW = "slow"
 """The label of a VM whose memory is copied at 1 MiB/s, so that a migration takes over a minute."""
 LATE = "late"
-"""The same, but KubeVirt aborts the migration after about ten seconds."""
+"""Like `SLOW`, but KubeVirt aborts the migration after about ten seconds."""
 PATIENCE = 600.0
 """The longest wait in seconds; an idle machine needs about a minute."""
 _INSTALLED_WITHIN = 1200.0

@@ -56,7 +56,7 @@ def test_a_failing_evacuation(
     prove: Callable[[str], None],
     quote: Callable[[Object], str],
 ) -> None:
-    """After two targets were killed, failed attempts, backoff and next step match KubeVirt's."""
+    """Two failures are shown with their error, and KubeVirt retries no earlier than `nextTryAt`."""
     db = machine("db1")
     db.start("n1", copied=SLOW)
     db.evict()
@@ -218,7 +218,7 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
     machine: Callable[[str], Machine],
     quote: Callable[[Object], str],
 ) -> None:
-    """If a target pod is deleted, the migration fails, or the VM ends after a warning."""
+    """If a target pod is deleted, the migration fails, or the VM ends after `Terminating` shows."""
     db = machine("db1")
     db.start("n1", fill=8, copied=SLOW)
     db.evict()

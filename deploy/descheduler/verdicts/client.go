@@ -65,15 +65,15 @@ func newClient(at endpoint, args *Args) *client {
 		timeout: args.HTTPTimeout.Duration,
 		http: &http.Client{
 			Transport: newTransport(at, args),
-			// Never send the token to another server.
+			// Redirects are not followed, so that the token never reaches another server.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
 }
 
 // ask requests a verdict. The exporter counts the verdict if it blocks. A request at preEviction
-// names no checkpoint. So the rules of both checkpoints apply, because a migration may have begun
-// since Filter read the snapshot.
+// names no checkpoint, so that the rules of both apply: a migration may have begun since Filter
+// read the snapshot.
 func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outcome, block, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -90,8 +90,8 @@ func (c *client) ask(ctx context.Context, at checkpoint, asked candidate) (outco
 		return 0, block{}, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	// A header without values is not sent. But it allows net/http to send the request again, for
-	// example when the exporter has just closed an idle connection.
+	// This header allows net/http to send the request again, for example when the exporter has just
+	// closed an idle connection. The header itself is not sent, because it has no value.
 	request.Header["Idempotency-Key"] = nil
 	response, err := c.http.Do(request)
 	if err != nil {

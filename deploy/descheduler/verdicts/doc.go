@@ -28,8 +28,8 @@
 // stores the answer as a snapshot. Filter looks up the VMI in the snapshot. If it is blocked there,
 // Filter asks POST /v1/verdicts, so that the exporter counts the block. Otherwise Filter sends no
 // request. PreEvictionFilter always asks. Its request names no checkpoint, so all rules apply, and
-// a migration that began after the snapshot also blocks. The first call of Filter waits for the
-// first snapshot, for at most httpTimeout.
+// a migration that began after the snapshot also blocks. The first call of Filter waits until the
+// first poll has ended, for at most httpTimeout.
 //
 // # Errors
 //
@@ -38,6 +38,8 @@
 // sends no request for 5 s. Then it sends one as a trial. After each further failure it waits twice
 // as long, up to 60 s. So if the exporter is down, the plugin waits for one timeout and not for one
 // per pod.
+//
+// Without a verdict, the argument ignorable decides:
 //
 //   - ignorable: true (the default) allows the eviction, unless a fresh snapshot says that this VMI
 //     is blocked. PreEvictionFilter applies the snapshot's blocks of both extension points.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// The longest time that a poll waits for a change. If a third of the snapshot's maximum age is
-	// shorter, a poll waits only for that time.
+	// A poll waits at most this long for a change, and at most a third of the snapshot's maximum
+	// age.
 	longestWait = 30 * time.Second
 
 	// The shortest time between two polls: it limits the load when changes are frequent, or when the

@@ -83,7 +83,7 @@ func TestFeedBacksOff(t *testing.T) {
 	})
 }
 
-// An answer that is too large removes the snapshot, and has its own counter.
+// An answer that is too large removes the snapshot, and is counted as too_large.
 func TestFeedTooLarge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &fakeAPI{snapshot: blockedAt(atFilter, "db1")}

@@ -42,9 +42,9 @@ var (
 		nil, nil, metrics.ALPHA, "")
 )
 
-// counters are the plugin's metrics. They are a collector that reads plain numbers, so counting
-// allocates no memory, and every series exists from the start. The descheduler's DELETE /metrics
-// resets only metric vectors, so it does not remove these series.
+// counters collects the plugin's metrics from arrays of fixed size, so counting allocates no
+// memory, and every series exists from the start. The descheduler's DELETE /metrics resets only
+// metric vectors, so it does not remove these series.
 type counters struct {
 	metrics.BaseStableCollector
 

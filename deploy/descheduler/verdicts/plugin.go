@@ -114,8 +114,8 @@ func (p *Plugin) PreEvictionFilter(pod *v1.Pod) bool {
 	return p.judge(pod, atPreEviction, asked)
 }
 
-// judge decides by the exporter's verdict. Without a verdict it decides by a fresh snapshot that
-// blocks the VMI, or else by ignorable.
+// judge decides by the exporter's verdict. Without a verdict it blocks a VMI that a fresh snapshot
+// blocks; for other VMIs ignorable decides.
 func (p *Plugin) judge(pod *v1.Pod, at checkpoint, asked candidate) bool {
 	if ended, why, ok := p.ask(at, asked); ok {
 		return p.conclude(pod, at, ended, why)

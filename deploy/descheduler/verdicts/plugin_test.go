@@ -130,8 +130,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// Without a verdict, a fresh snapshot blocks a VMI that it contains with the same UID. Filter uses
-// only the blocks at filter. PreEvictionFilter uses the blocks at both checkpoints.
+// Without a verdict, a fresh snapshot blocks its VMIs, unless the pod's VMI has another UID. Filter
+// uses only the blocks at filter. PreEvictionFilter uses the blocks at both checkpoints.
 func TestHeldEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		plugin, _ := pluginOver(t, &fakeAPI{askErr: errDown}, blockedAt(atPreEviction, "db1"), true)

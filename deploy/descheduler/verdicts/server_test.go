@@ -168,7 +168,7 @@ func clientOf(t testing.TB, args *Args) *client {
 	return made
 }
 
-// Over a Unix socket the plugin gets verdicts, and gets a changed set within a second.
+// Over a Unix socket the plugin gets verdicts, and gets the set again when it changes.
 func TestUnixSocket(t *testing.T) {
 	// The path of a socket must be short, and t.TempDir may return a long one.
 	folder, err := os.MkdirTemp("", "")

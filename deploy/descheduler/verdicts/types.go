@@ -39,7 +39,7 @@ type TLSConfig struct {
 	KeyFile  string `json:"keyFile,omitempty"`
 }
 
-// DeepCopyObject makes Args a runtime.Object.
+// DeepCopyObject implements runtime.Object.
 func (a *Args) DeepCopyObject() runtime.Object {
 	if a == nil {
 		return nil

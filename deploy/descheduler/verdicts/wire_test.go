@@ -51,7 +51,7 @@ func TestReadSnapshotBoundsItsAge(t *testing.T) {
 	expect(t, "maxAge", read.maxAge, time.Hour)
 }
 
-// An invalid set is an error that names the missing field.
+// An invalid set is an error that names the fault.
 func TestReadSnapshotRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ body, etag, says string }{
 		"garbage":    {"<html>", "tag", "not a blocked set"},

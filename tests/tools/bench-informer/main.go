@@ -1,6 +1,7 @@
 // Program bench-informer caches the same objects as the reference plugin, in the same way. It uses
 // client-go's dynamic informers, one per resource, which cache whole objects. First it prints how
-// long the informers took to sync. Then it prints its counts for each line of its standard input.
+// long the informers took to sync. Then, for each line that it reads from standard input, it prints
+// how many objects have been added, and how many updates there were.
 package main
 
 import (

@@ -58,7 +58,7 @@ func compact(source string) string {
 	return out.String()
 }
 
-// A cluster computes each object from its number, and stores only the changes by events.
+// A cluster computes each object from its number, and stores only what events have changed.
 type cluster struct {
 	vmis    int
 	each    int // VMIMs per VMI
@@ -135,7 +135,7 @@ func (c *cluster) kind(resource, i int) template {
 	return c.bare[resource]
 }
 
-// ended returns when a VMI's migration ended; n is 0 for the latest, 1 for the one before it.
+// ended returns the end of a VMI's migration; n is 0 for the latest, 1 for the one before it.
 func (c *cluster) ended(i, n int) time.Time {
 	last := 7*24*time.Hour + time.Duration(i)*7*time.Second
 	if i%1000 < c.cooling {

@@ -24,8 +24,8 @@ type server struct {
 	watchers map[*watcher]string
 }
 
-// The handlers that cause events write them to the watchers. A watcher's own handler only keeps the
-// connection open.
+// The handlers that cause events write them to the watchers. A watcher's own handler sends only the
+// initial list and bookmarks.
 type watcher struct {
 	response http.ResponseWriter
 	broken   chan struct{}

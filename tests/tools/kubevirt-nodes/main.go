@@ -1,5 +1,5 @@
-// Command operator prints the objects that install virt-operator as one JSON list, as KubeVirt's
-// release manifest has them.
+// Command operator prints, as one JSON list, the objects that install virt-operator, as in
+// KubeVirt's release manifest.
 package main
 
 import (

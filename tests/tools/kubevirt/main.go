@@ -1,6 +1,6 @@
-// Command manifests prints the objects that virt-operator would install for virt-api and
-// virt-controller, as one JSON list: service accounts, their roles and bindings, webhooks and API
-// services.
+// Command manifests prints, as one JSON list, objects that virt-operator would install for
+// virt-api, virt-controller and virt-handler: service accounts, their roles and bindings, webhooks
+// and API services.
 package main
 
 import (

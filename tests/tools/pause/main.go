@@ -1,5 +1,5 @@
-// Command pause waits until a signal ends it. It holds a pod's namespaces, and replaces containers
-// that only have to exist.
+// Command pause waits until a signal ends it. It is a pod's pause container, and replaces programs
+// that only have to run.
 package main
 
 import (

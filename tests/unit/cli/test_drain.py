@@ -137,8 +137,8 @@ def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
 
 
 def test_the_bound_says_nothing_that_it_does_not_know() -> None:
-    """If the limits are reached, the number of parallel migrations is left out. The last migration
-    of db4, which migrates now, took 50 s. The sum has these 50 s; the bound does not.
+    """If the limits are reached, the number of parallel migrations is left out. The sum includes
+    the last duration of db4, which migrates now; the bound does not include it.
     """
     store = a_store(*(a_moved(n, 90.0) for n in (1, 2, 3)), a_moved(4, 50.0))
     store.put(a_vmim(name="mig-4", uid="m9", vmi_name="db4", phase="Running"))
@@ -177,7 +177,7 @@ def test_silence_is_a_warning() -> None:
 
 
 def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
-    """One line says how many VMs have left and how often, or for how long no VM has left."""
+    """One line says how many VMs have left and at what interval, or for how long none has left."""
     moving = a_drain(NOW - 300, NOW - 200, NOW - 60, remaining=2)
     assert "Drain: [############........] 3 of 5 VMs have left, one every 2m, about 3m to go." in (
         shown(moving)

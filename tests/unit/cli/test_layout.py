@@ -1,4 +1,4 @@
-"""The layout of the output on terminals and in pipes, and of malicious names."""
+"""The layout of the output on terminals and in pipes, also with malicious names."""
 
 import fcntl
 import os

@@ -136,7 +136,7 @@ class TestSources:
         ],
     )
     def test_a_source_without_events_is_an_error(self, body: bytes, why: str) -> None:
-        """A source without events is an error, or its answer would look like a quiet cluster."""
+        """A source without events is an error, because it would look like a quiet cluster."""
         with pytest.raises(CannotReplay, match=why):
             play(whatif.from_file(a_file(body)), [BUILTIN["ours"]], StringIO())
 

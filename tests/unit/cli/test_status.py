@@ -164,7 +164,7 @@ def test_lists_are_bounded_unless_all_is_asked_for() -> None:
 
 
 def test_a_history_of_another_replica_and_what_waits_are_told() -> None:
-    """The writer of the history is shown, and since when changes are unwritten."""
+    """The writer of the history is shown, and the time since which changes are unwritten."""
     health = some_health()
     health.history = HistoryHealth(find_unwritten=lambda: NOW - 60.0, vmis=3, size=99)
 

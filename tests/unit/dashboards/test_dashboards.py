@@ -102,7 +102,7 @@ def test_the_json_is_what_the_code_builds() -> None:
 
 @each_dashboard
 def test_a_dashboard_can_be_provisioned(board: dict[str, Any]) -> None:
-    """Each dashboard can be provisioned, because it has a uid, no id and tags, and is read-only."""
+    """Each dashboard can be provisioned: it has a uid and tags, has no id, and is read-only."""
     assert board["uid"] in DASHBOARDS
     assert re.fullmatch(r"[a-z-]{1,40}", board["uid"])
     assert board["id"] is None

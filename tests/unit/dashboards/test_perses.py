@@ -43,7 +43,7 @@ def test_perses_accepts_a_dashboard(path: Path, plugins: Path, tmp_path: Path) -
 
 
 def test_perses_refuses_an_unknown_unit(plugins: Path, tmp_path: Path) -> None:
-    """The check uses the plugins, because it rejects a unit that Perses does not have."""
+    """The check rejects a unit that Perses does not have, so it uses the plugins."""
     config = json.loads(BOARDS[0].read_text())["spec"]["config"]
     panels = (panel["spec"]["plugin"]["spec"] for panel in config["panels"].values())
     next(spec for spec in panels if "format" in spec)["format"] = {"unit": "furlongs"}

@@ -32,7 +32,7 @@ class Plan:
 
 
 def sent(cluster: Cluster, *resources: ApiResource) -> list[Object]:
-    """Every version of each object that watches of these resources have sent."""
+    """The object of every stored change of these resources."""
     caches = [cluster.store.caches[resource] for resource in resources]
     return [decode_body(change.body) for cache in caches for change in cache.changes]
 
@@ -94,5 +94,5 @@ class Lab:
         return [objects.phase(migration) for migration in self.migrations(name)]
 
     def sent(self, *resources: ApiResource) -> list[Object]:
-        """Every version of each object that watches of these resources have sent."""
+        """The object of every stored change of these resources."""
         return sent(self.cluster, *resources)

@@ -228,7 +228,7 @@ class TestWatches:
     async def test_an_old_version_is_an_error_event(
         self, served: SimulatedStage, restarted: bool
     ) -> None:
-        """A watch from before a compaction or a restart gets one ERROR event with a Status 410."""
+        """A watch from a version before a compaction or restart gets one ERROR event, code 410."""
         old = version(await served.admin.create(VMIS, vmi("db1", "shop")))
         await served.admin.create(VMIS, vmi("db2", "shop"))
         if restarted:

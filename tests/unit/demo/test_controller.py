@@ -165,7 +165,7 @@ class TestFailures:
         assert play.vmi["status"]["evacuationNodeName"] == "n1"
 
     def test_a_target_lost_once_ready_is_a_zombie_where_the_bug_is(self) -> None:
-        """If a ready target pod fails, the state gets an end, but not with bug #18087."""
+        """If a ready target pod fails, the state gets an end; with bug #18087 it gets none."""
         for leaves_zombies in (True, False):
             play = Play(leaves_zombies=leaves_zombies)
             play.hand_off()

@@ -65,7 +65,7 @@ def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
 
 
 def test_what_keeps_a_vm_on_its_node() -> None:
-    """A VM stays on its node because it is not migratable, else because of its last failure."""
+    """The blocker is that the VM is not migratable, else the cause of its last failure."""
     assert find_blocker((LATE, STAYS)) == STAYS
     assert find_blocker((EARLY, PULL)) == PULL
     assert find_blocker(()) is None

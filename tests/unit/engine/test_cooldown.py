@@ -261,7 +261,7 @@ def test_emptied_state(
 ) -> None:
     """If `migrationState` is empty, the newest ending in the history counts.
 
-    This is not so while the VMIM that `migrationState` names may be unfinished.
+    There is no cooldown while the VMIM of the last hand-off may be unfinished.
     """
     evidence = some_evidence(
         vmi=a_vmi(migration=state),

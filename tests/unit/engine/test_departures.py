@@ -8,7 +8,7 @@ from tests.support.builders import NOW
 
 
 def test_the_newest_departure_of_each_node_counts() -> None:
-    """`read_newest` has the newest departure from each node and of all, without unknown ends."""
+    """`read_newest` has the newest departure of each node and of all; unknown ends are ignored."""
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
         noted.note(node, end, NOW)

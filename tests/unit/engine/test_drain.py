@@ -216,7 +216,7 @@ def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
 
 
 def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
-    """An evacuation that failed too often has the outcome `fails`, also if VMIs are not visible."""
+    """An evacuation that failed too often has the outcome `fails`, even with a dead VMI watch."""
     store = a_store(a_movable(1, evacuation_node="n1"), now=NOW - 600.0)
     for number in range(3):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))

@@ -20,7 +20,7 @@ def an_attempt(**overrides: object) -> Vmim:
 
 
 def test_a_success_that_only_the_vmi_shows() -> None:
-    """A success that only the VMI shows ends the evacuation, and a new marker begins."""
+    """After a success that only the VMI shows, the marker is that of a new evacuation."""
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW - 900)
     store.now = NOW
     store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 600)))

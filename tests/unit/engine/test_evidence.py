@@ -169,8 +169,8 @@ class TestRequest:
         assert marker_of(store).requested_at == NOW - 5
 
     def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
-        """A condition that comes late counts if its date is earlier. An attempt without creation
-        time gives no date.
+        """A condition that comes late counts if its date is earlier than the known request. An
+        attempt without creation time gives no date.
         """
         store = a_store(a_vmi(evacuation_node="n1"), an_attempt(1, created=None))
         assert marker_of(store).requested_at == NOW

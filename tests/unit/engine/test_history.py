@@ -271,7 +271,7 @@ def test_outcome(uid: str, end: float | None, outcome: Outcome) -> None:
 def test_an_end_by_a_wrong_clock_is_replaced(
     end: float | None, finished_at: float | None, known: float
 ) -> None:
-    """If an end is more than five minutes from its VMIM's final transition, the latter counts."""
+    """An end more than five minutes from its VMIM's final transition is replaced by that time."""
     history = recorded(("m1", a_migration(end=end)), ("m1", Migration(finished_at=finished_at)))
     assert history.newest_success() == known
     assert list(history.written_ends()) == [known]
@@ -327,7 +327,7 @@ def test_what_nobody_told_is_not_handed_off() -> None:
 
 
 def test_a_record_as_old_as_the_bound_is_kept() -> None:
-    """Exactly `keep` records are stored of each kind: failed, otherwise ended, and not ended."""
+    """Exactly `keep` records are stored of each kind: failed, ended in another way, not ended."""
     history = History()
     for kind, migration in (
         ("lost", a_migration(end=NOW - 60.0, outcome=Outcome.FAILED)),

@@ -113,8 +113,8 @@ def test_a_drain_began_with_its_earliest_request() -> None:
 
 
 def test_a_drain_that_goes_on_is_not_idle() -> None:
-    """A request within `PAUSE` after the last departure continues a drain. The cancelled request of
-    a VM that has left changes nothing.
+    """A request within `PAUSE` after the last departure continues a drain. Cancelling the request
+    of a VM that has left changes nothing.
     """
     drains = NodeDrains()
     drains.ask("n1", "a", NOW)

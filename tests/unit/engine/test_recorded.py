@@ -111,7 +111,7 @@ def test_every_state_is_recorded() -> None:
 @pytest.mark.parametrize("missing", ["vmims", "pods"])
 @pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
 def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
-    """Without a permission the state may become unknown, but never a wrong one."""
+    """Without a permission the state may become unknown, but never wrong."""
     if path.stem in ENDED:
         return
     store, _, now = load(path)

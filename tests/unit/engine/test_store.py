@@ -727,7 +727,7 @@ class Cluster:
     def succeed(self, off: float = 0.0) -> None:
         """Write the end, then `completed`, and last the VMIM's copy of the state.
 
-        `off`: by how many seconds the clock of the node that writes the end is ahead.
+        `off`: how many seconds ahead the clock of the writing node is.
         """
         vmim, start = self.start()
         end = self.now + off
@@ -1051,7 +1051,7 @@ def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at
 
 
 def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
-    """A success that only the stored history shows ends the evacuation, and a new marker begins."""
+    """After a success that only the stored history shows, the marker is of a new evacuation."""
     store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
     store.now = NOW + 60
     store.recall(
@@ -1062,7 +1062,7 @@ def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
 
 
 def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
-    """A user's failed VMIM counts if another replica saw the request before its creation."""
+    """A user's failed VMIM counts if it was created after a request that another replica saw."""
     vmi = a_vmi(evacuation_node="n1", eviction_strategy="External")
     failed = a_vmim(phase="Failed", created=NOW - 50.0, finished_at=NOW - 20.0)
     store = a_store(vmi, failed, now=NOW)

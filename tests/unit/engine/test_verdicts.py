@@ -413,7 +413,7 @@ class Play:
 
 
 def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
-    """Compare the view with newly computed verdicts after these steps (`asking`: after each)."""
+    """Compare the view with newly computed verdicts after the steps; with `asking`, after each."""
     played = Play(policy)
     for step in steps:
         played.step(step)

@@ -177,7 +177,7 @@ class TestMerging:
 
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
-        """A stored request keeps its time, and failures whose VMIMs are deleted count."""
+        """A stored request keeps its time, and failures count even if their VMIMs are deleted."""
         before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(70)))
         later = a_store(now=NOW)
         successor = pending_changes(later, WINDOW)
@@ -261,7 +261,7 @@ class TestUnwritten:
         assert list(changes.find_missed(NOW, seen.get, NOW + 9)) == [shard]
 
     def test_nobody_misses_a_vmi_that_is_gone(self) -> None:
-        """A deleted VMI's entry must be removed, but its shard does not count as missed."""
+        """The shard of a deleted VMI is unwritten, but `find_missed` does not return it."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         kept = changes.seal(shard)

@@ -95,7 +95,7 @@ def test_the_same_content_is_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("uid", ["123456789012345", "1234567890123456", "x", str(UUID(int=7))])
 def test_uids_of_any_length(uid: str) -> None:
-    """A UID of any length reads back the same, also with the 16 bytes of a packed UUID."""
+    """A UID of any length reads back the same, even one of 16 bytes like a packed UUID."""
     assert read_shard(sealed(remembered(uid=uid)))[0].uid == uid
 
 

@@ -170,7 +170,7 @@ class Trial:
             await replica.writer.flush()
 
     async def settle(self) -> set[str]:
-        """Run `ROUNDS` intervals without faults. Returns the migrations that were known before."""
+        """Run `ROUNDS` intervals without faults; returns the migrations known before them."""
         self.server.loses = False
         for number, replica in enumerate(self.replicas):
             replica.list(self.life)
@@ -205,7 +205,7 @@ def migrations_of(replica: Replica) -> set[str]:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("runs", [50, pytest.param(1_000, id="soak", marks=pytest.mark.soak)])
 def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, count: int) -> None:
-    """All replicas agree in the end, even if each of them missed other events."""
+    """All replicas agree in the end, even if each of them missed different events."""
     writes = 0
     for seed in range(runs):
         try:

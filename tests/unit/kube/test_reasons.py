@@ -253,7 +253,7 @@ def objects(text: str) -> dict[Resource, Json]:
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "BROKEN-UTF-8"], ids=[*HOSTILE, "utf-8"])
 def test_hostile_texts(text: str) -> None:
-    """Each text is cut and made printable, and its object can still be read."""
+    """An object with a malicious text can be read; the text is cut and made printable."""
     reasons = [why for one, value in objects(text).items() for why in read(one, value)]
     assert {why.source for why in reasons} == {*WhySource} - {WhySource.POD_DISRUPTION_BUDGET}
     for why in reasons:

@@ -211,7 +211,7 @@ def assert_declared(method: str, path: str, answer: Answer) -> None:
     elif media.endswith("json"):
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
         schema["components"] = DOCUMENT["components"]
-        # Its grammars take more than a second, and every worker imports this module.
+        # Imported here, because it takes more than a second and every worker imports this module.
         import jsonschema as js  # type: ignore[import-untyped]  # noqa: PLC0415
 
         js.Draft202012Validator(schema, format_checker=js.FormatChecker()).validate(answer.json)
@@ -437,7 +437,7 @@ class TestRefusals:
     async def test_a_body_that_is_no_json_is_400(
         self, api: ServedApi, body: bytes, said: str
     ) -> None:
-        """A body that is not valid JSON is answered with 400; a lone surrogate is mentioned."""
+        """Invalid JSON is answered with 400; a lone surrogate or an invalid byte is named."""
         answer = await api.ask("POST", VERDICTS, data=body)
 
         assert answer.status == 400
@@ -964,7 +964,7 @@ class TestListeners:
     @pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.name))
     @pytest.mark.parametrize("listener", ["query", "metrics"])
     async def test_serves_its_routes(self, listener: str, route: Route) -> None:
-        """The query listener serves all routes, the metrics listener metrics, probes and page."""
+        """Both listeners serve the metrics, probes and page; the query listener serves the rest."""
         api = ServedApi()
         api.cool()
         make = make_query_app if listener == "query" else make_metrics_app

@@ -15,7 +15,7 @@ class TestOpenApi:
 
     def test_is_valid(self) -> None:
         """The document is OpenAPI 3.1."""
-        # It takes half a second, and every worker imports this module.
+        # Imported here, because it takes half a second and every worker imports this module.
         from openapi_spec_validator import validate  # noqa: PLC0415
 
         validate(DOCUMENT)

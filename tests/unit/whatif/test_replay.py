@@ -583,7 +583,7 @@ class TestSums:
 
     @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (1.0, 9)])
     def test_quantiles(self, share: float, value: int) -> None:
-        """A quantile is the smallest value with this share of all values at or below it."""
+        """A quantile is the first value, in sorted order, at which `share` of all is reached."""
         assert Distribution([9, 1, 2, 3]).quantile(share) == value
 
     def test_an_empty_histogram_is_zero(self) -> None:
@@ -623,7 +623,7 @@ STEPS = ("mark", "cancel", "succeed", "fail", "by hand", "drain", "recreate", "f
     )
 )
 def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) -> None:
-    """For any events of two VMs the sums agree, and refusals never add migrations."""
+    """For any events of two VMs, totals are the sums of their parts; refusals add no migrations."""
     tale, at = Tale("a", "b"), 10.0
     for step, name, pause in steps:
         at += pause
@@ -709,7 +709,7 @@ print(peak_mebibytes())
 
 
 def endless(events: int, vms: int = 50) -> Iterator[Recorded]:
-    """`events` events of the same VMs, which are evicted again and again."""
+    """Generate `events` events of the same VMs, which are evicted again and again."""
     tale = Tale(*(f"vm{number}" for number in range(vms)))
     at, taken = 0.0, 0
     while True:

@@ -104,7 +104,7 @@ class Document(HTMLParser):
 
 
 def draining_service() -> Service:
-    """A service with two VMs on n2, of which a drain restarts one, and a migratable VM on n3."""
+    """A service with a migratable VM on n3 and two VMs on n2; a drain restarts one of the two."""
     return make_service(
         KubeVirtSettings(eviction_strategy="LiveMigrate"),
         evacuating("old", migratable=False, namespace="bank", node="n2"),
@@ -451,7 +451,7 @@ class TestTimeline:
         assert "1 migration in the last 15 min, 1 failed" in line.label
 
     def test_one_under_way_reaches_until_now(self) -> None:
-        """A running migration's bar ends now."""
+        """The bar of a running migration ends at the present time."""
         vmi = evacuating("db1", migration=a_running_state(start=NOW - 450))
         line = draw_timeline(the_vmi(make_service(vmi)), self.AXIS)
 
@@ -483,7 +483,7 @@ class TestTimeline:
         ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]
     )
     def test_all_share_an_axis_that_holds_them(self, oldest: Seconds, past: Seconds) -> None:
-        """All timelines share the shortest axis on which they fit, at most the whole window."""
+        """All timelines share one axis: the shortest on which they fit, or the whole window."""
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)
