@@ -19,8 +19,8 @@ DIST ?= dist
 # Every folder with our own Go code. The flags in GO_ENV are those of tests/tools/build, so that
 # checks and builds share compiled packages.
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
-# Those that `make check` compiles within minutes. tests/tools/build vets each of the others when it
-# builds it, because their dependencies take many minutes to compile.
+# Those that `make check` compiles within minutes. tests/tools/build checks each of the others in the
+# same way when it builds it, because their dependencies take many minutes to compile.
 GO_CHECKED := deploy/descheduler tests/tools/bench-load tests/tools/certificates tests/tools/pause
 # The programs of a node, and those that the e2e tests start next to it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \

@@ -29,6 +29,9 @@ def main() -> int:
     try:
         return run()
     except KeyboardInterrupt as interrupt:
+        # If Ctrl-C interrupted `exec` of a string, as in `dataclass`, Python 3.11 would end itself
+        # by SIGINT instead of with our exit code.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         by_sigterm = isinstance(interrupt, TerminatedBySignal)
         print(f"stopped by {'SIGTERM' if by_sigterm else 'Ctrl-C'}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by_sigterm else signal.SIGINT)

@@ -24,7 +24,7 @@ os.environ.setdefault("GOMAXPROCS", "1")
 collect_ignore = ["e2e", "vms"]
 
 QUICK = ("unit", "docs", "support")
-LONG = (
+FIRST = (
     "descheduling/test_webhook.py",
     "alerts/test_rules.py",
     "system/test_rig.py",
@@ -50,7 +50,7 @@ LONG = (
     "alerts/test_runbooks.py",
 )
 """The files that run first, in this order: those that mostly wait (the longest first), alternating
-with those that mostly compute. So the cores are never idle, and no worker has a long file at the
+with those that mostly compute. So the cores are rarely idle, and no worker has a long file at the
 end."""
 SOAK = bool(os.environ.get("SOAK"))
 
@@ -64,10 +64,10 @@ settings.load_profile("soak" if SOAK else "test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run `LONG` first. Mark the tests in `QUICK` as quick if they use no built server or tool."""
-    places = {name: place for place, name in enumerate(LONG)}
+    """Put `FIRST` at the start. Mark the tests in `QUICK` as quick if they use no built server or tool."""
+    places = {name: place for place, name in enumerate(FIRST)}
     here = Path(__file__).parent
-    items.sort(key=lambda item: places.get(str(item.path.relative_to(here)), len(LONG)))
+    items.sort(key=lambda item: places.get(str(item.path.relative_to(here)), len(FIRST)))
     reached: dict[object, bool] = {}
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]

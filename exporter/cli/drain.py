@@ -124,7 +124,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     parts = [
         f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
         *([f"{drain.failing} fail or stay"] if drain.failing else []),
-        *([f"{drain.external} left to other controllers"] if drain.external else []),
+        *([f"{drain.external} need another controller"] if drain.external else []),
     ]
     if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
         left = write_span(round(drain.estimate_seconds), units=2)

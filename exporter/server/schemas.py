@@ -39,7 +39,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     reason: Annotated[Reason | None, means("why it is blocked; null: it is allowed")]
     not_before: Annotated[
         Timestamp | None,
-        means("when the cooldown ends, if it is what blocks and nothing else happens; else null"),
+        means("the end of the cooldown that blocks the VM; null: no cooldown blocks it"),
     ]
     retry_after_seconds: Annotated[
         float | None,
