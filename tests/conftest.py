@@ -64,7 +64,7 @@ settings.load_profile("soak" if SOAK else "test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put `FIRST` at the start. Mark the tests in `QUICK` as quick if they use no built server or tool."""
+    """Sort `FIRST` to the start, and mark as quick what is in `QUICK` and uses no built tool."""
     places = {name: place for place, name in enumerate(FIRST)}
     here = Path(__file__).parent
     items.sort(key=lambda item: places.get(str(item.path.relative_to(here)), len(FIRST)))
