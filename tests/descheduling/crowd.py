@@ -17,6 +17,7 @@ from tests.support.program import Program
 SPACE = "crowd"
 BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
 QUESTIONS = "descheduler_kubevirt_verdicts_total"
+POLLS = "descheduler_kubevirt_snapshot_polls_total"
 DURATION = "kubevirt_eviction_exporter_request_duration_seconds"
 ENDPOINTS = ("verdicts", "blocked", "blocked_wait")
 _FULL, _EMPTY = 8, 2
@@ -52,11 +53,14 @@ class Cycle:
 
     seconds: float
     requests: float
-    polls: float
+    lists: float
+    long_polls: float
     blocks: float
     evicted: int
     questions: dict[tuple[str, str], int]
     """The plugin's own count, by checkpoint and outcome."""
+    polls: dict[str, int]
+    """The plugin's own count of answered lists and long polls, by result."""
 
     def count(self, checkpoint: str, outcome: str = "") -> int:
         """How often the plugin was called at a checkpoint, in all or with one outcome."""
@@ -81,14 +85,17 @@ async def run_cycle(
     async with Descheduler(folder, login, policy, interval=600) as process:
         await process.ran_in_all(1)
         questions = await process.samples(QUESTIONS, "checkpoint", "outcome")
+        polls = await process.samples(POLLS, "result")
     after = {name: await asked(name) - times for name, times in before.items()}
     return Cycle(
         seconds=process.durations()[0],
         requests=after["verdicts"],
-        polls=after["blocked"] + after["blocked_wait"],
+        lists=after["blocked"],
+        long_polls=after["blocked_wait"],
         blocks=await exporter.sample(BLOCKS) - blocks,
         evicted=len(process.said("Evicted pods")),
         questions={(at, ended): int(times) for (at, ended), times in questions.items()},
+        polls={result: int(times) for (result,), times in polls.items() if times},
     )
 
 
