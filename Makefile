@@ -82,7 +82,7 @@ soak: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
 
 # Checks that a test fails after each small change of the engine's code. It makes 45 changes in each
-# module, or all changes with ALL=1. `MUTANTS="exporter/engine/store.py --seed 2"` chooses a module
+# module, or all changes with ALL=1. `MUTANTS="exporter/engine/store/store.py --seed 2"` chooses a module
 # and other changes. It takes a quarter of an hour. CI does not run it.
 mutants: needs-python $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(if $(ALL),--all) $(MUTANTS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     import asyncio
 
-    from exporter.engine.model import Instant, Seconds
+    from exporter.engine.facts.model import Instant, Seconds
     from exporter.settings import Settings
 
 
@@ -141,7 +141,7 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
     from dataclasses import replace
 
     from exporter.demo import USER, shorten_settings
-    from exporter.engine.policy import Policy, StuckPolicy
+    from exporter.engine.facts.policy import Policy, StuckPolicy
     from exporter.settings import (
         Address,
         AdmissionMode,

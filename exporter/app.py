@@ -18,11 +18,11 @@ from msgspec import to_builtins
 
 from exporter import __version__
 from exporter.counters import Counters
-from exporter.engine.changes import NoticeKind
-from exporter.engine.events import EventQueue
-from exporter.engine.model import Instant, Resource, Seconds
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
+from exporter.engine.evacuations.events import EventQueue
+from exporter.engine.facts.changes import NoticeKind
+from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health, HistoryHealth, Watched, list_watches
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
@@ -31,18 +31,18 @@ from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import HistoryWriter, WriteSignal
 from exporter.kube.client import ApiServer, Login, find_namespace
 from exporter.kube.events import EventWriter
-from exporter.kube.informers import Informers
 from exporter.kube.lease import Lease
 from exporter.kube.migration_log import MigrationLog
-from exporter.kube.reflector import Reflector
+from exporter.kube.watch.informers import Informers
+from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.family import View
-from exporter.server.access import Access
-from exporter.server.admission import Admission
-from exporter.server.api import Service
+from exporter.server.admission.handlers import Admission
+from exporter.server.api.handlers import Service
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.budget import ConnectionBudget
-from exporter.server.listeners import DRAIN, Listener
+from exporter.server.http.access import Access
+from exporter.server.http.budget import ConnectionBudget
+from exporter.server.http.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
 
 

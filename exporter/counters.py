@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import (
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import (
     EventOutcome,
     EventReason,
     Instant,
@@ -19,7 +19,7 @@ from exporter.engine.model import (
     Trigger,
     Vmi,
 )
-from exporter.engine.newest import put_newest
+from exporter.engine.facts.newest import put_newest
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from exporter.engine.drain import Conditions, read_conditions
-from exporter.engine.model import (
+from exporter.engine.evacuations.drain import Conditions, read_conditions
+from exporter.engine.facts.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
     CLUSTER_SCOPED,
@@ -22,8 +22,8 @@ from exporter.engine.model import (
     Resource,
     Seconds,
 )
-from exporter.engine.policy import StuckPolicy
-from exporter.engine.store import Store
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.store import Store
 
 
 _VMIS = Resource.VMIS

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from exporter import __version__
-from exporter.engine.model import Instant
-from exporter.kube.instants import parse_instant
+from exporter.engine.facts.model import Instant
+from exporter.kube.objects.instants import parse_instant
 from exporter.settings import Address, parse_address, parse_positive_duration
 
 

@@ -24,7 +24,7 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     chosen = settings.policy.choose_by_namespace(namespace)
     if chosen is None:
         from exporter.kube.client import ApiError, NoCredentials
-        from exporter.kube.kubevirt import InvalidObject
+        from exporter.kube.objects.kubevirt import InvalidObject
 
         cannot = (
             f"{namespace}/{name}: its labels or priority class decide which entry applies, but the"
@@ -61,9 +61,9 @@ async def _ask_cluster(
     It uses `list`, because the exporter's role does not allow `get`. Raises `ApiError`,
     `NoCredentials` or `InvalidObject`.
     """
-    from exporter.engine.model import Resource
+    from exporter.engine.facts.model import Resource
     from exporter.kube.client import ApiServer, Login
-    from exporter.kube.kubevirt import parse_object, parse_page
+    from exporter.kube.objects.kubevirt import parse_object, parse_page
 
     login = Login(kubeconfig=kubeconfig)
     async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:

@@ -22,8 +22,8 @@ from exporter.credentials import (
     make_ssl_context,
     read_token,
 )
-from exporter.engine.model import Seconds
-from exporter.server.schemas import Problem
+from exporter.engine.facts.model import Seconds
+from exporter.server.fields import Problem
 
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from exporter.cli.lean_start import lean_imports
-from exporter.engine.model import Instant, Seconds
+from exporter.engine.facts.model import Instant, Seconds
 from exporter.settings import InvalidSettings, Settings, load_settings
 from exporter.text import escape
 
@@ -75,7 +75,7 @@ def explain(arguments: argparse.Namespace) -> Exit:
     from exporter.cli.client import decode
     from exporter.cli.explain import show_vmi
     from exporter.cli.layout import detect_terminal
-    from exporter.server.schemas import VmiAnswer
+    from exporter.server.api.schemas import VmiAnswer
 
     namespace, name = arguments.vmi
 
@@ -92,8 +92,8 @@ def status(arguments: argparse.Namespace) -> Exit:
     """`status`: print whether the exporter works, what is stuck and which VMs are blocked."""
     from exporter.cli.client import decode
     from exporter.cli.status import show_status
-    from exporter.server.evacuation_schemas import EvacuationsAnswer
-    from exporter.server.schemas import BlockedAnswer, StatusAnswer
+    from exporter.server.api.evacuation_schemas import EvacuationsAnswer
+    from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
 
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read("/v1/status")
@@ -120,7 +120,7 @@ def node(arguments: argparse.Namespace) -> Exit:
     """
     from exporter.cli.client import decode
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
-    from exporter.server.evacuation_schemas import DrainAnswer, NodesAnswer
+    from exporter.server.api.evacuation_schemas import DrainAnswer, NodesAnswer
 
     if arguments.watch and arguments.node is None:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")
@@ -369,9 +369,9 @@ def _failures() -> dict[type[Exception], Exit]:
     """The exit codes of exceptions that are not bugs of the exporter."""
     from exporter.history.file import HistoryUnwritable
     from exporter.kube.client import NoCredentials
-    from exporter.kube.informers import NotSynced
-    from exporter.kube.reflector import KubeVirtMissing
-    from exporter.server.listeners import CannotListen
+    from exporter.kube.watch.informers import NotSynced
+    from exporter.kube.watch.reflector import KubeVirtMissing
+    from exporter.server.http.listeners import CannotListen
     from exporter.whatif.recorder import CannotRecord
 
     return {

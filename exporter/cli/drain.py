@@ -8,9 +8,9 @@ from exporter.cli.client import Exporter, NoSuchNode, decode
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_past
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain_outcomes import GRAVEST, KEPT, MOVED, DrainOutcome
-from exporter.engine.model import Seconds
-from exporter.server.evacuation_schemas import (
+from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, MOVED, DrainOutcome
+from exporter.engine.facts.model import Seconds
+from exporter.server.api.evacuation_schemas import (
     DrainAnswer,
     DrainProgressAnswer,
     NodeAnswer,

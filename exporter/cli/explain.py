@@ -4,11 +4,11 @@ from datetime import datetime
 
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.model import Reason
-from exporter.engine.policy import DEFAULT_POLICY
-from exporter.server.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
-from exporter.server.schemas import (
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import Reason
+from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.server.api.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
+from exporter.server.api.schemas import (
     BlockedEvictionAnswer,
     CooldownAnswer,
     MigrationAnswer,

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from exporter.cli.commands import Exit, complain, name_python, print_answer
 from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
-from exporter.engine.model import Instant, Seconds
+from exporter.engine.facts.model import Instant, Seconds
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_instant
 from exporter.whatif import comparison, recording

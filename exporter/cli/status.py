@@ -7,11 +7,11 @@ from itertools import groupby
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
-from exporter.engine.drain_outcomes import GRAVEST
-from exporter.engine.rules import UNTIL
+from exporter.engine.evacuations.drain_outcomes import GRAVEST
+from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Staleness
-from exporter.server.evacuation_schemas import EvacuationAnswer, EvacuationsAnswer
-from exporter.server.schemas import (
+from exporter.server.api.evacuation_schemas import EvacuationAnswer, EvacuationsAnswer
+from exporter.server.api.schemas import (
     BlockedAnswer,
     BlockedVmi,
     HistoryStatus,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from exporter.engine.changes import Forgotten, Notice
-from exporter.engine.model import Instant, Seconds
-from exporter.engine.store import Store
+from exporter.engine.facts.changes import Forgotten, Notice
+from exporter.engine.facts.model import Instant, Seconds
+from exporter.engine.store.store import Store
 from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_of, unseal
 
 

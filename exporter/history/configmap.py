@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
-from exporter.engine.model import ConfigMap, Resource
+from exporter.engine.facts.model import ConfigMap, Resource
 from exporter.health import HistoryFault
 from exporter.history.format import LONGEST_SHARD
 from exporter.history.reader import DATA_KEY, ConfigMapReader, Stored, name_of
@@ -21,8 +21,8 @@ from exporter.kube.client import (
     Silent,
     Unreachable,
 )
-from exporter.kube.kubevirt import HISTORY_LABEL, InvalidObject, parse_object
 from exporter.kube.lease import Lease
+from exporter.kube.objects.kubevirt import HISTORY_LABEL, InvalidObject, parse_object
 
 
 REJECTIONS = 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from exporter.engine.model import Instant
+from exporter.engine.facts.model import Instant
 from exporter.health import HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split

@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered, Requester
-from exporter.engine.history import Migration, join
-from exporter.engine.model import Instant, Outcome, Seconds
+from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Remembered, Requester
+from exporter.engine.facts.history import Migration, join
+from exporter.engine.facts.model import Instant, Outcome, Seconds
 
 
 SHARDS = 64

@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.changes import Change, Listed, Observed, Removed
-from exporter.engine.model import ConfigMap, Instant
+from exporter.engine.facts.changes import Change, Listed, Observed, Removed
+from exporter.engine.facts.model import ConfigMap, Instant
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion

@@ -13,7 +13,7 @@ from itertools import chain
 
 import structlog
 
-from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.health import Health, HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 import aiohttp
 import yaml
 
-from exporter.engine.model import Resource, Seconds
-from exporter.kube.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
+from exporter.engine.facts.model import Resource, Seconds
 from exporter.kube.lean_import import ApiClient, ConfigException, Configuration, credentials
+from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
 
 
 CONNECT_TIMEOUT: Seconds = 10.0

@@ -18,16 +18,29 @@ from typing import Any
 
 import structlog
 
-from exporter.engine.advice import advise
-from exporter.engine.events import BlockedEpisode, Episode, EvacuationEpisode, EventQueue
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import EventOutcome, EventReason, Instant, Reason, Seconds, Verdict, Why
-from exporter.engine.policy import StuckPolicy
-from exporter.engine.rules import UNTIL
-from exporter.engine.store import Store
+from exporter.engine.evacuations.advice import advise
+from exporter.engine.evacuations.events import (
+    BlockedEpisode,
+    Episode,
+    EvacuationEpisode,
+    EventQueue,
+)
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import (
+    EventOutcome,
+    EventReason,
+    Instant,
+    Reason,
+    Seconds,
+    Verdict,
+    Why,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
-from exporter.kube.instants import write_micro_time
+from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
 

@@ -21,10 +21,10 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
-from exporter.kube.instants import write_micro_time
-from exporter.kube.wire import Metadata
+from exporter.kube.objects.instants import write_micro_time
+from exporter.kube.objects.wire import Metadata
 from exporter.logs import Trouble
 
 

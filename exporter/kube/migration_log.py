@@ -10,9 +10,9 @@ import structlog
 from msgspec.structs import replace
 
 from exporter.counters import Counters
-from exporter.engine.ended_migrations import EndedMigration, NodesLeft, find_reason
-from exporter.engine.history import correct_end
-from exporter.engine.model import (
+from exporter.engine.evacuations.ended_migrations import EndedMigration, NodesLeft, find_reason
+from exporter.engine.facts.history import correct_end
+from exporter.engine.facts.model import (
     Instant,
     Outcome,
     Pod,
@@ -22,9 +22,9 @@ from exporter.engine.model import (
     Vmim,
     Why,
 )
-from exporter.engine.newest import put_newest
-from exporter.engine.store import Store
-from exporter.kube.kubevirt import Changed
+from exporter.engine.facts.newest import put_newest
+from exporter.engine.store.store import Store
+from exporter.kube.objects.kubevirt import Changed
 
 
 WAIT_FOR_STATE: Seconds = 10.0

@@ -15,17 +15,17 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from exporter.engine.drain import (
+from exporter.engine.evacuations.drain import (
     Conditions,
     Diagnosed,
     count_undiagnosed,
     follow_drains,
     recount,
 )
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.evidence import Evidence
-from exporter.engine.node_drains import Departed
-from exporter.engine.verdicts import Entry, VerdictSummary
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.store.node_drains import Departed
+from exporter.engine.verdicts.view import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
     DRAINS,

@@ -8,8 +8,8 @@ from collections import Counter
 from msgspec.structs import asdict
 
 from exporter import __version__
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import (
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     EventOutcome,
     EventReason,
@@ -18,7 +18,7 @@ from exporter.engine.model import (
     Reason,
     Trigger,
 )
-from exporter.engine.policy import DEFAULT_POLICY
+from exporter.engine.facts.policy import DEFAULT_POLICY
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
     ONE_VMI,

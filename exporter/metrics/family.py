@@ -6,13 +6,13 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from exporter.counters import Counters, Histogram
-from exporter.engine.cooldown import Cooldown
-from exporter.engine.diagnosis import Diagnosis
-from exporter.engine.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
-from exporter.engine.node_drains import DrainProgress
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
+from exporter.engine.evacuations.diagnosis import Diagnosis
+from exporter.engine.facts.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.store.node_drains import DrainProgress
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.cooldown import Cooldown
+from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health
 
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from exporter.engine.diagnosis import Diagnosis, State
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.model import Reason
-from exporter.engine.requesters import Source
-from exporter.engine.verdicts import ALLOWED
+from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import Reason
+from exporter.engine.store.requesters import Source
+from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched
 from exporter.metrics.family import Sample, Values, View
 

@@ -13,11 +13,11 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
-from exporter.server.access import Access
-from exporter.server.api import Service
-from exporter.server.openapi import ROUTES
-from exporter.server.problems import Refusal
-from exporter.server.requests import refuse_unwanted
+from exporter.server.api.handlers import Service
+from exporter.server.api.openapi import ROUTES
+from exporter.server.api.requests import refuse_unwanted
+from exporter.server.http.access import Access
+from exporter.server.http.problems import Refusal
 
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,9 +1,9 @@
-"""Fields that several answers and requests of the query API have in common."""
+"""Fields that several answers and requests of the query API have in common, and its error body."""
 
 from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 
 Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -34,3 +34,12 @@ Stale = Annotated[
 BlindSpots = Annotated[
     dict[str, str], means("the resources that the exporter may not read, and why")
 ]
+
+
+class Problem(Struct, kw_only=True):
+    """An error (RFC 9457, application/problem+json)."""
+
+    title: Annotated[str, means("the kind of error")]
+    status: Annotated[int, means("the HTTP status")]
+    detail: Annotated[str, means("what is wrong, where, and what was expected")]
+    type: Annotated[str, means("always about:blank")] = "about:blank"

@@ -12,8 +12,8 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from exporter.engine.model import Seconds
-from exporter.engine.policy import DEFAULT_POLICY, Override, Policy, StuckPolicy
+from exporter.engine.facts.model import Seconds
+from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, StuckPolicy
 from exporter.settings.document import InvalidSettings, Section, read_yaml
 from exporter.settings.values import (
     Address,

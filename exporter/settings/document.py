@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from exporter.engine.model import Seconds
+from exporter.engine.facts.model import Seconds
 from exporter.settings.values import (
     Address,
     parse_addresses,

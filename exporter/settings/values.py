@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from exporter.credentials import is_loopback
-from exporter.engine.model import Seconds
+from exporter.engine.facts.model import Seconds
 
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from exporter.engine.diagnosis import Cause, State
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import Instant, Reason, Seconds
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.engine.requesters import Source
+from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import Instant, Reason, Seconds
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.store.requesters import Source
 
 
 FIRST_WIDTH: Seconds = 60.0

@@ -23,11 +23,20 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.changes import Key, Observed, Removed
-from exporter.engine.model import Fact, Instant, Priority, Reason, Resource, Trigger, Vmi, Vmim
-from exporter.engine.policy import Policy
-from exporter.engine.rules import decide_both
-from exporter.engine.store import Store
+from exporter.engine.facts.changes import Key, Observed, Removed
+from exporter.engine.facts.model import (
+    Fact,
+    Instant,
+    Priority,
+    Reason,
+    Resource,
+    Trigger,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.rules import decide_both
 from exporter.whatif.account import Account
 
 

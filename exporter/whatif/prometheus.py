@@ -26,8 +26,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.credentials import CannotAsk, check_url, make_ssl_context, read_token
-from exporter.engine.changes import Key
-from exporter.engine.model import (
+from exporter.engine.facts.changes import Key
+from exporter.engine.facts.model import (
     Instant,
     MigrationState,
     Outcome,

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from exporter.engine.changes import Change, Key, Listed, Observed, Removed
-from exporter.engine.ended_migrations import EndReason, find_reason
-from exporter.engine.model import (
+from exporter.engine.evacuations.ended_migrations import EndReason, find_reason
+from exporter.engine.facts.changes import Change, Key, Listed, Observed, Removed
+from exporter.engine.facts.model import (
     EVIDENCE_RESOURCES,
     Instant,
     KubeVirtSettings,
@@ -29,14 +29,14 @@ from exporter.engine.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.policy import Policy
-from exporter.engine.store import Store
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.informers import Informers
-from exporter.kube.kubevirt import Changed
-from exporter.kube.sink import NO_OVERRIDES
-from exporter.kube.writing import write_object
+from exporter.kube.objects.kubevirt import Changed
+from exporter.kube.objects.writing import write_object
+from exporter.kube.watch.feed import NO_OVERRIDES
+from exporter.kube.watch.informers import Informers
 from exporter.settings import Settings
 from exporter.whatif import recording
 from exporter.whatif.recording import Kind

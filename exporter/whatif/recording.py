@@ -29,10 +29,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
-from exporter.kube.instants import parse_instant
-from exporter.kube.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
+from exporter.kube.objects.instants import parse_instant
+from exporter.kube.objects.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
 from exporter.text import write_instant
 
 

@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from exporter.engine.changes import (
+from exporter.engine.evacuations.ended_migrations import EndedMigration, EndReason, find_reason
+from exporter.engine.facts.changes import (
     Change,
     Key,
     Notice,
@@ -35,8 +36,7 @@ from exporter.engine.changes import (
     Removed,
     Visibility,
 )
-from exporter.engine.ended_migrations import EndedMigration, EndReason, find_reason
-from exporter.engine.model import (
+from exporter.engine.facts.model import (
     Instant,
     KubeVirtSettings,
     Outcome,
@@ -48,9 +48,9 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.overrides import OverrideChooser
-from exporter.engine.store import Store
-from exporter.kube.kubevirt import Traits
+from exporter.engine.facts.overrides import OverrideChooser
+from exporter.engine.store.store import Store
+from exporter.kube.objects.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded

@@ -11,11 +11,11 @@ from heapq import heappush, heappushpop
 
 from msgspec import Struct
 
-from exporter.engine.diagnosis import Diagnosis, diagnose
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, Seconds, Vmi
-from exporter.engine.policy import StuckPolicy
-from exporter.engine.store import Store
+from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Instant, Seconds, Vmi
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.store import Store
 from exporter.whatif.account import Stuck, StuckEvacuation
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from exporter.engine.cooldown import measure_cooldown
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Instant, MigrationState, Outcome, Vmi
-from exporter.engine.policy import Policy
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Instant, MigrationState, Outcome, Vmi
+from exporter.engine.facts.policy import Policy
+from exporter.engine.verdicts.cooldown import measure_cooldown
 from exporter.whatif.account import Account
 
 

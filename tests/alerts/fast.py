@@ -10,8 +10,8 @@ from typing import Any
 
 from exporter import app
 from exporter.kube.client import Login
-from exporter.kube.recovery import ExponentialBackoff
-from exporter.kube.reflector import Reflector
+from exporter.kube.watch.recovery import ExponentialBackoff
+from exporter.kube.watch.reflector import Reflector
 from exporter.settings import Settings
 from tests.support.faulty_apiserver import FaultyDemo
 

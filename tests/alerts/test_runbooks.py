@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.engine.advice import ACTIONS, Obstacle
-from exporter.engine.diagnosis import State
-from exporter.engine.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.evacuations.advice import ACTIONS, Obstacle
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
 from exporter.metrics.families import FAMILIES
-from exporter.server.openapi import ROUTES
+from exporter.server.api.openapi import ROUTES
 from exporter.settings import Settings
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig

@@ -26,15 +26,15 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from exporter.counters import Counters
-from exporter.engine.changes import Observed
-from exporter.engine.model import CLUSTER_RESOURCES, ConfigMap, Outcome, Resource, Vmi, Vmim
-from exporter.engine.policy import Policy, StuckPolicy
+from exporter.engine.facts.changes import Observed
+from exporter.engine.facts.model import CLUSTER_RESOURCES, ConfigMap, Outcome, Resource, Vmi, Vmim
+from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
 from exporter.history.writer import WriteSignal
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.reflector import Reflector
+from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
 from exporter.metrics.family import View
 from exporter.settings import ConfigMaps, KubeSettings

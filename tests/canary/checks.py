@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
-from exporter.engine.model import Priority
-from exporter.kube import facts, lease, wire
+from exporter.engine.facts.model import Priority
+from exporter.kube import lease
+from exporter.kube.objects import facts, wire
 from tests.canary.fields import find_faults, read_paths
 from tests.canary.sources import (
     DESCHEDULER,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from exporter.kube import wire
+from exporter.kube.objects import wire
 
 
 Schema = Mapping[str, Any]
@@ -30,7 +30,7 @@ _DECODED_LATER: Mapping[tuple[type, str], Any] = {
 
 
 def read_paths(decoded: Any) -> dict[str, str]:
-    """The field paths of a struct of `exporter.kube.wire`, each with its type in OpenAPI."""
+    """The field paths of a struct of `kube.objects.wire`, each with its type in OpenAPI."""
     return dict(_walk(decoded, ""))
 
 

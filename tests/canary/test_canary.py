@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exporter.kube import wire
+from exporter.kube.objects import wire
 from tests.canary.checks import CHECKS
 from tests.canary.fields import find_faults, read_paths
 from tests.canary.sources import (

@@ -7,9 +7,9 @@ from base64 import b64decode
 from collections.abc import Iterable
 from pathlib import Path
 
-from exporter.engine.evidence import Remembered
-from exporter.engine.history import Migration
-from exporter.engine.model import Outcome
+from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.history import Migration
+from exporter.engine.facts.model import Outcome
 from exporter.history.format import encode, seal, shard_of, split
 from exporter.history.reader import DATA_KEY
 from tests.cluster.objects import Object

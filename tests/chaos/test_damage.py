@@ -14,7 +14,7 @@ import pytest
 from exporter.history.configmap import OWNER
 from exporter.history.format import seal, shard_of, split, unseal
 from exporter.history.reader import DATA_KEY
-from exporter.kube.kubevirt import HISTORY_LABEL
+from exporter.kube.objects.kubevirt import HISTORY_LABEL
 from tests.chaos import SEED
 from tests.chaos.kept import another_version, counted, counted_in, remembered, shard_bytes, shards
 from tests.chaos.replica import (

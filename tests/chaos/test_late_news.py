@@ -1,6 +1,6 @@
 """Changes that are read late, after a watch was down, give the same result as a restart."""
 
-from exporter.engine.model import Fact, Instant
+from exporter.engine.facts.model import Fact, Instant
 from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
 from tests.support.stores import ClockedStore
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exporter.cli.commands import Exit
-from exporter.engine.model import ReviewOutcome
+from exporter.engine.facts.model import ReviewOutcome
 from exporter.settings import AdmissionSettings, read_settings
 from tests.cluster import PODS, VMIS, RealCluster, launcher_pod, poll
 from tests.cluster.access import allow

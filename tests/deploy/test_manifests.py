@@ -10,7 +10,7 @@ import yaml
 
 from exporter.cli.client import SOCKET
 from exporter.metrics.families import FAMILIES
-from exporter.server.admission import PATH
+from exporter.server.admission.handlers import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
 from tests.generate.manifests import (
     ADDITIONS,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from exporter.demo import Demo
+from exporter.server.api.openapi import ROUTES, write_openapi
 from exporter.server.apps import make_query_app
-from exporter.server.openapi import ROUTES, write_openapi
-from exporter.server.problems import RETRY_AFTER
+from exporter.server.http.problems import RETRY_AFTER
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read
 from tests.support.serving import serving
-from tests.unit.server.test_api import ServedApi
+from tests.unit.server.api.test_handlers import ServedApi
 
 
 async def test_it_is_up_to_date() -> None:

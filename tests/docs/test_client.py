@@ -9,12 +9,12 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from exporter.engine.model import KubeVirtSettings
+from exporter.engine.facts.model import KubeVirtSettings
 from exporter.server.apps import make_query_app
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi
 from tests.support.documents import API, read
 from tests.support.serving import serving
-from tests.unit.server.test_api import ServedApi
+from tests.unit.server.api.test_handlers import ServedApi
 
 
 EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "external": 0}

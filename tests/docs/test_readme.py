@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from exporter.demo import Demo
-from exporter.server.openapi import write_openapi
+from exporter.server.api.openapi import write_openapi
 from tests.generate.manifests import CHART
 from tests.support.documents import (
     INSTALL,

@@ -9,15 +9,21 @@ import pytest
 import yaml
 
 from exporter.cli.commands import Exit
-from exporter.engine.diagnosis import State
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.events import BURST, MOST_BLOCKED, PER_SECOND, PER_VMI, REPEATED_AFTER
-from exporter.engine.model import EventOutcome, EventReason, Reason
-from exporter.engine.rules import RULES
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.evacuations.events import (
+    BURST,
+    MOST_BLOCKED,
+    PER_SECOND,
+    PER_VMI,
+    REPEATED_AFTER,
+)
+from exporter.engine.facts.model import EventOutcome, EventReason, Reason
+from exporter.engine.verdicts.rules import RULES
 from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES
-from exporter.server.budget import BUDGET
+from exporter.server.http.budget import BUDGET
 from exporter.settings import InvalidSettings, Settings, read_settings
 from tests.generate.reference import fill_tables
 from tests.support.documents import (

@@ -14,13 +14,13 @@ from shlex import quote
 from typing import Any, TypeAlias
 
 from exporter.cli.commands import Exit
-from exporter.engine.changes import EvictionAdmitted
-from exporter.engine.model import Why, WhySource
+from exporter.engine.facts.changes import EvictionAdmitted
+from exporter.engine.facts.model import Why, WhySource
 from exporter.metrics.families import FAMILIES
-from exporter.server.openapi import ROUTES, Route, write_openapi
+from exporter.server.api.openapi import ROUTES, Route, write_openapi
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.support.documents import API, REFERENCE, read
-from tests.unit.server.test_api import Answer, ServedApi, opened
+from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
 
 
 Json: TypeAlias = dict[str, Any]

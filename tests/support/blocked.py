@@ -1,7 +1,7 @@
 """Reading the blocked set without an event loop."""
 
-from exporter.engine.model import Checkpoint
-from exporter.server.blocked_set import Blocked, BlockedSet
+from exporter.engine.facts.model import Checkpoint
+from exporter.server.api.blocked_set import Blocked, BlockedSet
 
 
 def read(blocked: BlockedSet, checkpoint: Checkpoint | None) -> Blocked:

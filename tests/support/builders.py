@@ -6,10 +6,10 @@ Each builder has valid defaults; a test overrides the fields that matter for the
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from exporter.engine.evidence import Evidence
-from exporter.engine.history import History, Migration
-from exporter.engine.model import Fact, Instant, MigrationState, Node, Outcome, Pod, Vmi, Vmim
-from exporter.engine.policy import Policy
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import History, Migration
+from exporter.engine.facts.model import Fact, Instant, MigrationState, Node, Outcome, Pod, Vmi, Vmim
+from exporter.engine.facts.policy import Policy
 from tests.support.stores import ClockedStore
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from exporter.engine.model import Checkpoint, Resource
-from exporter.engine.policy import Policy
-from exporter.engine.rules import explain
-from exporter.engine.store import Store
-from exporter.kube.kubevirt import parse_object
+from exporter.engine.facts.model import Checkpoint, Resource
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.rules import explain
+from exporter.kube.objects.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster import Resource as Served
 from tests.support.api_servers import Stage

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from exporter.engine.evidence import Remembered
+from exporter.engine.facts.evidence import Remembered
 from exporter.history.format import decode, unseal
 from tests.cluster import (
     EXPORTER_READS,

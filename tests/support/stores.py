@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from exporter.engine.changes import (
+from exporter.engine.facts.changes import (
     Forgotten,
     Listed,
     Names,
@@ -13,11 +13,11 @@ from exporter.engine.changes import (
     Unreadable,
     Visibility,
 )
-from exporter.engine.evidence import Remembered
-from exporter.engine.model import Fact, Instant, Resource, Why
-from exporter.engine.policy import Policy
-from exporter.engine.store import Store
-from exporter.engine.verdicts import VerdictView
+from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.model import Fact, Instant, Resource, Why
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.view import VerdictView
 from exporter.history.changes import PendingChanges
 
 

@@ -1,9 +1,9 @@
 """The verdict about one VMI, from the rules alone."""
 
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Instant, Resource, Verdict
-from exporter.engine.policy import Policy
-from exporter.engine.rules import decide_both
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Checkpoint, Instant, Resource, Verdict
+from exporter.engine.facts.policy import Policy
+from exporter.engine.verdicts.rules import decide_both
 
 
 def decide(

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exporter.engine.changes import NoticeKind
-from exporter.engine.model import Instant, Resource, Verdict
-from exporter.engine.policy import Policy
-from exporter.engine.store import Store
+from exporter.engine.facts.changes import NoticeKind
+from exporter.engine.facts.model import Instant, Resource, Verdict
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer, Login
-from exporter.kube.informers import Informers
-from exporter.kube.reflector import Reflector
+from exporter.kube.watch.informers import Informers
+from exporter.kube.watch.reflector import Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import PATIENCE
 from tests.support.verdicts import decide

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from exporter.kube.client import ApiServer, Login, Unreachable
-from exporter.server.access import (
+from exporter.server.http.access import (
     LONGEST_TOKEN,
     RETRY,
     Access,
@@ -62,8 +62,8 @@ async def a_caller(cluster: RealCluster, *rules: tuple[str, str]) -> User:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits, as the API server of a busy machine is slow."""
-    monkeypatch.setattr("exporter.server.access.PATIENCE", UNHURRIED)
-    monkeypatch.setattr("exporter.server.access.RENEWAL_PATIENCE", UNHURRIED)
+    monkeypatch.setattr("exporter.server.http.access.PATIENCE", UNHURRIED)
+    monkeypatch.setattr("exporter.server.http.access.RENEWAL_PATIENCE", UNHURRIED)
 
 
 class CountingApi(ApiServer):
@@ -189,7 +189,7 @@ async def test_a_herd_asks_once(real: RealStage) -> None:
 @pytest.mark.usefixtures("unhurried")
 async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays bounded even if each request has a new token and a new path."""
-    monkeypatch.setattr("exporter.server.access.REMEMBERED", 3)
+    monkeypatch.setattr("exporter.server.http.access.REMEMBERED", 3)
     caller = await a_caller(real.cluster, ("get", "/v1/*"))
     async with checking(real) as (access, _, asked):
         for number in (*range(6), 2):
@@ -363,7 +363,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     The test takes the wall time of each request and subtracts what was `spent_elsewhere`, because
     the strangers' clients run in this process too. The rest, such as a wait for the frozen API
     server, must be less than a second. On a busy machine the subtracted times overlap, so the test
-    may accept a longer wait. `tests/unit/server/test_access.py` tests the exact times on a
+    may accept a longer wait. `tests/unit/server/http/test_access.py` tests the exact times on a
     simulated clock.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))

@@ -24,7 +24,7 @@ from exporter.demo import node, objects, webhooks
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import PODS, VMIS
-from exporter.server.admission import PATH
+from exporter.server.admission.handlers import PATH
 from exporter.settings import Address, read_settings
 from tests.alerts import west
 from tests.alerts.fast import FACTOR, SPEED, Clock, exporting

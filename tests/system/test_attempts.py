@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from exporter.demo import Demo
-from exporter.engine.diagnosis import diagnose
-from exporter.engine.model import Resource
-from exporter.engine.policy import StuckPolicy
-from exporter.engine.store import Store
+from exporter.engine.evacuations.diagnosis import diagnose
+from exporter.engine.facts.model import Resource
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.store import Store
 from exporter.kube.client import Login
 from tests.support.watching import following
 

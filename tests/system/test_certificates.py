@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
-from exporter.server.budget import ConnectionBudget
-from exporter.server.certificates import Certificates, UnusableCertificate
-from exporter.server.connections import Connections
+from exporter.server.http.budget import ConnectionBudget
+from exporter.server.http.certificates import Certificates, UnusableCertificate
+from exporter.server.http.connections import Connections
 from exporter.settings import Limits, Tls
 from tests.cluster import PATIENCE
 from tests.cluster.cluster import write_certificates
@@ -171,7 +171,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     load = f"Certificates('query', Tls(Path('{files}/localhost.crt'), Path('{key}')))"
     code = (
         "from pathlib import Path; from exporter.settings import Tls\n"
-        f"from exporter.server.certificates import Certificates; {load}"
+        f"from exporter.server.http.certificates import Certificates; {load}"
     )
     begun = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE

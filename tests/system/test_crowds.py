@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from exporter.server.budget import BUDGET
+from exporter.server.http.budget import BUDGET
 from tests.cluster import PATIENCE, poll
 from tests.cluster.cluster import write_certificates
 from tests.cluster.users import open_kubeconfig

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.engine.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
-from exporter.engine.model import (
+from exporter.engine.evacuations.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
+from exporter.engine.facts.model import (
     EventOutcome,
     EventReason,
     Reason,
@@ -23,7 +23,7 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.policy import StuckPolicy
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer, Login
 from exporter.kube.events import EventWriter

@@ -15,7 +15,7 @@ from tests.cluster import VMIS, poll, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
-from tests.unit.kube.test_kubevirt import WHOLE, attempt, raw
+from tests.unit.kube.objects.test_kubevirt import WHOLE, attempt, raw
 
 
 Prove: TypeAlias = Callable[[str], None]

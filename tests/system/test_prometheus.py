@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exporter.credentials import CannotAsk
-from exporter.engine.model import Outcome, Resource, Trigger, Vmi, Vmim
+from exporter.engine.facts.model import Outcome, Resource, Trigger, Vmi, Vmim
 from exporter.text import write_instant
 from exporter.whatif.account import BUILTIN, Account
 from exporter.whatif.prometheus import (

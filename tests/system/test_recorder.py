@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporter.engine.changes import Observed, Removed
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import EVIDENCE_RESOURCES, Resource, Vmi
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.changes import Observed, Removed
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.client import Login
-from exporter.kube.kubevirt import parse_object
+from exporter.kube.objects.kubevirt import parse_object
 from exporter.settings import Settings, read_settings
 from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
 from exporter.whatif.recording import Kind, Recorded

@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from exporter.engine.changes import Change, Listed
-from exporter.engine.model import CLUSTER_RESOURCES
+from exporter.engine.facts.changes import Change, Listed
+from exporter.engine.facts.model import CLUSTER_RESOURCES
 from exporter.health import Restart
-from exporter.kube.recovery import ExponentialBackoff
-from exporter.kube.reflector import Reflector
-from exporter.kube.sink import FactSink
+from exporter.kube.watch.feed import FactSink
+from exporter.kube.watch.recovery import ExponentialBackoff
+from exporter.kube.watch.reflector import Reflector
 from tests.support.api_servers import RealStage, SimulatedStage, Stage
 from tests.support.lives import Script, compare
 from tests.support.relay import Gate

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from exporter.engine.model import Resource
+from exporter.engine.facts.model import Resource
 from exporter.health import Health, HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
@@ -21,8 +21,8 @@ from exporter.history.format import SHARDS, shard_of
 from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import WriteSignal
 from exporter.kube.client import Absent, ApiServer, Forbidden, Login
-from exporter.kube.kubevirt import HISTORY_LABEL
 from exporter.kube.lease import Lease
+from exporter.kube.objects.kubevirt import HISTORY_LABEL
 from exporter.settings import ConfigMaps
 from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS

@@ -9,14 +9,14 @@ import aiohttp
 import pytest
 
 from exporter import app
-from exporter.engine.model import Resource
+from exporter.engine.facts.model import Resource
 from exporter.kube.client import Login
 from exporter.settings import read_settings
 from tests.cluster import NAMESPACES, VMIMS, VMIS, namespace, poll, vmi
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import NOW
 from tests.support.program import ANYWHERE
-from tests.unit.engine.test_vectors import DIFFERENCES
+from tests.unit.engine.verdicts.test_vectors import DIFFERENCES
 from tests.vectors import Kind, Probe, Sighting, all_probes
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.engine.model import KubeVirtSettings, MigrationLimits, Resource
+from exporter.engine.facts.model import KubeVirtSettings, MigrationLimits, Resource
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
-from exporter.kube.recovery import ExponentialBackoff
-from exporter.kube.reflector import FUTILE_TRIES, Reflector
-from exporter.kube.sink import Listing
+from exporter.kube.watch.feed import Listing
+from exporter.kube.watch.recovery import ExponentialBackoff
+from exporter.kube.watch.reflector import FUTILE_TRIES, Reflector
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster.resources import NODES
 from tests.support.api_servers import SimulatedStage, Stage

@@ -9,7 +9,7 @@ from exporter.counters import (
     DenialPeriods,
     Histogram,
 )
-from exporter.engine.model import Reason
+from exporter.engine.facts.model import Reason
 from tests.support.builders import NOW, a_vmi
 
 

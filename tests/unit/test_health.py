@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.model import ALL_ALIVE, EVIDENCE_RESOURCES, DeadResources, Resource
+from exporter.engine.facts.model import ALL_ALIVE, EVIDENCE_RESOURCES, DeadResources, Resource
 from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
 from tests.support.builders import NOW
 

@@ -5,13 +5,13 @@ import pytest
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.status import show_status
-from exporter.engine.model import Fact, KubeVirtSettings, Reason
-from exporter.engine.policy import Override
-from exporter.server.reviews import write_message
-from exporter.server.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
+from exporter.engine.facts.model import Fact, KubeVirtSettings, Reason
+from exporter.engine.facts.policy import Override
+from exporter.server.admission.reviews import write_message
+from exporter.server.api.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi
 from tests.unit.cli.answers import PIPED
-from tests.unit.server.test_api import ServedApi, opened
+from tests.unit.server.api.test_handlers import ServedApi, opened
 
 
 OWN = Override(name="own", namespaces=(NAMESPACE,), policy=a_policy(block=True))

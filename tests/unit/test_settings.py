@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.overrides import OverrideChooser
-from exporter.engine.policy import Policy, StuckPolicy
+from exporter.engine.facts.overrides import OverrideChooser
+from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.settings import (
     Address,
     ConfigMaps,

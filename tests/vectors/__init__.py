@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from exporter.engine.model import Instant, Resource, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 
 
 Json: TypeAlias = dict[str, Any]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import yaml
 
-from exporter.kube.instants import parse_instant
+from exporter.kube.objects.instants import parse_instant
 from tests.e2e.cluster import Cluster
 from tests.e2e.documents import CERTIFICATE, SECTIONS, commands, type_section
 from tests.e2e.images import DESCHEDULER, ROOT

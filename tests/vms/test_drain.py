@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from exporter.kube.instants import parse_instant
+from exporter.kube.objects.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.test_webhook import EVICTOR

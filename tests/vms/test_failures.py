@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from exporter.kube.instants import parse_instant
+from exporter.kube.objects.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.terminal import Terminal

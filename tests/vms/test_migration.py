@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.kube.instants import parse_instant
+from exporter.kube.objects.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object
 from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, check_out

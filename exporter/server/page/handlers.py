@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from aiohttp import hdrs, web
 
-from exporter.server.api import Service
+from exporter.server.api.handlers import Service
+from exporter.server.http.problems import Refusal
 from exporter.server.page.model import build_page, read_filter, summarize_blocked
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
-from exporter.server.problems import Refusal
 
 
 async def answer_page(

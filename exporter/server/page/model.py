@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from exporter.engine.diagnosis import State
-from exporter.engine.drain import forecast_nodes
-from exporter.engine.model import Instant, Reason, Resource
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.server.answers import write_node
-from exporter.server.api import Service
-from exporter.server.evacuation_schemas import DrainAnswer, EvacuationAnswer, NodeAnswer
-from exporter.server.schemas import BlockedVmi, StatusAnswer, VmiAnswer
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.drain import forecast_nodes
+from exporter.engine.facts.model import Instant, Reason, Resource
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.server.api.answers import write_node
+from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationAnswer, NodeAnswer
+from exporter.server.api.handlers import Service
+from exporter.server.api.schemas import BlockedVmi, StatusAnswer, VmiAnswer
 from exporter.text import to_optional_datetime
 
 

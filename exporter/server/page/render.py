@@ -12,18 +12,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
-from exporter.engine.diagnosis import State
-from exporter.engine.drain_outcomes import GRAVEST, KEPT, DrainOutcome
-from exporter.engine.model import Instant, Resource, Seconds
-from exporter.engine.rules import UNTIL
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, DrainOutcome
+from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Staleness
-from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
-from exporter.server.schemas import (
+from exporter.server.api.schemas import (
     MigrationAnswer,
-    Problem,
     ResourceAnswer,
     VmiAnswer,
 )
+from exporter.server.fields import Problem
+from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
 from exporter.text import format_duration, split_span, to_datetime, write_datetime
 
 

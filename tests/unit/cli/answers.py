@@ -6,14 +6,14 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
-from exporter.engine.drain import Conditions
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Checkpoint, Reason, WaitReason, Why
-from exporter.engine.policy import Policy, StuckPolicy
+from exporter.engine.evacuations.drain import Conditions
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Checkpoint, Reason, WaitReason, Why
+from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.health import Health
-from exporter.server.answers import describe_status, list_evacuations
-from exporter.server.schemas import (
+from exporter.server.api.answers import describe_status, list_evacuations
+from exporter.server.api.schemas import (
     BlockedAnswer,
     BlockedVmi,
 )
@@ -26,8 +26,8 @@ from tests.support.builders import (
     a_vmi,
     some_evidence,
 )
-from tests.unit.engine.test_diagnosis import an_attempt, an_evacuation
-from tests.unit.server.test_answers import some_health
+from tests.unit.engine.evacuations.test_diagnosis import an_attempt, an_evacuation
+from tests.unit.server.api.test_answers import some_health
 
 
 PIPED = Screen()

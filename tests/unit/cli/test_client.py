@@ -14,12 +14,13 @@ from aiohttp import web
 
 from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode, find_url
 from exporter.credentials import CannotAsk, InvalidEndpoint
+from exporter.server.api.schemas import StatusAnswer, VmiAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.schemas import Problem, StatusAnswer, VmiAnswer
+from exporter.server.fields import Problem
 from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.support.serving import serving
-from tests.unit.server.test_api import ServedApi
+from tests.unit.server.api.test_handlers import ServedApi
 
 
 TOKEN = Path("token")

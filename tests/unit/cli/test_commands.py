@@ -24,7 +24,7 @@ from exporter.cli.commands import (
     read_settings_for,
     write_recording,
 )
-from exporter.engine.model import WaitReason
+from exporter.engine.facts.model import WaitReason
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
@@ -35,7 +35,7 @@ from tests.support.replaying import read_file
 from tests.support.serving import serving
 from tests.unit.cli.test_client import refusing
 from tests.unit.cli.test_replay import a_recording
-from tests.unit.server.test_api import ServedApi
+from tests.unit.server.api.test_handlers import ServedApi
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -555,7 +555,7 @@ def stop_after(text: str, stream: IO[str] | None, process: "subprocess.Popen[str
     return err
 
 
-@pytest.mark.parametrize("module", ["exporter.engine.model", "aiohttp", "exporter.app"])
+@pytest.mark.parametrize("module", ["exporter.engine.facts.model", "aiohttp", "exporter.app"])
 def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path) -> None:
     """Ctrl-C during the start leaves no traceback."""
     with demo(tmp_path, python=("-X", "importtime")) as process:

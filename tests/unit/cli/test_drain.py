@@ -7,8 +7,8 @@ import pytest
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
-from exporter.engine.drain import forecast_node, forecast_nodes, read_conditions
-from exporter.engine.model import (
+from exporter.engine.evacuations.drain import forecast_node, forecast_nodes, read_conditions
+from exporter.engine.facts.model import (
     ALL_ALIVE,
     KubeVirtSettings,
     MigrationLimits,
@@ -16,15 +16,15 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.policy import StuckPolicy
-from exporter.server.answers import describe_drain, list_nodes
-from exporter.server.evacuation_schemas import DrainAnswer
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.server.api.answers import describe_drain, list_nodes
+from exporter.server.api.evacuation_schemas import DrainAnswer
 from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.cli.answers import PIPED
-from tests.unit.engine.test_drain import a_failure, a_movable, a_moved, now_in
-from tests.unit.engine.test_node_drains import a_drain
-from tests.unit.server.test_answers import some_health
+from tests.unit.engine.evacuations.test_drain import a_failure, a_movable, a_moved, now_in
+from tests.unit.engine.store.test_node_drains import a_drain
+from tests.unit.server.api.test_answers import some_health
 
 
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import BlockedEviction
-from exporter.engine.evidence import Evidence, Requester
-from exporter.engine.model import Reason, Why, WhySource
-from exporter.engine.policy import Override
+from exporter.engine.facts.evidence import Evidence, Requester
+from exporter.engine.facts.model import Reason, Why, WhySource
+from exporter.engine.facts.policy import Override
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,
@@ -30,8 +30,8 @@ from tests.unit.cli.answers import (
     cooling,
     stuck,
 )
-from tests.unit.engine.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
-from tests.unit.server.test_answers import explained, moved, some_health
+from tests.unit.engine.evacuations.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
+from tests.unit.server.api.test_answers import explained, moved, some_health
 
 
 MIGRATABLE = {"eviction_strategy": "LiveMigrate", "migratable": True}

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen, detect_terminal
-from exporter.engine.model import Why, WhySource
+from exporter.engine.facts.model import Why, WhySource
 from exporter.text import escape
 from tests.support.builders import (
     NOW,
@@ -30,8 +30,8 @@ from tests.unit.cli.answers import (
     status_of,
     stuck,
 )
-from tests.unit.engine.test_diagnosis import an_evacuation
-from tests.unit.server.test_answers import explained
+from tests.unit.engine.evacuations.test_diagnosis import an_evacuation
+from tests.unit.server.api.test_answers import explained
 
 
 @pytest.mark.parametrize("screen", [NARROW, COLORED], ids=["plain", "colored"])

@@ -12,8 +12,8 @@ import pytest
 from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.kube.writing import write_object
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.kube.objects.writing import write_object
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording

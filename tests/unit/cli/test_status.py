@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.cli.layout import ROWS
-from exporter.engine.model import Reason
+from exporter.engine.facts.model import Reason
 from exporter.health import Health, HistoryFault, HistoryHealth
 from tests.support.builders import (
     NOW,
@@ -16,8 +16,8 @@ from tests.unit.cli.answers import (
     status_of,
     stuck,
 )
-from tests.unit.engine.test_diagnosis import an_attempt, an_evacuation
-from tests.unit.server.test_answers import some_health
+from tests.unit.engine.evacuations.test_diagnosis import an_attempt, an_evacuation
+from tests.unit.server.api.test_answers import some_health
 
 
 TRUST = {

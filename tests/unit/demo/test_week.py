@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS
 from exporter.demo.week import BEGAN, Week, copy_seconds
-from exporter.engine.diagnosis import State
-from exporter.engine.model import Fact, KubeVirtSettings, Pod, Reason, Resource, Vmi, Vmim
-from exporter.kube.kubevirt import parse_object
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.model import Fact, KubeVirtSettings, Pod, Reason, Resource, Vmi, Vmim
+from exporter.kube.objects.kubevirt import parse_object
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
 from exporter.whatif.recording import Faults, Kind, Recorded

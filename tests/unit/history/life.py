@@ -5,10 +5,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from exporter.engine.diagnosis import diagnose
-from exporter.engine.model import Checkpoint, Fact, MigrationState, Outcome, Resource, Trigger, Vmim
-from exporter.engine.policy import Policy, StuckPolicy
-from exporter.engine.store import Store
+from exporter.engine.evacuations.diagnosis import diagnose
+from exporter.engine.facts.model import (
+    Checkpoint,
+    Fact,
+    MigrationState,
+    Outcome,
+    Resource,
+    Trigger,
+    Vmim,
+)
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.store.store import Store
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
 from tests.support.stores import put, remove
 from tests.support.verdicts import decide

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.changes import Notice, NoticeKind
-from exporter.engine.evidence import FAILURES_KEPT
-from exporter.engine.model import Fact, MigrationState, Resource, Vmi, Vmim
+from exporter.engine.facts.changes import Notice, NoticeKind
+from exporter.engine.facts.evidence import FAILURES_KEPT
+from exporter.engine.facts.model import Fact, MigrationState, Resource, Vmi, Vmim
 from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
 from exporter.history.writer import SLICE, run_in_slices
@@ -25,7 +25,7 @@ from tests.support.builders import (
 )
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
-from tests.unit.engine.test_evidence import an_attempt, marker_of, seen
+from tests.unit.engine.facts.test_evidence import an_attempt, marker_of, seen
 from tests.unit.history.life import Life, answers_of
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.evidence import FAILURES_KEPT, Marker, Remembered, Requester
-from exporter.engine.history import Migration
-from exporter.engine.model import Outcome
+from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Remembered, Requester
+from exporter.engine.facts.history import Migration
+from exporter.engine.facts.model import Outcome
 from exporter.history.format import (
     LONGEST_SHARD,
     SHARDS,

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from exporter.engine.changes import EvictionAdmitted
-from exporter.engine.model import ConfigMap, Resource
+from exporter.engine.facts.changes import EvictionAdmitted
+from exporter.engine.facts.model import ConfigMap, Resource
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.configmap import ConfigMapWriter
 from exporter.history.format import shard_of

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from exporter.engine.model import Resource
+from exporter.engine.facts.model import Resource
 from exporter.kube import client
 from exporter.kube.client import (
     ApiServer,

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.changes import EvictionAdmitted
-from exporter.engine.events import REPEATED_AFTER, EventQueue
-from exporter.engine.model import (
+from exporter.engine.evacuations.events import REPEATED_AFTER, EventQueue
+from exporter.engine.facts.changes import EvictionAdmitted
+from exporter.engine.facts.model import (
     EventOutcome,
     EventReason,
     Reason,
@@ -18,7 +18,7 @@ from exporter.engine.model import (
     Why,
     WhySource,
 )
-from exporter.engine.policy import StuckPolicy
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
     Absent,
@@ -35,7 +35,7 @@ from exporter.kube.client import (
 from exporter.kube.events import LONGEST_NOTE, EventWriter
 from tests.support.builders import NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, an_evacuating_vmi
 from tests.support.stores import ClockedStore
-from tests.unit.engine import test_events as events
+from tests.unit.engine.evacuations import test_events as events
 
 
 STUCK, ENDED, BLOCKED = EventReason

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 from structlog.testing import capture_logs
 
-from exporter.engine.model import Resource
+from exporter.engine.facts.model import Resource
 from exporter.kube.client import (
     Absent,
     ApiError,

@@ -9,12 +9,12 @@ import pytest
 import structlog
 
 from exporter.counters import Counters
-from exporter.engine.ended_migrations import NodesLeft
-from exporter.engine.model import Resource, Trigger
+from exporter.engine.evacuations.ended_migrations import NodesLeft
+from exporter.engine.facts.model import Resource, Trigger
 from exporter.kube import migration_log
-from exporter.kube.kubevirt import parse_object
 from exporter.kube.migration_log import MigrationLog
-from exporter.kube.writing import write_object
+from exporter.kube.objects.kubevirt import parse_object
+from exporter.kube.objects.writing import write_object
 from tests.cluster.polling import poll
 from tests.support.builders import Json, a_vmi, a_vmim, an_ended_vmim
 from tests.support.stores import ClockedStore

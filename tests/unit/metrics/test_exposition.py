@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 
 from exporter import __version__
 from exporter.counters import BLOCKS_KEPT_FOR, Counters
-from exporter.engine.diagnosis import State
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import (
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     EventOutcome,
     EventReason,
@@ -33,8 +33,8 @@ from exporter.engine.model import (
     ReviewOutcome,
     Trigger,
 )
-from exporter.engine.policy import Override, StuckPolicy
-from exporter.engine.requesters import Source
+from exporter.engine.facts.policy import Override, StuckPolicy
+from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, sample
 from exporter.metrics.families import BLOCKS, COOLING, FAMILIES

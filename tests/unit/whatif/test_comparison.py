@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from exporter.engine.model import Reason
-from exporter.engine.policy import Override, Policy, StuckPolicy
+from exporter.engine.facts.model import Reason
+from exporter.engine.facts.policy import Override, Policy, StuckPolicy
 from exporter.whatif import comparison
 from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.comparison import to_json

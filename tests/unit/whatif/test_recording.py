@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import (
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Fact,
     KubeVirtSettings,
@@ -18,8 +18,8 @@ from exporter.engine.model import (
     Resource,
     Vmi,
 )
-from exporter.kube.kubevirt import parse_object
-from exporter.kube.writing import write_object
+from exporter.kube.objects.kubevirt import parse_object
+from exporter.kube.objects.writing import write_object
 from exporter.whatif import recording
 from exporter.whatif.recording import Faults, Kind, Recorded, UnknownFormat
 from tests.support.builders import (

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.diagnosis import Cause, State
-from exporter.engine.ended_migrations import EndReason
-from exporter.engine.model import (
+from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.ended_migrations import EndReason
+from exporter.engine.facts.model import (
     Fact,
     KubeVirtSettings,
     MigrationState,
@@ -26,7 +26,7 @@ from exporter.engine.model import (
     Vmim,
     WaitReason,
 )
-from exporter.engine.policy import Override, Policy, StuckPolicy
+from exporter.engine.facts.policy import Override, Policy, StuckPolicy
 from exporter.whatif.account import (
     BUILTIN,
     MAX_BINS,

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.engine.diagnosis import State
-from exporter.engine.drain import count_outcomes
-from exporter.engine.drain_outcomes import DrainOutcome
-from exporter.engine.model import (
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.drain import count_outcomes
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import (
     ALL_ALIVE,
     CLUSTER_RESOURCES,
     EVIDENCE_RESOURCES,
@@ -22,9 +22,9 @@ from exporter.engine.model import (
     Resource,
     Vmi,
 )
-from exporter.engine.policy import Policy
+from exporter.engine.facts.policy import Policy
 from exporter.health import Watched
-from exporter.server.api import Service
+from exporter.server.api.handlers import Service
 from exporter.server.page.model import (
     LOSSES,
     ROWS,
@@ -40,7 +40,7 @@ from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
 from tests.support.stores import put
 from tests.support.verdicts import decide
-from tests.unit.server.test_api import ServedApi, a_health, cooling
+from tests.unit.server.api.test_handlers import ServedApi, a_health, cooling
 
 
 POLICY = Policy()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from exporter.counters import BlockedEviction, Counters
-from exporter.engine.changes import Observed
-from exporter.engine.diagnosis import State
-from exporter.engine.model import (
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.changes import Observed
+from exporter.engine.facts.model import (
     KubeVirtSettings,
     Outcome,
     Reason,
@@ -21,7 +21,8 @@ from exporter.engine.model import (
     WhySource,
 )
 from exporter.health import HistoryFault, HistoryHealth, Watched
-from exporter.server.api import Service
+from exporter.server.api.handlers import Service
+from exporter.server.api.schemas import VmiAnswer
 from exporter.server.page.model import PageFilter
 from exporter.server.page.render import (
     PAGE_HEADERS,
@@ -33,9 +34,9 @@ from exporter.server.page.render import (
     render_page,
     write_time,
 )
-from exporter.server.schemas import VmiAnswer
 from exporter.text import to_datetime, to_optional_datetime, write_instant
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.unit.server.api.test_handlers import a_health, cooling
 from tests.unit.server.page.test_model import (
     build_model,
     busy_service,
@@ -43,7 +44,6 @@ from tests.unit.server.page.test_model import (
     make_service,
     vms_of,
 )
-from tests.unit.server.test_api import a_health, cooling
 
 
 HOSTILE = (

@@ -2,16 +2,16 @@
 
 import pytest
 
-from exporter.engine.evidence import Evidence
-from exporter.engine.model import Why, WhySource
-from exporter.engine.policy import Override
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.facts.policy import Override
 from exporter.server.page.render import render_vm
 from tests.support.builders import NOW, a_policy, a_running_state, a_vmi, some_evidence
 from tests.support.hostile import HOSTILE
 from tests.unit.cli.answers import cooling, stuck
-from tests.unit.engine.test_diagnosis import an_evacuation
+from tests.unit.engine.evacuations.test_diagnosis import an_evacuation
+from tests.unit.server.api.test_answers import explained
 from tests.unit.server.page.test_render import Document
-from tests.unit.server.test_answers import explained
 
 
 STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")

@@ -1,0 +1,339 @@
+"""What the person on call should do about an evacuation: one action for each obstacle.
+
+`ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
+take their sentences from it. The action depends on the last cause. It does not depend on the state
+of the retries, which changes every few seconds.
+"""
+
+from enum import StrEnum
+from shlex import quote
+
+import msgspec
+from msgspec import Struct
+
+from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.store.reasons import SELECTORS, TERMINATING
+
+
+_STUCK = "KubeVirtEvacuationStuck"
+_FAILING = "KubeVirtEvacuationFailingRepeatedly"
+_BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
+_OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE})
+_BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
+"""An attempt that fails in one of these phases gives no reason."""
+_ABORTED = "has been aborted"
+"""A part of KubeVirt's text for a migration that took too long (`live-migration-source.go`)."""
+
+
+class Obstacle(StrEnum):
+    """What keeps a VM from moving; each has one action."""
+
+    LEFTOVER = "leftover"
+    EXTERNAL = "external"
+    STALE_MARKER = "stale_marker"
+    STALLED = "stalled"
+    POST_COPY = "post_copy"
+    ZOMBIE_STATE = "zombie_state"
+    NOT_MIGRATABLE = "not_migratable"
+    MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    WAITING_FOR_SYNC = "waiting_for_sync"
+    QUOTA = "quota"
+    BACKUP = "backup"
+    UTILITY_VOLUMES = "utility_volumes"
+    UNSCHEDULABLE = "unschedulable"
+    TARGET_NOT_STARTED = "target_not_started"
+    TARGET_DELETED = "target_deleted"
+    NOT_CONVERGING = "not_converging"
+    MIGRATION_ERROR = "migration_error"
+    CAPACITY = "capacity"
+    NOT_VISIBLE = "not_visible"
+    UNEXPLAINED = "unexplained"
+    NONE = "none"
+    """KubeVirt is working on the evacuation, and nothing is wrong."""
+
+
+class Action(Struct, frozen=True):
+    """A sentence that says what to do, a shell command, and the runbook with the details.
+
+    Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
+    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
+    `{missing}` (the resources that are not seen) and `{node}` (the node that the VM is to leave).
+    """
+
+    sentence: str
+    command: str
+    runbook: str = _STUCK
+
+
+class Advice(Struct, frozen=True):
+    """The action for one VM. `cause` is the cluster's reason for the action, if there is one."""
+
+    sentence: str
+    command: str
+    runbook: str
+    cause: Why | None
+
+
+_VMI = "kubectl -n {namespace} get virtualmachineinstance {name}"
+_ATTEMPTS = (
+    "kubectl -n {namespace} get virtualmachineinstancemigrations -l kubevirt.io/vmi-name={name}"
+)
+_CONDITIONS = (
+    """ -o jsonpath='{{range .status.conditions[?(@.status=="False")]}}"""
+    """{{.type}} {{.reason}}: {{.message}}{{"\\n"}}{{end}}'"""
+)
+_EVENTS = "kubectl -n {namespace} get events --field-selector involvedObject.name={name}"
+_LOG = "kubectl -n {namespace} logs -l vmi.kubevirt.io/id={name} -c compute --tail=200 --prefix"
+_PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
+
+ACTIONS = {
+    Obstacle.LEFTOVER: Action(
+        "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, but"
+        " KubeVirt still tries to migrate the VM.",
+        "{cancel}",
+    ),
+    Obstacle.EXTERNAL: Action(
+        "Let the controller that manages this VM move or stop it: the VM's strategy is External, so"
+        " KubeVirt does neither.",
+        _VMI + " --show-labels",
+    ),
+    Obstacle.STALE_MARKER: Action(
+        "Cancel the evacuation: the VM has left that node already.", "{cancel}"
+    ),
+    Obstacle.STALLED: Action(
+        "Abort the migration by deleting its VMIM: it has run for longer than"
+        " stuck.migrationTimeout, and is not post-copy.",
+        "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
+    Obstacle.POST_COPY: Action(
+        "Let the migration end, and read the launcher's log: the migration has run for longer"
+        " than stuck.migrationTimeout, but it is post-copy, and aborting it kills the VM.",
+        _LOG,
+    ),
+    Obstacle.ZOMBIE_STATE: Action(
+        "Restart the VM, which interrupts it, or upgrade KubeVirt to 1.9: KubeVirt never ended the"
+        " VM's last migration (KubeVirt #18087).",
+        "virtctl -n {namespace} restart {name}",
+    ),
+    Obstacle.NOT_MIGRATABLE: Action(
+        "Remove what makes the VM non-migratable, or shut it down so that its node can be emptied.",
+        _VMI + _CONDITIONS,
+    ),
+    Obstacle.MULTIPLE_ACTIVE_PODS: Action(
+        "Wait ten minutes; if more than one launcher pod is still active then, delete the stale"
+        " pod, but never {launcher}, which runs the VM.",
+        _PODS,
+    ),
+    Obstacle.WAITING_FOR_SYNC: Action(
+        "Repair the other half of this migration, which is in another namespace or cluster: the"
+        " VM waits for it.",
+        _ATTEMPTS + " -o wide",
+    ),
+    Obstacle.QUOTA: Action(
+        "Raise the ResourceQuota of the namespace: it refuses the target pod.",
+        "kubectl -n {namespace} describe resourcequotas",
+    ),
+    Obstacle.BACKUP: Action(
+        "Wait for the backup of this VM, or end it: until then KubeVirt does not migrate the VM.",
+        _VMI + """ -o jsonpath='{{.status.changedBlockTracking}}{{"\\n"}}'""",
+    ),
+    Obstacle.UTILITY_VOLUMES: Action(
+        "Detach the VM's utility volumes, or wait until they are detached: until then KubeVirt"
+        " does not migrate the VM.",
+        _VMI + """ -o jsonpath='{{.spec.utilityVolumes}}{{"\\n"}}'""",
+    ),
+    Obstacle.UNSCHEDULABLE: Action(
+        "Make room on another node, or relax what the VM requires of a node: no node can take its"
+        " target pod.",
+        "kubectl describe nodes -l kubevirt.io/schedulable=true",
+    ),
+    Obstacle.TARGET_NOT_STARTED: Action(
+        "Repair what keeps the target pod from starting, such as its image or a volume.",
+        "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
+    ),
+    Obstacle.TARGET_DELETED: Action(
+        "Abort the migration at once by deleting its VMIM: the target pod is being deleted, and the"
+        " VM is killed if it moves to this pod.",
+        "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
+    Obstacle.NOT_CONVERGING: Action(
+        "Allow auto-converge or post-copy with a MigrationPolicy, or give migrations more"
+        " bandwidth: the VM writes memory faster than it is copied.",
+        "kubectl get kubevirts -A"
+        """ -o jsonpath='{{.items[*].spec.configuration.migrations}}{{"\\n"}}'""",
+        _FAILING,
+    ),
+    Obstacle.MIGRATION_ERROR: Action(
+        "Read the launcher's log around the error of libvirt or QEMU, and repair what it names.",
+        _LOG,
+        _FAILING,
+    ),
+    Obstacle.CAPACITY: Action(
+        "Wait for other migrations to end, because KubeVirt's limits are reached. If none ends,"
+        " raise parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
+        "kubectl get virtualmachineinstancemigrations -A",
+        "KubeVirtEvacuationsStuckMany",
+    ),
+    Obstacle.NOT_VISIBLE: Action(
+        "Give the exporter the permission that it lacks, or repair its watch: without {missing}, it"
+        " is unknown what delays this VM.",
+        "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
+        "KubeVirtEvictionExporterBlindSpot",
+    ),
+    Obstacle.UNEXPLAINED: Action(
+        "Read the VM's events, because no object says why it does not move.", _EVENTS, _FAILING
+    ),
+    Obstacle.NONE: Action("Wait: KubeVirt is moving the VM.", _ATTEMPTS),
+}
+
+
+def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) -> Advice:
+    """What to do about an evacuation; `why` are the VMI's reasons, newest first."""
+    source = _SOURCES.get(diagnosis.state)
+    own = (one for one in why if one.source is source and one.reason not in SELECTORS)
+    cause = next(own, find_cause(why))
+    if diagnosis.state is State.MIGRATING:
+        cause = next((one for one in why if one.reason == TERMINATING), cause)
+    obstacle = _find_obstacle(evidence, diagnosis, cause)
+    if diagnosis.given_up and may_cancel(evidence):
+        obstacle = Obstacle.LEFTOVER
+    action = ACTIONS[obstacle]
+    vmi, attempt, launcher = evidence.vmi, diagnosis.attempt, evidence.launcher
+    active = [pod for pod in evidence.pods if not pod.finished and pod.node == vmi.node]
+    name = launcher.name if launcher is not None and active == [launcher] else "the one"
+    return Advice(
+        action.sentence.format(
+            launcher=f"{name} on {vmi.node}",
+            missing=" and ".join(diagnosis.missing),
+            node=diagnosis.node,
+        ),
+        action.command.format(
+            namespace=quote(vmi.namespace),
+            name=quote(vmi.name),
+            attempt=quote("" if attempt is None else attempt.name),
+            cancel=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
+        ),
+        action.runbook,
+        cause,
+    )
+
+
+def find_cause(why: tuple[Why, ...]) -> Why | None:
+    """The newest reason that says why attempts fail, or None.
+
+    An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
+    the container or the condition counts, although it is older. After the hand-off the target's
+    container ends because the migration has failed, so its reason does not count.
+    """
+    failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
+    bare = failed is None or failed.reason in _BEFORE_HAND_OFF
+    sources = _BLOCKERS | {WhySource.TARGET_CONTAINER} if bare else _BLOCKERS
+    since = 0.0 if failed is None or bare else failed.at or 0.0
+    others = (
+        one
+        for one in why
+        if one.source in sources and one.reason not in SELECTORS and (one.at or since) >= since
+    )
+    return next(others, failed)
+
+
+def find_blocker(why: tuple[Why, ...]) -> Why | None:
+    """Why a VM does not leave its node.
+
+    The first of these that exists: a budget, the condition LiveMigratable, the cause of failed
+    attempts.
+    """
+    own = (one for one in why if one.source in _OWN_BLOCKERS)
+    return next(own, None) or find_cause(why)
+
+
+def may_cancel(evidence: Evidence) -> bool:
+    """Whether cancelling is safe: a post-copy migration must run to its end.
+
+    The VM's memory is on both nodes then, so ending the migration kills the VM.
+    """
+    state = evidence.vmi.migration
+    return state is None or not (state.running and state.mode == "PostCopy")
+
+
+def write_cancel(namespace: str, name: str, node: str) -> str:
+    """The shell command that cancels an evacuation from a node."""
+    body = msgspec.json.encode({"evacuationNodeName": node}).decode()
+    path = write_cancel_path(namespace, name)
+    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
+
+
+def write_cancel_path(namespace: str, name: str) -> str:
+    """The path of KubeVirt's API that cancels the evacuation of a VMI."""
+    return (
+        f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
+        f"/virtualmachineinstances/{name}/evacuate/cancel"
+    )
+
+
+def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis, cause: Why | None) -> Obstacle:
+    state = diagnosis.state
+    if state is State.MIGRATION_STALLED:
+        if not may_cancel(evidence):
+            return Obstacle.POST_COPY
+        return Obstacle.UNEXPLAINED if diagnosis.attempt is None else Obstacle.STALLED
+    if state in _OBSTACLES:
+        return _OBSTACLES[state]
+    if cause is not None:
+        return _judge_cause(cause)
+    if diagnosis.failed_attempts:
+        return Obstacle.UNEXPLAINED
+    is_moving = state is State.MIGRATING or not diagnosis.stuck
+    return _WAITING.get(state, Obstacle.NONE if is_moving else Obstacle.UNEXPLAINED)
+
+
+def _judge_cause(cause: Why) -> Obstacle:
+    if cause.source is WhySource.POD_SCHEDULED:
+        return Obstacle.UNSCHEDULABLE
+    if cause.source is WhySource.TARGET_CONTAINER:
+        is_deleted = cause.reason == TERMINATING
+        return Obstacle.TARGET_DELETED if is_deleted else Obstacle.TARGET_NOT_STARTED
+    if cause.source is WhySource.MIGRATION_CONDITION:
+        return _CONDITIONED.get(cause.reason, Obstacle.QUOTA)
+    if _ABORTED in cause.message:
+        return Obstacle.NOT_CONVERGING
+    is_bare = cause.reason in _BEFORE_HAND_OFF
+    return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
+
+
+_OBSTACLES = {
+    State.EXTERNAL: Obstacle.EXTERNAL,
+    State.STALE_MARKER: Obstacle.STALE_MARKER,
+    State.ZOMBIE_STATE: Obstacle.ZOMBIE_STATE,
+    State.NOT_MIGRATABLE: Obstacle.NOT_MIGRATABLE,
+    State.WAITING_FOR_SYNC: Obstacle.WAITING_FOR_SYNC,
+    State.QUOTA: Obstacle.QUOTA,
+    State.BACKUP: Obstacle.BACKUP,
+    State.UTILITY_VOLUMES: Obstacle.UTILITY_VOLUMES,
+    State.TARGET_UNSCHEDULABLE: Obstacle.UNSCHEDULABLE,
+    State.UNKNOWN: Obstacle.NOT_VISIBLE,
+}
+"""The states with an obstacle of their own, which does not depend on the last cause."""
+_WAITING = {
+    State.MULTIPLE_ACTIVE_PODS: Obstacle.MULTIPLE_ACTIVE_PODS,
+    State.CAPACITY: Obstacle.CAPACITY,
+}
+"""The states that are obstacles only until an attempt fails. Then the cause of the failure is the
+obstacle."""
+_SOURCES = {
+    State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
+    State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,
+    State.QUOTA: WhySource.MIGRATION_CONDITION,
+    State.BACKUP: WhySource.MIGRATION_CONDITION,
+    State.UTILITY_VOLUMES: WhySource.MIGRATION_CONDITION,
+    State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
+}
+"""By state: the source whose newest reason explains it. Other states: the last cause does."""
+_CONDITIONED = {
+    "DecentralizedNotLiveMigratable": Obstacle.WAITING_FOR_SYNC,
+    "BackupInProgress": Obstacle.BACKUP,
+    "UtilityVolumesPresent": Obstacle.UTILITY_VOLUMES,
+}
+"""The obstacles by the reason of a VMIM's condition; the quota's condition has no reason."""

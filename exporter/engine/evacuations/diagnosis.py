@@ -1,0 +1,425 @@
+"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the action.
+
+`status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
+evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
+forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
+its pods to one `State`, the first that applies in the order of the enum:
+
+1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
+2. A migration is running.
+3. Something prevents every attempt.
+4. Something delays the present attempt.
+
+A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
+or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as absent only if its
+watch has had contact since the VMI changed. While the watch of VMIs is dead, every state is
+`unknown` and nothing is stuck.
+
+An evacuation is stuck if it is older than `stuck.after` and not migrating, or if it has failed
+`stuck.failedAttempts` times since the request. (A success ends an evacuation, so these are failures
+in a row.) A stuck evacuation stays stuck, although no state is stored: the number of failures only
+grows, and if an attempt began to migrate after `stuck.after`, the evacuation was stuck before that.
+A VMI with the strategy External is moved by somebody else. The VMIMs that somebody else created
+since the request are its attempts. As long as there is no attempt, the evacuation is stuck only if
+`stuck.external` sets an age.
+
+A VM that waits for KubeVirt's migration limits is in a queue, and is not stuck while migrations of
+others succeed. Its age counts from the end of the last successful migration out of its node. If the
+limit of the cluster is reached, it counts from the end of the last successful migration in the
+cluster. In the states of `_IN_TURN`, it counts from when the limits first allowed an attempt, or
+from the end of the last successful migration in the cluster if that was earlier.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+
+from msgspec import Struct
+
+from exporter.engine.evacuations.backoff import Backoff, compute_backoff
+from exporter.engine.facts.evidence import Evidence, Marker
+from exporter.engine.facts.model import (
+    Instant,
+    Outcome,
+    Pod,
+    Resource,
+    Seconds,
+    Vmim,
+    WaitReason,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.cordons import Cordons
+from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
+
+
+DIVERGED_AFTER: Seconds = 120.0
+"""How long marker and annotation may differ, because KubeVirt writes them one after the other."""
+NEXT_ATTEMPT: Seconds = 120.0
+"""KubeVirt may take this long to start the next migration after one has ended, or to clear the
+marker of a VMI that has left its node."""
+_NO_CONTACTS: Mapping[Resource, Instant] = {}
+_COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
+
+
+class State(StrEnum):
+    """What delays an evacuation."""
+
+    # In the order of evaluation.
+    EXTERNAL = "external"
+    STALE_MARKER = "stale_marker"
+    MIGRATION_STALLED = "migration_stalled"
+    MIGRATING = "migrating"
+    ZOMBIE_STATE = "zombie_state"
+    NOT_MIGRATABLE = "not_migratable"
+    MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    WAITING_FOR_SYNC = "waiting_for_sync"
+    QUOTA = "quota"
+    BACKUP = "backup"
+    UTILITY_VOLUMES = "utility_volumes"
+    BACKOFF = "backoff"
+    TARGET_UNSCHEDULABLE = "target_unschedulable"
+    TARGET_NOT_READY = "target_not_ready"
+    CAPACITY = "capacity"
+    NO_MIGRATION = "no_migration"
+    UNKNOWN = "unknown"
+
+
+class Cause(StrEnum):
+    """Why an evacuation counts as stuck."""
+
+    AGE = "age"
+    FAILURES = "failures"
+
+
+class LastSeen(Struct, frozen=True):
+    """An evacuation as it was when its VMI could last be seen."""
+
+    at: Instant
+    state: State
+    stuck: bool
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """The state of one evacuation.
+
+    `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
+    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when the age of
+    the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
+    is over, because its node is schedulable again; never true for the descheduler's requests.
+    `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
+    resources without which the state is unknown. `last_seen` is set while the VMI's data are too
+    old.
+    """
+
+    node: str
+    requested_at: Instant
+    source: Source
+    state: State
+    stuck_by: tuple[Cause, ...]
+    due_at: Instant | None
+    failed_attempts: int
+    backoff: Backoff | None
+    leftover: bool
+    given_up: bool
+    diverged: bool
+    attempt: Vmim | None
+    missing: tuple[Resource, ...] = ()
+    last_seen: LastSeen | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the evacuation is stuck, so that a person has to act."""
+        return bool(self.stuck_by)
+
+
+def diagnose(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    *,
+    dead: AbstractSet[Resource] = frozenset(),
+    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
+    cordons: Cordons | None = None,
+) -> Diagnosis | None:
+    """The diagnosis at `now`, or None if the VMI is not evacuating.
+
+    From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
+    last contacts with the watches of its namespace; a watch without an entry counts as up to date.
+    `cordons` is None if it is unknown which nodes are cordoned.
+    """
+    marker = evidence.marker
+    if marker is None:
+        return None
+    dead = dead | evidence.dead_at(now)
+    source = find_source(evidence, marker)
+    seen, evidence = evidence, evidence.without(dead)
+    attempt = evidence.unfinished()
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    state = State.UNKNOWN
+    if Resource.VMIS not in dead:
+        state = _find_state(
+            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
+        )
+    # If the request is older than our watch of the nodes, it is unknown whether the node was
+    # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
+    since = None if cordons is None else cordons.schedulable_since(marker.node)
+    was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
+    is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
+    leftover = is_drain and since is not None and marker.requested_at <= since
+    launcher, lacking_since = evidence.launcher, marker.lacking_since
+    failed = marker.failed_since_request()
+    due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
+    return Diagnosis(
+        node=marker.node,
+        requested_at=marker.requested_at,
+        source=source,
+        state=state,
+        stuck_by=()
+        if Resource.VMIS in dead
+        else _find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed),
+        due_at=due,
+        failed_attempts=failed,
+        backoff=holds,
+        leftover=leftover,
+        given_up=leftover and was_seen,
+        diverged=launcher is not None
+        and not launcher.eviction_in_progress
+        and lacking_since is not None
+        and now - lacking_since >= DIVERGED_AFTER,
+        attempt=attempt,
+        missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
+        last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
+    )
+
+
+def _find_last_seen(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    contacts: Mapping[Resource, Instant],
+) -> LastSeen | None:
+    unreadable = (since for resource, since in evidence.unreadable if resource is Resource.VMIS)
+    at = min((*unreadable, *(contacts[r] for r in contacts if r is Resource.VMIS)), default=None)
+    if at is None:
+        return None
+    found = diagnose(evidence, stuck, load, at)
+    return None if found is None else LastSeen(at, found.state, found.stuck)
+
+
+def _find_missing(
+    evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
+) -> tuple[Resource, ...]:
+    """The missing resources that make the state unknown; the KubeVirt object if no other is."""
+    if Resource.VMIS in dead:
+        return (Resource.VMIS,)
+    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
+    missing = (
+        resource
+        for resource, is_seen in seen.items()
+        if not is_seen or _is_behind(resource, evidence.changed_at, contacts)
+    )
+    return tuple(missing) or (Resource.KUBEVIRTS,)
+
+
+def _is_behind(
+    resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
+) -> bool:
+    """Whether the watch of a resource has had no contact since the VMI changed."""
+    return contacts.get(resource, changed_at) < changed_at
+
+
+def _find_state(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    now: Instant,
+    *,
+    load: Load | None,
+    backoff: Backoff | None,
+    contacts: Mapping[Resource, Instant],
+) -> State:
+    vmi = evidence.vmi
+    if vmi.is_external and attempt is None:
+        return State.EXTERNAL
+    if vmi.evacuation_node != vmi.node:
+        return State.STALE_MARKER
+    if _is_stalled(evidence, attempt, stuck, now):
+        return State.MIGRATION_STALLED
+    state = vmi.migration
+    if state is not None and state.running and not evidence.is_contradicted(now):
+        return State.MIGRATING
+    if attempt is not None and attempt.phase in _COPYING_PHASES:
+        return State.MIGRATING
+    hand_off = _judge_hand_off(evidence, now, contacts)
+    if hand_off is not None:
+        return hand_off
+    if not vmi.migratable:
+        return State.NOT_MIGRATABLE
+    if not evidence.vmims_seen or (
+        attempt is None and _is_behind(Resource.VMIMS, evidence.changed_at, contacts)
+    ):
+        return State.UNKNOWN
+    return _why_waiting(evidence, attempt, load, backoff, contacts)
+
+
+def _why_waiting(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    load: Load | None,
+    backoff: Backoff | None,
+    contacts: Mapping[Resource, Instant],
+) -> State:
+    """Why a migratable VM is not being migrated."""
+    uid = "" if attempt is None else attempt.uid
+    active = (pod for pod in evidence.pods if not pod.finished)
+    if sum(not uid or pod.migration_uid != uid for pod in active) > 1:
+        return State.MULTIPLE_ACTIVE_PODS
+    pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
+    if attempt is None:
+        # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with
+        # the gate MigrationPriorityQueue off, which is the default).
+        if not pods_seen:
+            return State.UNKNOWN
+        is_full = load is not None and load.is_full(evidence.vmi.node)
+        return State.CAPACITY if is_full else State.NO_MIGRATION
+    if attempt.wait_reason is not None:
+        return _WAIT_REASONS[attempt.wait_reason]
+    if backoff is not None:
+        return State.BACKOFF
+    target = _target_of(attempt, evidence.pods)
+    if target is not None:
+        return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
+    if not pods_seen:
+        return State.UNKNOWN
+    if attempt.phase == "Scheduling":
+        return State.TARGET_NOT_READY
+    if load is None:
+        return State.UNKNOWN
+    return State.CAPACITY if load.is_full(evidence.vmi.node) else State.TARGET_NOT_READY
+
+
+def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
+    state = evidence.vmi.migration
+    if state is None or state.start is None or evidence.is_contradicted(now):
+        return False
+    if not state.ended:
+        return now - state.start > stuck.migration_timeout
+    end = evidence.migration_end
+    return (
+        attempt is not None
+        and attempt.phase == "Running"
+        and attempt.uid == state.uid
+        and end is not None
+        and now - end > stuck.migration_timeout
+    )
+
+
+def _judge_hand_off(
+    evidence: Evidence, now: Instant, contacts: Mapping[Resource, Instant]
+) -> State | None:
+    """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
+
+    If the watch of VMIMs has had no contact since the hand-off, this is not known yet, and the
+    state is `MIGRATING`.
+    """
+    if evidence.is_contradicted(now):
+        return State.ZOMBIE_STATE
+    state = evidence.vmi.migration
+    if state is None or not state.uid or state.start is not None or state.ended:
+        return None
+    if not evidence.vmims_seen:
+        return None
+    owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
+    if owner is not None:
+        return State.ZOMBIE_STATE if owner.phase == "Failed" else None
+    is_news = _is_behind(Resource.VMIMS, evidence.handed_off_at, contacts)
+    return State.MIGRATING if is_news else State.ZOMBIE_STATE
+
+
+def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+    mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
+    return next(mine, None)
+
+
+def _find_causes(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    now: Instant,
+    *,
+    state: State,
+    due: Instant | None,
+    failed: int,
+) -> tuple[Cause, ...]:
+    """Why the evacuation is stuck."""
+    # When the attempt began to migrate.
+    began, migration = None, evidence.vmi.migration
+    if migration is not None and migration.running:
+        began = migration.start
+    elif attempt is not None:
+        began = attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
+    causes = []
+    if due is not None and now > due:
+        in_time = state is State.MIGRATING and (began is None or began <= due)
+        if not in_time:
+            causes.append(Cause.AGE)
+    if failed >= stuck.failed_attempts:
+        causes.append(Cause.FAILURES)
+    return tuple(causes)
+
+
+def _find_due(
+    evidence: Evidence,
+    marker: Marker,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    *,
+    state: State,
+    load: Load | None,
+) -> Instant | None:
+    """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
+    since = marker.requested_at - SAME_REQUEST
+    made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
+    if evidence.vmi.is_external and not made and not marker.failed_since_request():
+        return None if stuck.external is None else marker.requested_at + stuck.external
+    due = marker.requested_at + stuck.after
+    moved: Instant | None = None
+    allowed = stuck.after
+    if state is State.STALE_MARKER:
+        left = evidence.vmi.migration
+        if left is not None and left.outcome is Outcome.SUCCEEDED:
+            moved, allowed = evidence.migration_end, NEXT_ATTEMPT
+    elif state is State.CAPACITY and load is not None:
+        moved = load.moved_at(evidence.vmi.node)
+    elif state in _IN_TURN and load is not None and load.newest_success is not None:
+        turn = _find_turn(evidence, marker, attempt)
+        if turn is None:
+            moved, allowed = load.newest_success, NEXT_ATTEMPT
+        else:
+            moved = min(load.newest_success, turn)
+    return due if moved is None else max(due, moved + allowed)
+
+
+def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Instant | None:
+    """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
+    turns = marker.failures_since_request()
+    if attempt is not None:
+        target = _target_of(attempt, evidence.pods)
+        if target is not None and target.created is not None:
+            turns.append(target.created)
+        elif attempt.phase != "Pending" and attempt.created is not None:
+            turns.append(attempt.created)
+    return min(turns, default=None)
+
+
+_IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
+"""The states of a VM that does not wait for KubeVirt's limits any more."""
+_WAIT_REASONS = {
+    WaitReason.SYNC: State.WAITING_FOR_SYNC,
+    WaitReason.QUOTA: State.QUOTA,
+    WaitReason.BACKUP: State.BACKUP,
+    WaitReason.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
+}

@@ -1,0 +1,402 @@
+"""Forecasts the drain of a node: what would happen to each VM if the node were drained now.
+
+The module `drain_outcomes` says what a drain does to one VM.
+
+The counts of all nodes come from totals that the store updates with each change. So this visits
+only VMIs with an unfinished VMIM, an evacuation or a budget that forbids their eviction.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.evacuations.drain_outcomes import (
+    KEPT,
+    MOVED,
+    DrainOutcome,
+    decide_outcome,
+    measure_mobility,
+)
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import (
+    Contacts,
+    DeadResources,
+    Instant,
+    KubeVirtSettings,
+    Mobility,
+    Node,
+    Resource,
+    Seconds,
+    Vmi,
+    Why,
+    WhySource,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.budgets import Budgets
+from exporter.engine.store.cordons import Cordons
+from exporter.engine.store.load import Load
+from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.store.reasons import REASONS_SHOWN
+from exporter.engine.store.requesters import Source
+from exporter.engine.store.store import Store
+
+
+_NO_CONTACTS = Contacts()
+Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """Everything that decides the outcomes of VMIs, apart from their own evidence.
+
+    `cordons` is None if it is unknown which nodes are cordoned. `budgets` is None if it is unknown
+    what budgets allow.
+    """
+
+    kubevirt: KubeVirtSettings | None
+    load: Load | None
+    stuck: StuckPolicy
+    dead: DeadResources
+    now: Instant
+    contacts: Contacts = _NO_CONTACTS
+    cordons: Cordons | None = None
+    budgets: Budgets | None = None
+
+    def diagnose(self, evidence: Evidence) -> Diagnosis | None:
+        """The diagnosis of a VMI, or None if it is not evacuating."""
+        if evidence.marker is None:
+            return None
+        namespace = evidence.vmi.namespace
+        return diagnose(
+            evidence,
+            self.stuck,
+            self.load,
+            self.now,
+            dead=self.dead.of(namespace),
+            contacts=self.contacts.of(namespace),
+            cordons=self.cordons,
+        )
+
+    def is_schedulable(self, node: str) -> bool | None:
+        """Whether pods can be scheduled onto a node; None if that is unknown."""
+        return None if self.cordons is None else node not in self.cordons
+
+    def find_budget(self, evidence: Evidence) -> str:
+        """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
+        return "" if self.budgets is None else self.budgets.find(evidence.launcher)
+
+    def is_full(self, node: str) -> bool:
+        """Whether KubeVirt is known to start no migration out of this node now."""
+        if self.load is None or not self.load.is_full(node):
+            return False
+        return self.dead.everywhere.isdisjoint((Resource.VMIMS, Resource.PODS))
+
+
+def read_conditions(
+    store: Store,
+    stuck: StuckPolicy,
+    dead: DeadResources,
+    now: Instant,
+    contacts: Contacts = _NO_CONTACTS,
+    *,
+    seen: AbstractSet[Resource] = frozenset(),
+) -> Conditions:
+    """The conditions at `now`; `seen` are the optional resources that are up to date."""
+    return Conditions(
+        kubevirt=store.kubevirt,
+        load=store.load(),
+        stuck=stuck,
+        dead=dead,
+        now=now,
+        contacts=contacts,
+        cordons=store.cordons if Resource.NODES in seen else None,
+        budgets=store.budgets if Resource.BUDGETS in seen else None,
+    )
+
+
+class DrainCandidate(Struct, frozen=True, kw_only=True):
+    """A VMI of the node and its outcome.
+
+    `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
+    `last_duration` is how long its newest successful migration took; None if that is unknown.
+    """
+
+    evidence: Evidence
+    outcome: DrainOutcome
+    reasons: tuple[Why, ...]
+    failed_attempts: int
+    last_duration: Seconds | None
+
+
+class Forecast(Struct, frozen=True, kw_only=True):
+    """The outcomes of draining one node.
+
+    `at_least` is the least time that the migrations take; None if that is unknown, or if the node
+    cannot be emptied. `progress` is None if no VM is asked to leave the node.
+    `schedulable` is None if that is unknown. `cordon` is None if the node is not cordoned.
+    """
+
+    node: str
+    outcomes: Mapping[DrainOutcome, int]
+    at_least: Seconds | None
+    progress: DrainProgress | None
+    schedulable: bool | None
+    cordon: Node | None
+
+    @property
+    def vmis(self) -> int:
+        """How many VMIs are on the node."""
+        return sum(self.outcomes.values())
+
+    @property
+    def can_be_emptied(self) -> bool:
+        """Whether no VM has an outcome of `KEPT`."""
+        return _can_be_emptied(self.outcomes)
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether somebody else must move or stop a VM."""
+        return bool(self.outcomes.get(DrainOutcome.EXTERNAL))
+
+
+def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
+    """The number of VMIs by node and outcome, sorted by node."""
+    counts = count_undiagnosed(store, conditions)
+    for evidence in store.evacuating():
+        recount(counts, evidence, conditions.diagnose(evidence), conditions)
+    return counts
+
+
+def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
+    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation."""
+    counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
+    counts.pop("", None)
+    full = {node for node in counts if conditions.is_full(node)}
+
+    def outcome(node: str, mobility: Mobility) -> DrainOutcome:
+        return decide_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
+
+    for (node, mobility), vmis in store.mobilities.items():
+        if node:
+            counts[node][outcome(node, mobility)] += vmis
+    for evidence in store.waiting():
+        node, mobility = evidence.vmi.node, evidence.vmi.mobility
+        if node:
+            counts[node][outcome(node, mobility)] -= 1
+            counts[node][find_outcome(evidence, conditions, None)] += 1
+    for evidence in _find_guarded(store, conditions):
+        if find_outcome(evidence, conditions, None) is DrainOutcome.STAYS:
+            counts[evidence.vmi.node][DrainOutcome.RESTARTS] -= 1
+            counts[evidence.vmi.node][DrainOutcome.STAYS] += 1
+    return counts
+
+
+def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
+    """VMIs without an unfinished VMIM: a drain would restart them if no budget forbade it."""
+    if conditions.budgets is None:
+        return
+    for key in conditions.budgets.guarded():
+        found = store.find_pod(*key)
+        if found is None or found[1].finished or not found[1].node:
+            continue
+        evidence = store.evidence(found[1].namespace, found[1].name)
+        if evidence is None or evidence.launcher != found[0] or evidence.unfinished() is not None:
+            continue
+        if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
+            yield evidence
+
+
+def recount(
+    counts: Mapping[str, Counter[DrainOutcome]],
+    evidence: Evidence,
+    diagnosis: Diagnosis | None,
+    conditions: Conditions,
+) -> DrainOutcome:
+    """Correct the counts of `count_undiagnosed` for one VMI; returns the VMI's outcome."""
+    outcome = find_outcome(evidence, conditions, diagnosis)
+    if evidence.vmi.node in counts:
+        counts[evidence.vmi.node][find_outcome(evidence, conditions, None)] -= 1
+        counts[evidence.vmi.node][outcome] += 1
+    return outcome
+
+
+def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:
+    """The counts of all nodes together."""
+    total: Counter[DrainOutcome] = Counter()
+    for outcomes in counts.values():
+        total.update(outcomes)
+    return total
+
+
+def forecast_nodes(
+    store: Store, conditions: Conditions, durations: Mapping[str, list[Seconds]]
+) -> list[Forecast]:
+    """The forecast of every node with VMIs, sorted by name.
+
+    `durations`: the results of `find_duration`, by node.
+    """
+    counts = count_undiagnosed(store, conditions)
+    evacuating: list[tuple[Diagnosed, DrainOutcome]] = []
+    for evidence in store.evacuating():
+        diagnosis = conditions.diagnose(evidence)
+        outcome = recount(counts, evidence, diagnosis, conditions)
+        if diagnosis is not None:
+            evacuating.append(((evidence.vmi, diagnosis), outcome))
+    progress = follow_drains(store.drains.read(), evacuating, conditions)
+    return [
+        _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
+        for node, outcomes in counts.items()
+    ]
+
+
+def forecast_node(
+    store: Store, node: str, conditions: Conditions
+) -> tuple[Forecast, list[DrainCandidate]]:
+    """The forecast of one node and its VMIs, sorted by namespace and name."""
+    found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
+    diagnoses = [conditions.diagnose(evidence) for evidence in found]
+    candidates = [
+        DrainCandidate(
+            evidence=evidence,
+            outcome=find_outcome(evidence, conditions, diagnosis),
+            reasons=_find_reasons(store, evidence, conditions),
+            failed_attempts=_count_failures(evidence),
+            last_duration=evidence.history.last_duration(),
+        )
+        for evidence, diagnosis in zip(found, diagnoses, strict=True)
+    ]
+    durations = (find_duration(evidence, conditions.kubevirt) for evidence in found)
+    known = [one for one in durations if one is not None]
+    outcomes = Counter(one.outcome for one in candidates)
+    evacuating = (
+        ((candidate.evidence.vmi, diagnosis), candidate.outcome)
+        for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
+        if diagnosis is not None
+    )
+    progress = follow_drains(store.drains.read(), evacuating, conditions).get(node)
+    return _forecast(node, outcomes, known, conditions, progress), candidates
+
+
+def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
+    """The reasons of a VMI. If only a budget keeps it from restarting, the budget comes first."""
+    reasons = store.reasons(evidence.vmi)
+    budget = conditions.find_budget(evidence)
+    if budget and _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
+        return (Why(WhySource.POD_DISRUPTION_BUDGET, budget), *reasons[: REASONS_SHOWN - 1])
+    return reasons
+
+
+def follow_drains(
+    drains: Mapping[str, Departed],
+    evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
+    conditions: Conditions,
+) -> dict[str, DrainProgress]:
+    """The progress of each drain; `evacuating` are all evacuations of these nodes.
+
+    `drains` are the drains in the store, by node.
+    """
+    remaining = defaultdict[str, list[tuple[Diagnosis, DrainOutcome]]](list)
+    for (vmi, diagnosis), outcome in evacuating:
+        if vmi.node == diagnosis.node:
+            remaining[diagnosis.node].append((diagnosis, outcome))
+    progress = {}
+    for node, departed in drains.items():
+        outcomes = Counter(outcome for _, outcome in remaining[node])
+        diagnoses = [diagnosis for diagnosis, _ in remaining[node]]
+        is_drained = conditions.is_schedulable(node) is False or any(
+            one.source is Source.OTHER for one in diagnoses
+        )
+        progress[node] = measure_progress(
+            departed,
+            (one.requested_at for one in diagnoses),
+            failing=sum(outcomes[one] for one in KEPT),
+            external=outcomes[DrainOutcome.EXTERNAL],
+            stuck_after=conditions.stuck.after
+            if is_drained and any(one.stuck for one in diagnoses)
+            else None,
+            now=conditions.now,
+        )
+    return progress
+
+
+def find_outcome(
+    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
+) -> DrainOutcome:
+    """What would happen to a VMI with this diagnosis if its node were drained."""
+    outcome = _find_own_outcome(evidence, conditions, diagnosis)
+    if outcome is DrainOutcome.RESTARTS and conditions.find_budget(evidence):
+        return DrainOutcome.STAYS
+    return outcome
+
+
+def _find_own_outcome(
+    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
+) -> DrainOutcome:
+    """The outcome without regard to budgets."""
+    dead, fails = conditions.dead.of(evidence.vmi.namespace), False
+    if diagnosis is not None:
+        limit = conditions.stuck.failed_attempts
+        fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
+    return decide_outcome(
+        measure_mobility(evidence.without(dead)),
+        conditions.kubevirt,
+        full=conditions.is_full(evidence.vmi.node),
+        fails=fails,
+    )
+
+
+def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
+    """How long this VMI's migration in a drain should take: as long as its last successful one.
+
+    None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
+    migrating, because the progress of that migration is unknown.
+    """
+    mobility = measure_mobility(evidence)
+    outcome = decide_outcome(mobility, settings, full=False, fails=False)
+    if mobility.migrating or outcome not in MOVED:
+        return None
+    return evidence.history.last_duration()
+
+
+def _forecast(
+    node: str,
+    outcomes: Mapping[DrainOutcome, int],
+    durations: Iterable[Seconds],
+    conditions: Conditions,
+    progress: DrainProgress | None,
+) -> Forecast:
+    """The forecast of a node.
+
+    Its bound is the longest duration, or the sum of the durations divided by KubeVirt's parallel
+    limit, whichever is longer.
+    """
+    known = tuple(durations) if _can_be_emptied(outcomes) else ()
+    bound = max(known, default=None)
+    if bound is not None and conditions.kubevirt is not None:
+        limits = conditions.kubevirt.limits
+        parallel = max(1, min(limits.cluster, limits.outbound_per_node))
+        bound = max(bound, sum(known) / parallel)
+    return Forecast(
+        node=node,
+        outcomes=outcomes,
+        at_least=bound,
+        progress=progress,
+        schedulable=conditions.is_schedulable(node),
+        cordon=None if conditions.cordons is None else conditions.cordons.find(node),
+    )
+
+
+def _can_be_emptied(outcomes: Mapping[DrainOutcome, int]) -> bool:
+    return not any(outcomes.get(outcome) for outcome in KEPT)
+
+
+def _count_failures(evidence: Evidence) -> int:
+    """How many attempts failed since the request; without a request, since the last success."""
+    if evidence.marker is not None:
+        return evidence.marker.failed_since_request()
+    succeeded: Instant = evidence.history.newest_success() or 0.0
+    failed = (v for v in evidence.vmims if v.phase == "Failed" and not v.aborted)
+    return sum((vmim.finished_at or vmim.created or 0.0) >= succeeded for vmim in failed)

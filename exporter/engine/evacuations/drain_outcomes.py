@@ -1,0 +1,79 @@
+"""What the drain of a node does to one VM.
+
+A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
+(`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
+KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
+counts:
+
+- `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
+  eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
+- `external`: the strategy is External. Somebody else must move or stop the VM.
+- `fails`: the VM's evacuation is stuck, or has failed `stuck.failedAttempts` times.
+- `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
+  LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.
+- `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
+  condition LiveMigratable yet.
+- `leaves`: the VM is migrated.
+"""
+
+from enum import StrEnum
+
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import KubeVirtSettings, Mobility
+
+
+class DrainOutcome(StrEnum):
+    """What happens to a VM if its node is drained; these are the values in JSON and metrics."""
+
+    LEAVES = "leaves"
+    WAITS = "waits"
+    FAILS = "fails"
+    RESTARTS = "restarts"
+    STAYS = "stays"
+    EXTERNAL = "external"
+
+
+GRAVEST = (
+    DrainOutcome.STAYS,
+    DrainOutcome.FAILS,
+    DrainOutcome.EXTERNAL,
+    DrainOutcome.RESTARTS,
+    DrainOutcome.WAITS,
+    DrainOutcome.LEAVES,
+)
+"""The outcomes, the worst first."""
+
+
+MOVED = (DrainOutcome.LEAVES, DrainOutcome.WAITS)
+"""The outcomes of VMs that are migrated."""
+
+
+KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
+"""The outcomes of VMs that keep their node from being emptied."""
+
+
+def measure_mobility(evidence: Evidence) -> Mobility:
+    """The mobility of a VMI; a VMI with an unfinished VMIM counts as migrating."""
+    mobility = evidence.vmi.mobility
+    return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
+
+
+def decide_outcome(
+    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool, fails: bool
+) -> DrainOutcome:
+    """The outcome without budgets; `full`: KubeVirt starts no migration out of the node now."""
+    strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
+    match strategy:
+        case "External":
+            return DrainOutcome.EXTERNAL
+        case "LiveMigrate" if not mobility.migratable:
+            return DrainOutcome.STAYS
+        case _ if fails:
+            return DrainOutcome.FAILS
+        case "LiveMigrate":
+            pass
+        case "LiveMigrateIfPossible" if mobility.migratable:
+            pass
+        case _:
+            return DrainOutcome.RESTARTS
+    return DrainOutcome.WAITS if mobility.migrating or full else DrainOutcome.LEAVES

@@ -1,0 +1,1 @@
+"""The engine's values: what was read from a cluster, the policy, and what changes them."""

@@ -1,0 +1,114 @@
+"""The changes that are applied to the store, and the notices that it sends to its subscribers."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from enum import IntEnum, auto
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.model import Fact, Resource, Why
+
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+Names: TypeAlias = Mapping[str, AbstractSet[str]]
+"""Names by namespace. A `Key` for each object of a list would fragment the memory."""
+
+
+class Observed(Struct, frozen=True, gc=False):
+    """An object was added or modified; its reasons replace the earlier ones."""
+
+    fact: Fact
+    reasons: tuple[Why, ...] = ()
+
+
+class Removed(Struct, frozen=True, gc=False):
+    """An object was deleted; if `uid` is set, the object is removed only if it has that UID."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Listed(Struct, frozen=True):
+    """A complete list of one namespace (None: all). An object not in the list no longer exists."""
+
+    resource: Resource
+    names: Names
+    namespace: str | None
+
+
+class Unreadable(Struct, frozen=True):
+    """An object cannot be read; `uid` is "" if the UID cannot be read either."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class EvictionAdmitted(Struct, frozen=True):
+    """A user's eviction of a pod was allowed, so KubeVirt may mark the VMI."""
+
+    namespace: str
+    pod: str
+    user: str
+
+
+class Visibility(Struct, frozen=True):
+    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not."""
+
+    vmims: bool = False
+    pods: bool = False
+    blind: Mapping[Resource, AbstractSet[str]] = {}
+
+    def sees_vmims_of(self, namespace: str) -> bool:
+        """Whether the VMIMs of a namespace are visible."""
+        return self.vmims and namespace not in self.blind.get(Resource.VMIMS, ())
+
+    def sees_pods_of(self, namespace: str) -> bool:
+        """Whether the launcher pods of a namespace are visible."""
+        return self.pods and namespace not in self.blind.get(Resource.PODS, ())
+
+
+class Forgotten(Struct, frozen=True, gc=False):
+    """The stored history of a VMI that was never seen does not count any more."""
+
+    uid: str
+
+
+Change: TypeAlias = (
+    Observed
+    | Removed
+    | Listed
+    | Unreadable
+    | EvictionAdmitted
+    | Visibility
+    | Remembered
+    | Forgotten
+)
+
+
+class NoticeKind(IntEnum):  # hashed in C, unlike an Enum; each change hashes it twice
+    """What has changed in the store.
+
+    `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
+    more. `MEMORY`: the history to store for the VMI with this UID. `EVERYTHING`: the evidence of
+    all VMIs, because the visibility has changed, or because KubeVirt began or ended an update.
+    """
+
+    EVIDENCE = auto()
+    GONE = auto()
+    MEMORY = auto()
+    EVERYTHING = auto()
+
+
+class Notice(Struct, frozen=True, gc=False):
+    """Something may have changed; the key is empty for `MEMORY` and `EVERYTHING`."""
+
+    kind: NoticeKind
+    key: Key = ("", "")
+    uid: str = ""

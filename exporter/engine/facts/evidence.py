@@ -1,0 +1,300 @@
+"""Everything that is known about one VMI: its objects, its history, its evacuation."""
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from exporter.engine.facts.history import History, Migration, correct_end, join
+from exporter.engine.facts.model import (
+    CLOCK_SKEW,
+    Instant,
+    Outcome,
+    Pod,
+    Resource,
+    Seconds,
+    Vmi,
+    Vmim,
+)
+
+
+DEAD_AFTER: Seconds = 600.0
+"""The default of `kube.deadAfter`."""
+ASKED_WITHIN: Seconds = 30.0
+"""The longest time between the webhook's review of an eviction and the evacuation's request, in
+either order. A webhook's timeout is never longer, and the two clocks may differ."""
+FAILURES_KEPT = 64
+"""How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
+
+
+class Requester(Struct, frozen=True, order=True, gc=False):
+    """Who asked for an eviction, and when."""
+
+    at: Instant
+    user: str
+
+
+class Marker(Struct, kw_only=True):
+    """An evacuation: its node (`status.evacuationNodeName`), its request and its failed attempts.
+
+    `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
+    unless KubeVirt dates it, or a success is found between it and `seen_at`. `not_before` is the
+    last instant at which the marker was absent or different, or at which a success ended an earlier
+    evacuation. Attempts before that instant do not belong to this evacuation. `failed` has the ends
+    of the failed evacuation VMIMs by UID, and `forgotten` counts the failures that are no longer
+    kept.
+    `lacking_since` is when the launcher pod was first seen without the descheduler's annotation.
+    `dated`: `requested_at` is the time in KubeVirt's condition EvictionRequested, so our clock does
+    not change it. `asked_by` is who asked for the first eviction that the webhook reviewed;
+    use `requested_by`, which checks that this was near the request.
+    """
+
+    node: str
+    requested_at: Instant
+    seen_at: Instant = 0.0
+    not_before: Instant | None = None
+    failed: dict[str, Instant] = field(default_factory=dict)
+    forgotten: int = 0
+    lacking_since: Instant | None = None
+    dated: bool = False
+    asked_by: Requester | None = None
+
+    @property
+    def requested_by(self) -> Requester | None:
+        """Who requested the evacuation, or None if that is unknown."""
+        asked = self.asked_by
+        return asked if asked is not None and self._is_near(asked) else None
+
+    def date(self, instant: Instant) -> bool:
+        """Use KubeVirt's date of the request; True if that changed anything.
+
+        `not_before` is dropped: it comes from our clock, which may be wrong.
+        """
+        is_news = not self.dated or self.requested_at != instant
+        self.requested_at, self.not_before, self.dated = instant, None, True
+        return is_news
+
+    def note_request(self, instant: Instant) -> None:
+        """Note that the evacuation was requested at this instant or earlier."""
+        if not self.dated:
+            self.requested_at = min(self.requested_at, instant)
+
+    def note_success(self, end: Instant) -> bool:
+        """Note that a migration succeeded: a request before its end was for an earlier evacuation.
+
+        True if that resets `requested_at` to `seen_at`.
+        """
+        if end < self.requested_at or end >= self.seen_at:
+            return False
+        self.requested_at = self.seen_at
+        return True
+
+    def note_failure(self, uid: str, end: Instant) -> None:
+        """Record a failed attempt, unless it is recorded already."""
+        if uid in self.failed or not self._is_ours(end):
+            return
+        if len(self.failed) >= FAILURES_KEPT:
+            oldest = min(self.failed, key=self.failed.__getitem__)
+            if end < self.failed[oldest]:
+                return
+            self.forgotten += self.failed.pop(oldest) >= self.requested_at
+        self.failed[uid] = end
+
+    def join(self, other: "Marker") -> bool:
+        """Merge the record of the same evacuation from another replica or an earlier run.
+
+        `requested_at` and `seen_at` become the earlier of the two values. `asked_by` becomes the
+        earliest requester near the request, and `failed` becomes the union. Instants up to
+        `not_before` are ignored, because the other record may have counted attempts of an earlier
+        evacuation. For each record, the failures that it counted are added to those that only the
+        other record can have counted; the greater of the two sums is used. True if anything
+        changed.
+        """
+        before = replace(self, failed=dict(self.failed))
+        self.seen_at = min(self.seen_at, other.seen_at)
+        bounds = [b for b in (self.not_before, other.not_before) if b is not None]
+        if not self.dated:
+            self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
+            self.requested_at = min(
+                (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
+                default=self.seen_at,
+            )
+        asked = (self.asked_by, other.asked_by)
+        self.asked_by = min((a for a in asked if a and self._is_near(a)), default=None)
+        counted = max(
+            _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
+        )
+        union = sorted((self.failed | other.failed).items(), key=lambda one: one[::-1])
+        self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
+        self.forgotten = counted - len(self.failures_since_request())
+        return before != self
+
+    def _is_ours(self, instant: Instant) -> bool:
+        """Whether an event at this instant belongs to this evacuation."""
+        return self.not_before is None or instant > self.not_before
+
+    def _is_near(self, asked: Requester) -> bool:
+        return abs(self.requested_at - asked.at) <= ASKED_WITHIN
+
+    def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
+        """Whether the VMI's present marker belongs to a later evacuation than this one.
+
+        It does if the VMI's marker names another node, if the VMI has left the node and come back,
+        or if KubeVirt has set the condition EvictionRequested again.
+        """
+        if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
+            return True
+        requested = vmi.eviction_requested_at
+        known = max(self.seen_at, self.requested_at)
+        return requested is not None and requested > known + CLOCK_SKEW
+
+    def was_left(self, vmi: Vmi, newest_success: Instant | None) -> bool:
+        """Whether the VMI has left the node since `seen_at` and is back on it."""
+        if newest_success is None or vmi.node != self.node:
+            return False
+        return newest_success >= self.seen_at and self._is_ours(newest_success)
+
+    def failed_since_request(self) -> int:
+        """The number of attempts that failed since the request: a lower bound."""
+        return self.forgotten + len(self.failures_since_request())
+
+    def failures_since_request(self) -> list[Instant]:
+        """The ends of the failed attempts that are kept and belong to this request."""
+        return [end for end in self.failed.values() if end >= self.requested_at]
+
+
+class Remembered(Struct, frozen=True, kw_only=True):
+    """The stored history of one VMI: its migrations by key (as in `History`), and its marker."""
+
+    uid: str
+    namespace: str
+    migrations: dict[str, Migration] = {}
+    marker: Marker | None = None
+
+    def join(self, other: "Remembered") -> "Remembered":
+        """Merge the stored histories of one VMI from two replicas, or from two runs."""
+        migrations = self.migrations | other.migrations
+        for key in self.migrations.keys() & other.migrations.keys():
+            migrations[key] = join(self.migrations[key], other.migrations[key])
+        ends = [m.known_end for m in migrations.values() if m.outcome is Outcome.SUCCEEDED]
+        return replace(
+            self, migrations=migrations, marker=_join_markers(self.marker, other.marker, ends)
+        )
+
+
+class Evidence(Struct, frozen=True, kw_only=True, gc=False):
+    """What is known about one VMI.
+
+    The VMI last changed at `changed_at`, and its present migration was first seen at
+    `handed_off_at`, both by our clock. `unreadable` says which of the VMI, its unfinished VMIMs and
+    its launcher pod cannot be read any more, and since when. Their last versions are believed for
+    `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
+    VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
+    or None if none is visible. Only an evacuating VMI has a `marker`, its launcher pods in `pods`,
+    and in `namesakes` the VMIMs of an earlier VMI of that name.
+    """
+
+    vmi: Vmi
+    history: History
+    vmims: tuple[Vmim, ...] = ()
+    vmims_seen: bool = True
+    launcher: Pod | None = None
+    marker: Marker | None = None
+    pods: tuple[Pod, ...] = ()
+    pods_seen: bool = True
+    changed_at: Instant = 0.0
+    handed_off_at: Instant = 0.0
+    unreadable: tuple[tuple[Resource, Instant], ...] = ()
+    dead_after: Seconds = DEAD_AFTER
+    namesakes: tuple[Vmim, ...] = ()
+    platform_updating: bool = False
+
+    @property
+    def migration_end(self) -> Instant | None:
+        """When the VMI's last migration ended, corrected by its VMIM; None if it has no end."""
+        state = self.vmi.migration
+        if state is None or state.end is None:
+            return None
+        return correct_end(state.end, self.history.find(state.uid, state.end).finished_at)
+
+    @property
+    def requested_by(self) -> Requester | None:
+        """Who requested the evacuation; None if that is unknown or there is no evacuation."""
+        return None if self.marker is None else self.marker.requested_by
+
+    @property
+    def contradicted_at(self) -> Instant | None:
+        """When a start without an end is no longer believed; None if its VMIM has not finished."""
+        state = self.vmi.migration
+        if state is None or not state.running or not state.uid:
+            return None
+        final = self.history.find(state.uid, None).finished_at
+        return None if final is None else final + self.dead_after
+
+    def is_contradicted(self, now: Instant) -> bool:
+        """Whether the VMI still shows a running migration whose VMIM finished long ago."""
+        return self.contradicted_at is not None and now >= self.contradicted_at
+
+    def dead_at(self, now: Instant) -> frozenset[Resource]:
+        """The resources that are dead for this VMI alone, because an object cannot be read."""
+        if not self.unreadable:
+            return frozenset()
+        return frozenset(one for one, since in self.unreadable if now >= since + self.dead_after)
+
+    def distrusted_from(self) -> Iterator[Instant]:
+        """The instants at which a fact becomes too old to be believed."""
+        if self.contradicted_at is not None:
+            yield self.contradicted_at
+        for _, since in self.unreadable:
+            yield since + self.dead_after
+
+    def snapshot(self) -> "Evidence":
+        """A copy for a later diagnosis, with a marker and history that do not change any more."""
+        if self.marker is None:
+            return self
+        marker = replace(self.marker, failed=dict(self.marker.failed))
+        return replace(self, marker=marker, history=History(self.history.records()))
+
+    def without(self, dead: AbstractSet[Resource]) -> "Evidence":
+        """The evidence without `dead` VMIMs or pods, as if these could not be watched."""
+        if not dead:
+            return self
+        seen = self
+        if Resource.VMIMS in dead:
+            seen = replace(seen, vmims=(), namesakes=(), vmims_seen=False)
+        if Resource.PODS in dead:
+            seen = replace(seen, launcher=None, pods=(), pods_seen=False)
+        return seen
+
+    def unfinished(self) -> Vmim | None:
+        """An unfinished VMIM of this VMI, if there is one."""
+        for vmim in self.vmims:
+            if not vmim.finished:
+                return vmim
+        return None
+
+
+def _join_markers(
+    one: Marker | None, other: Marker | None, successes: Iterable[Instant | None]
+) -> Marker | None:
+    """The later evacuation, joined with the earlier one unless a success lies between them."""
+    if one is None or other is None:
+        return other if one is None else one
+    early, late = sorted((one, other), key=lambda marker: marker.seen_at)
+    if early.node == late.node and not any(
+        end is not None and early.seen_at <= end <= late.seen_at for end in successes
+    ):
+        late = replace(late, failed=dict(late.failed))
+        late.join(early)
+    return late
+
+
+def _count_both(one: Marker, other: Marker, since: Instant) -> int:
+    """The failures of `one`, plus those of `other` that `one` cannot have counted and forgotten."""
+    oldest = min(one.failed.values(), default=since) if one.forgotten else 0.0
+    own = sum(end >= since for end in one.failed.values())
+    new = sum(
+        end >= since and end > oldest for uid, end in other.failed.items() if uid not in one.failed
+    )
+    return one.forgotten + own + new

@@ -1,0 +1,200 @@
+"""The migrations of a VMI: one record per migration, merged from all sources.
+
+The key of a record is the migration's UID (the VMIM's UID, `migrationState.migrationUid`), so that
+the same idempotent `put` serves lists, watches, replays and restarts. Without a UID the key is the
+end in whole seconds.
+"""
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct, field
+
+from exporter.engine.facts.model import CLOCK_SKEW, Instant, Outcome, Seconds
+
+
+class Migration(Struct, frozen=True, gc=False):
+    """One migration.
+
+    A node's clock gives `end`. The control plane's clock gives `finished_at`, the VMIM's transition
+    to its final phase.
+    """
+
+    start: Instant | None = None
+    end: Instant | None = None
+    finished_at: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    handed_off: bool = False
+
+    @property
+    def known_end(self) -> Instant | None:
+        """When the migration ended; None if no end is known."""
+        return correct_end(self.end, self.finished_at)
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """A migration that has ended by our clock.
+
+    `written_end` is the end in the object, which may be up to `CLOCK_SKEW` later than `end`.
+    """
+
+    end: Instant
+    written_end: Instant
+    start: Instant | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+    @property
+    def duration(self) -> Seconds:
+        """How long the migration took; 0 if the start is unknown or later than the end."""
+        return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
+
+
+def settle(end: Instant | None, now: Instant) -> Instant | None:
+    """Return `end`, or `now` if `end` is up to `CLOCK_SKEW` later, or None if it is even later."""
+    if end is None or end > now + CLOCK_SKEW:
+        return None
+    return min(end, now)
+
+
+def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | None:
+    """When a migration ended, by a node's clock, or else by the control plane's clock.
+
+    If both are known and differ by more than `CLOCK_SKEW`, the node's clock counts as wrong.
+    """
+    if end is None or (finished_at is not None and abs(end - finished_at) > CLOCK_SKEW):
+        return finished_at
+    return end
+
+
+def join(one: Migration, other: Migration) -> Migration:
+    """Merge two records of one migration; this is commutative, associative and idempotent."""
+    return Migration(
+        start=_choose(min, one.start, other.start),
+        end=_choose(max, one.end, other.end),
+        finished_at=_choose(max, one.finished_at, other.finished_at),
+        outcome=max(one.outcome, other.outcome),
+        handed_off=one.handed_off or other.handed_off,
+    )
+
+
+def is_end_key(key: str) -> bool:
+    """Whether a record's key is its end instead of a UID."""
+    return key.startswith("@")
+
+
+class History(Struct, gc=False):
+    """The migrations of one VMI, by key. `revision` grows with every change."""
+
+    _records: dict[str, Migration] = field(default_factory=dict)
+    revision: int = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def put(self, uid: str, migration: Migration, *, keep: int) -> bool:
+        """Merge a record; True if that changed anything.
+
+        Keeps the newest `keep` failures, the newest `keep` other endings, and `keep` unfinished
+        migrations. Failures are limited separately, because some policies do not count them. A
+        record with neither UID nor end cannot be identified and is ignored.
+        """
+        key = uid or _end_key(migration.end)
+        if not key:
+            return False
+        known = self._records.get(key)
+        joined = migration if known is None else join(known, migration)
+        if joined == known:
+            return False
+        self._records[key] = joined
+        self.revision += 1
+        if len(self._records) > keep:
+            self._forget(keep)
+        return True
+
+    def find(self, uid: str, end: Instant | None) -> Migration:
+        """The record with this UID, or with this end if the UID is empty; empty if unknown."""
+        return self._records.get(uid or _end_key(end), _UNKNOWN)
+
+    def newest_success(self) -> Instant | None:
+        """The latest end of a successful migration."""
+        ends = (r.known_end for r in self._records.values() if r.outcome is Outcome.SUCCEEDED)
+        return max((end for end in ends if end is not None), default=None)
+
+    def last_duration(self) -> Seconds | None:
+        """How long the newest successful migration took; None if no duration is known."""
+        timed = (
+            (end, end - record.start)
+            for record in self._records.values()
+            if record.outcome is Outcome.SUCCEEDED
+            and record.start is not None
+            and record.end is not None
+            and (end := record.known_end) is not None
+        )
+        _, duration = max(timed, default=(0.0, None))
+        return None if duration is None else max(0.0, duration)
+
+    def records(self) -> dict[str, Migration]:
+        """A copy of all records by key."""
+        return dict(self._records)
+
+    def written_ends(self) -> Iterator[Instant]:
+        """All ends in the records, including those too far ahead of our clock."""
+        ends = (record.known_end for record in self._records.values())
+        return (end for end in ends if end is not None)
+
+    def endings(self, now: Instant, *, count_failed: bool = True) -> list[Ending]:
+        """The handed-off migrations that have ended by `now`, oldest first.
+
+        `count_failed=False` excludes failures.
+        """
+        settled = []
+        named_seconds = set()
+        for key, record in self._records.items():
+            written = record.known_end
+            end = settle(written, now)
+            if end is None or written is None:
+                continue
+            if not is_end_key(key):
+                named_seconds.add(int(written))
+            settled.append((key, record, Ending(end, written, record.start, record.outcome)))
+        endings = []
+        for key, record, ending in settled:
+            if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
+                continue
+            if is_end_key(key) and int(ending.written_end) in named_seconds:
+                continue
+            endings.append(ending)
+        endings.sort(key=lambda ending: ending.written_end)
+        return endings
+
+    def _forget(self, keep: int) -> None:
+        failed: list[tuple[Instant, str]] = []
+        ended: list[tuple[Instant, str]] = []
+        unfinished: list[str] = []
+        for key, record in self._records.items():
+            end = record.known_end
+            if end is None:
+                unfinished.append(key)
+            elif record.outcome is Outcome.FAILED:
+                failed.append((end, key))
+            else:
+                ended.append((end, key))
+        for _, key in sorted(failed)[:-keep] + sorted(ended)[:-keep]:
+            del self._records[key]
+        for key in unfinished[:-keep]:
+            del self._records[key]
+
+
+_UNKNOWN = Migration()
+
+
+def _end_key(end: Instant | None) -> str:
+    return "" if end is None else f"@{int(end)}"
+
+
+def _choose(
+    choose: Callable[[Instant, Instant], Instant], one: Instant | None, other: Instant | None
+) -> Instant | None:
+    """The earlier (`min`) or later (`max`) of two instants, of which either may be unknown."""
+    if one is None or other is None:
+        return other if one is None else one
+    return choose(one, other)

@@ -1,0 +1,79 @@
+"""Index of launcher pods: by name, by VMI and by migration."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from exporter.engine.facts.model import Pod, Vmi
+
+
+_Key: TypeAlias = tuple[str, str]
+
+
+class LauncherIndex:
+    """All launcher pods. A pod belongs to a VMI of the same namespace only."""
+
+    def __init__(self) -> None:
+        self._pods: dict[_Key, Pod] = {}
+        self._by_vmi: dict[_Key, dict[str, Pod]] = {}
+        self._targets: Counter[_Key] = Counter()
+
+    @property
+    def pods(self) -> Mapping[_Key, Pod]:
+        """All pods by namespace and name."""
+        return self._pods
+
+    def put(self, pod: Pod) -> None:
+        """Add or replace a pod."""
+        key = (pod.namespace, pod.name)
+        known = self._pods.get(key)
+        if known is not None:
+            self._forget_target(known)
+            if known.vmi_uid != pod.vmi_uid:
+                self._forget_owner(known)
+        self._pods[key] = pod
+        self._by_vmi.setdefault((pod.namespace, pod.vmi_uid), {})[pod.name] = pod
+        if pod.migration_uid:
+            self._targets[pod.namespace, pod.migration_uid] += 1
+
+    def remove(self, pod: Pod) -> None:
+        """Remove a pod that is in the index."""
+        del self._pods[pod.namespace, pod.name]
+        self._forget_target(pod)
+        self._forget_owner(pod)
+
+    def _forget_owner(self, pod: Pod) -> None:
+        owner = (pod.namespace, pod.vmi_uid)
+        del self._by_vmi[owner][pod.name]
+        if not self._by_vmi[owner]:
+            del self._by_vmi[owner]
+
+    def _forget_target(self, pod: Pod) -> None:
+        if pod.migration_uid:
+            target = (pod.namespace, pod.migration_uid)
+            self._targets[target] -= 1
+            if not self._targets[target]:
+                del self._targets[target]
+
+    def of(self, vmi: Vmi) -> tuple[Pod, ...]:
+        """All launcher pods of a VMI."""
+        return tuple(self._by_vmi.get((vmi.namespace, vmi.uid), {}).values())
+
+    def current(self, vmi: Vmi) -> Pod | None:
+        """The newest pod on the VMI's node, as in KubeVirt's `CurrentVMIPod`.
+
+        Of pods that were created in the same second, a pod that still runs is preferred.
+        """
+        pods = self._by_vmi.get((vmi.namespace, vmi.uid))
+        if not pods or not vmi.node:
+            return None
+        on_node = (pod for pod in pods.values() if pod.node == vmi.node)
+        return max(
+            on_node,
+            default=None,
+            key=lambda pod: (pod.created or 0.0, not pod.finished, pod.name),
+        )
+
+    def has_target(self, namespace: str, migration_uid: str) -> bool:
+        """Whether a migration has a target pod."""
+        return (namespace, migration_uid) in self._targets

@@ -1,0 +1,39 @@
+"""How many migrations run, and KubeVirt's limits on them."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from exporter.engine.facts.model import Instant, MigrationLimits
+
+
+RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running"})
+"""The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
+
+
+class Load(Struct, frozen=True):
+    """The running migrations in the cluster and out of each node, and their limits.
+
+    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
+    is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`:
+    when the newest successful migration out of each node ended. `newest_success`: when the newest
+    one in the cluster ended.
+    """
+
+    running: int
+    outbound: Mapping[str, int]
+    limits: MigrationLimits
+    departures: Mapping[str, Instant] = {}
+    newest_success: Instant | None = None
+
+    def is_full(self, node: str) -> bool:
+        """Whether KubeVirt would start no migration out of this node now."""
+        return (
+            self.running >= self.limits.cluster
+            or self.outbound.get(node, 0) >= self.limits.outbound_per_node
+        )
+
+    def moved_at(self, node: str) -> Instant | None:
+        """When a success last allowed another migration out of this node; None if unknown."""
+        cluster_full = self.running >= self.limits.cluster
+        return self.newest_success if cluster_full else self.departures.get(node)

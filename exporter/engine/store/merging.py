@@ -1,0 +1,106 @@
+"""Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
+
+from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.history import Migration, is_end_key
+from exporter.engine.facts.model import Instant, Outcome, Vmi
+from exporter.engine.store.departures import Departures
+from exporter.engine.store.migrations import Binding, VmimIndex
+from exporter.engine.store.tracker import EvacuationTracker, note_attempt
+from exporter.engine.store.vmi_record import VmiRecord
+
+
+class HistoryMerger:
+    """Merges records into histories; `keep` is that of `History.put`.
+
+    `departures`: when VMs last left each node. `unseen`: the stored history of VMIs that have not
+    been seen yet, by UID.
+    """
+
+    def __init__(self, vmims: VmimIndex, evacuations: EvacuationTracker, *, keep: int) -> None:
+        self.departures = Departures()
+        self.unseen: dict[str, Remembered] = {}
+        self._vmims = vmims
+        self._evacuations = evacuations
+        self._keep = keep
+
+    def merge_vmi(self, record: VmiRecord, before: Vmi | None, at: Instant) -> None:
+        """Merge the `migrationState` of a new or changed VMI, and bind its VMIMs if necessary."""
+        vmi, state = record.vmi, record.vmi.migration
+        uids = _migration_uids(vmi)
+        names_others = before is None or _migration_uids(before) != uids
+        if names_others:
+            record.handed_off_at = at
+            record.prove(uids, keep=self._keep)
+        if state is not None:
+            migration = Migration(
+                start=state.start, end=state.end, outcome=state.outcome, handed_off=True
+            )
+            record.history.put(state.uid, migration, keep=self._keep)
+            self._note_departure(record, at)
+        if names_others:
+            self._bind_all(record, at)
+
+    def merge_vmim(self, binding: Binding, record: VmiRecord, at: Instant) -> None:
+        """Merge a VMIM that belongs to this VMI."""
+        vmim = binding.vmim
+        if vmim.handed_off or binding.proven:
+            migration = Migration(
+                start=vmim.start,
+                end=vmim.end,
+                finished_at=vmim.finished_at,
+                outcome=vmim.outcome,
+                handed_off=vmim.handed_off,
+            )
+            record.history.put(vmim.uid, migration, keep=self._keep)
+            self._note_departure(record, at)
+        note_attempt(record, vmim, at)
+        self._evacuations.note_success(record, at)
+
+    def merge_remembered(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
+        """Merge the stored history of a VMI; True if that changed anything."""
+        migrations = remembered.migrations
+        record.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
+        changed = [
+            record.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
+            for key, migration in migrations.items()
+        ]
+        marker, stored = record.marker, remembered.marker
+        if (
+            marker is not None
+            and stored is not None
+            and not stored.is_over(record.vmi, record.history.newest_success())
+        ):
+            changed.append(marker.join(stored))
+        if not any(changed):
+            return False
+        self._bind_all(record, at)
+        self._evacuations.note_success(record, at)
+        return True
+
+    def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
+        """Merge the stored history of a VMI that is seen for the first time."""
+        remembered = self.unseen.pop(record.vmi.uid, None)
+        if remembered is not None:
+            self.merge_remembered(record, remembered, at)
+
+    def keep_unseen(self, remembered: Remembered) -> bool:
+        """Keep the stored history of a VMI until the VMI is seen; True if that changed anything."""
+        known = self.unseen.get(remembered.uid)
+        self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
+        return self.unseen[remembered.uid] != known
+
+    def _bind_all(self, record: VmiRecord, at: Instant) -> None:
+        """Bind and merge all VMIMs that belong to this VMI."""
+        for binding in self._vmims.bind_all(record):
+            self.merge_vmim(binding, record, at)
+
+    def _note_departure(self, record: VmiRecord, at: Instant) -> None:
+        state = record.vmi.migration
+        if state is not None and state.outcome is Outcome.SUCCEEDED:
+            end = record.history.find(state.uid, state.end).known_end
+            self.departures.note(state.source_node, end, at)
+
+
+def _migration_uids(vmi: Vmi) -> tuple[str, ...]:
+    own = (vmi.migration.uid,) if vmi.migration is not None and vmi.migration.uid else ()
+    return own + vmi.other_uids

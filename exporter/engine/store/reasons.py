@@ -1,0 +1,144 @@
+"""The reasons why evacuations do not progress, as the cluster objects give them.
+
+Reasons come with objects: a VMI, its VMIMs and their target pods. A later version of an object
+replaces its reasons. The reasons of a deleted VMIM or pod are kept until the evacuation is over:
+KubeVirt deletes a target pod that cannot be scheduled, and while the next attempt waits it has no
+target pod that could give the reason.
+
+Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions. An idle
+VMI that is not live-migratable has the reason word of its condition LiveMigratable, and an attempt
+may be read before its VMI's marker.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
+from exporter.engine.store.launchers import LauncherIndex
+from exporter.engine.store.migrations import VmimIndex
+from exporter.engine.store.tracker import EvacuationTracker
+
+
+REASONS_SHOWN = 8
+"""An evacuation has at most this many reasons."""
+NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
+"""The reason words of the node selectors of a VMI and of an attempt (source PodScheduled)."""
+TERMINATING = "Terminating"
+"""The reason word of a target pod that runs and is being deleted (source TargetContainer)."""
+
+_Object: TypeAlias = tuple[type, str, str]
+
+
+class ReasonTable:
+    """The reasons by object, and for each evacuation the reasons of its deleted objects."""
+
+    def __init__(
+        self, vmims: VmimIndex, launchers: LauncherIndex, evacuations: EvacuationTracker
+    ) -> None:
+        self._vmims = vmims
+        self._launchers = launchers
+        self._evacuations = evacuations
+        self._present: dict[_Object, tuple[Why, ...]] = {}
+        self._past: dict[str, tuple[Why, ...]] = {}
+
+    def __len__(self) -> int:
+        """How many entries are stored."""
+        return len(self._present) + sum(map(len, self._past.values()))
+
+    def of(self, vmi: Vmi) -> tuple[Why, ...]:
+        """The reasons of a VMI, newest first; those without a date apply now and come first.
+
+        Attempts that ended before the evacuation was requested give no reasons. Node selectors
+        are reasons only if a target cannot be scheduled.
+        """
+        since = self._evacuations.find_request(vmi.uid)
+        objects = [_key(vmi)]
+        objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
+        objects += [_key(pod) for pod in self._launchers.of(vmi)]
+        present = (why for key in objects for why in self._present.get(key, ()))
+        failed = WhySource.FAILED_ATTEMPT
+        reasons = [why for why in present if why.source is not failed or _is_since(why, since)]
+        reasons += [why for why in self._past.get(vmi.uid, ()) if _is_since(why, since)]
+        unscheduled = WhySource.POD_SCHEDULED
+        if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
+            reasons = [why for why in reasons if why.source is not unscheduled]
+        return _newest(reasons)
+
+    def put(self, fact: Vmi | Vmim | Pod, reasons: tuple[Why, ...]) -> None:
+        """Replace the reasons of an object that is in the store."""
+        if reasons and self._may_hold(fact):
+            self._present[_key(fact)] = reasons
+        elif self._present:
+            self._present.pop(_key(fact), None)
+
+    def remove(self, fact: Vmim | Pod, owner: str, now: Instant) -> None:
+        """Remove a VMIM or pod, but keep its reasons while the VMI with the UID `owner` evacuates.
+
+        `owner` is "" if that VMI is not known. A reason without a date gets the
+        date `now`, because it applied until now.
+        """
+        reasons = self._present.pop(_key(fact), ())
+        if reasons and owner in self._evacuations:
+            dated = (why if why.at is not None else replace(why, at=now) for why in reasons)
+            self._past[owner] = _newest([*dated, *self._past.get(owner, ())])
+
+    def remove_vmi(self, vmi: Vmi) -> None:
+        """Remove a deleted VMI."""
+        self._present.pop(_key(vmi), None)
+        self._past.pop(vmi.uid, None)
+
+    def end(self, vmi: Vmi) -> None:
+        """Drop the reasons of an evacuation that is over."""
+        if not self._present and not self._past:
+            return  # the usual case for every VMI of the first list
+        self._past.pop(vmi.uid, None)
+        attempts: tuple[Vmim | Pod, ...] = (
+            *self._vmims.owned_by(vmi),
+            *self._launchers.of(vmi),
+        )
+        for attempt in attempts:
+            if attempt.finished:
+                self._present.pop(_key(attempt), None)
+
+    def _may_hold(self, fact: Vmi | Vmim | Pod) -> bool:
+        if isinstance(fact, Vmi):
+            return True
+        if isinstance(fact, Pod):
+            return not fact.finished or fact.vmi_uid in self._evacuations
+        binding = self._vmims.find(fact.namespace, fact.name)
+        owner = "" if binding is None else binding.owner
+        is_early = bool(fact.evacuates) and (not owner or not fact.finished)
+        return is_early or owner in self._evacuations
+
+
+def _key(fact: Vmi | Vmim | Pod) -> _Object:
+    return type(fact), fact.namespace, fact.name
+
+
+def _is_since(why: Why, since: Instant | None) -> bool:
+    return since is None or why.at is None or why.at >= since
+
+
+def _newest(reasons: Sequence[Why]) -> tuple[Why, ...]:
+    """The newest reasons, without repetitions.
+
+    A message that each attempt repeats is listed once, with its newest date. KubeVirt writes a
+    failure both to the VMI and to the VMIM, so only the longer message is listed. Node selectors
+    follow the scheduler's message that they explain.
+    """
+    judged = max(
+        (why.at or 0.0 for why in reasons if why.source is WhySource.POD_SCHEDULED), default=0.0
+    )
+
+    def recency(why: Why) -> tuple[bool, Instant, int]:
+        if why.reason in SELECTORS:
+            return False, judged, -1
+        return why.at is None, why.at or 0.0, len(why.message)
+
+    distinct = dict[tuple[object, ...], Why]()
+    for why in sorted(reasons, key=recency, reverse=True):
+        failed = why.source is WhySource.FAILED_ATTEMPT
+        distinct.setdefault((why.at,) if failed else (why.source, why.reason, why.message), why)
+    return tuple(distinct.values())[:REASONS_SHOWN]

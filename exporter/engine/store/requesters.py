@@ -1,0 +1,73 @@
+"""Who asked for the eviction of a VMI, according to the webhook and to the evacuation itself."""
+
+from collections import OrderedDict
+from enum import StrEnum
+
+from exporter.engine.facts.evidence import ASKED_WITHIN, Evidence, Marker, Requester
+from exporter.engine.facts.model import Instant, Priority, Seconds
+
+
+VMIS_KEPT = 5_000
+SAME_REQUEST: Seconds = 5.0
+"""An attempt that is up to this much older than the request still belongs to it: KubeVirt writes
+whole seconds, and may create the VMIM before it sets the condition EvictionRequested."""
+
+
+class Requesters:
+    """The first request for the eviction of each VMI, by UID; it is kept for `ASKED_WITHIN`.
+
+    The admission webhook is called before KubeVirt marks the VMI, so a request may have no effect.
+    """
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[str, Requester] = OrderedDict()
+
+    def note(self, uid: str, requester: Requester) -> None:
+        """Note a request for the eviction of a VMI; the newest `VMIS_KEPT` VMIs are kept."""
+        self._prune(requester.at)
+        self._first.setdefault(uid, requester)
+        if len(self._first) > VMIS_KEPT:
+            self._first.popitem(last=False)
+
+    def take(self, uid: str, now: Instant) -> Requester | None:
+        """Remove and return the request for a VMI that KubeVirt has just marked."""
+        self._prune(now)
+        return self._first.pop(uid, None)
+
+    def _prune(self, now: Instant) -> None:
+        while self._first and not 0 <= now - next(iter(self._first.values())).at <= ASKED_WITHIN:
+            self._first.popitem(last=False)
+
+
+class Source(StrEnum):
+    """Who requested an evacuation, according to its VMIM's priority or an annotation of the VMI."""
+
+    DESCHEDULER = "descheduler"
+    """Priority system-maintenance, or no priority and the annotation
+    kubevirt.io/eviction-source."""
+    OTHER = "other"
+    """Priority system-critical: a drain, or an eviction by anybody else."""
+    UNKNOWN = "unknown"
+    """There is no priority and no annotation, as always before KubeVirt 1.7."""
+
+
+def find_source(evidence: Evidence, marker: Marker) -> Source:
+    """Who requested an evacuation, by the priority of the newest attempt since the request.
+
+    The annotation counts only if no attempt has a priority: it may belong to an older request.
+    """
+    since = marker.requested_at - SAME_REQUEST
+    attempts = [
+        v
+        for v in evidence.vmims
+        if v.evacuates == marker.node
+        and v.priority is not None
+        and v.created is not None
+        and v.created >= since
+    ]
+    newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
+    if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
+        return Source.DESCHEDULER
+    if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
+        return Source.OTHER
+    return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN

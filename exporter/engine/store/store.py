@@ -1,0 +1,423 @@
+"""The facts about the watched cluster, indexed for verdicts.
+
+Objects are applied as they are listed and watched, in any order and any number of times, and read
+as `Evidence`. Reads never change anything. A VMI is identified by its UID: its history is dropped
+with it, and a VMI recreated under the same name starts without a history. The module `changes` has
+the changes that are applied and the notices that are sent. `migrations` finds the VMIMs of a VMI,
+`launchers` finds its pods, `merging` merges its history, and `evacuations` follows its evacuations.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from exporter.engine.facts.changes import (
+    Change,
+    EvictionAdmitted,
+    Forgotten,
+    Key,
+    Listed,
+    Notice,
+    NoticeKind,
+    Observed,
+    Removed,
+    Unreadable,
+    Visibility,
+)
+from exporter.engine.facts.evidence import DEAD_AFTER, Evidence, Remembered, Requester
+from exporter.engine.facts.model import (
+    Budget,
+    Fact,
+    Instant,
+    KubeVirtSettings,
+    Mobility,
+    Node,
+    Pod,
+    Resource,
+    Seconds,
+    Vmi,
+    Vmim,
+    Why,
+)
+from exporter.engine.store.load import Load
+from exporter.engine.store.merging import HistoryMerger
+from exporter.engine.store.migrations import bind
+from exporter.engine.store.objects import ClusterObjects
+from exporter.engine.store.reasons import ReasonTable
+from exporter.engine.store.tracker import EvacuationTracker
+from exporter.engine.store.vmi_record import VmiRecord
+
+
+class Store:
+    """Every fact that was read from the cluster.
+
+    The last version of an object that cannot be read any more counts for `dead_after`.
+    `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
+    only some namespaces are watched.
+
+    Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
+    read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended. `drains`
+    has the present drains, `cordons` the cordoned nodes, and `budgets` the launcher pods that no
+    one may evict.
+    """
+
+    def __init__(
+        self,
+        *,
+        endings_kept: int,
+        sees_all: bool = True,
+        dead_after: Seconds = DEAD_AFTER,
+    ) -> None:
+        self.kubevirt: KubeVirtSettings | None = None
+        self._sees_all = sees_all
+        self._dead_after = dead_after
+        self.visibility = Visibility()
+        self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
+        self._load: Load | None = None
+        self._load_is_known = False
+        self._objects = objects = ClusterObjects(keep=endings_kept)
+        self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
+        self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
+        self.drains = self._evacuations.drains
+        self.cordons = objects.cordons
+        self.budgets = objects.budgets
+        self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
+        self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
+
+    def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
+        """Call `callback` with every notice of these kinds, while the change is applied."""
+        for kind in kinds:
+            self._subscribers.setdefault(kind, []).append(callback)
+
+    def apply(self, change: Change, at: Instant) -> int:
+        """Apply what was read at `at`; returns how many objects this changed.
+
+        For `Unreadable`: 1 if the object could be read until now.
+        """
+        changed: int
+        match change:
+            case Observed():
+                changed = self._put(change.fact, change.reasons, at)
+            case Removed():
+                changed = self._remove(change, at)
+            case Listed():
+                changed = self._retain(change, at)
+            case Unreadable():
+                changed = self._note_unreadable(change, at)
+            case EvictionAdmitted():
+                self._note_admitted(change, at)
+                changed = False
+            case Visibility():
+                changed = self._set_visibility(change)
+            case Remembered():
+                changed = self._remember(change, at)
+            case Forgotten():
+                changed = self._forget(change.uid)
+        if changed:
+            self._load_is_known = False
+        return changed
+
+    # Reads
+
+    @property
+    def nodes(self) -> Counter[str]:
+        """The number of VMIs on each node, without VMIs that have ended."""
+        return self._vmis.count_by_node()
+
+    @property
+    def platform_updating(self) -> bool:
+        """Whether KubeVirt reports VMIs that it still has to update."""
+        return self.kubevirt is not None and self.kubevirt.updating
+
+    def keys(self) -> AbstractSet[Key]:
+        """The keys of all VMIs."""
+        return self._vmis.by_key.keys()
+
+    def count(self, resource: Resource) -> int:
+        """The number of objects of a resource."""
+        is_kubevirt = resource is Resource.KUBEVIRTS and self.kubevirt is not None
+        return int(is_kubevirt) or self._objects.count(resource)
+
+    def vmi(self, key: Key) -> Vmi | None:
+        """A VMI, or None if there is no VMI of that name."""
+        record = self._vmis.by_key.get(key)
+        return None if record is None else record.vmi
+
+    def vmim(self, namespace: str, name: str) -> Vmim | None:
+        """A VMIM, or None if there is no VMIM of that name."""
+        binding = self._vmims.find(namespace, name)
+        return None if binding is None else binding.vmim
+
+    def find_pod(self, namespace: str, name: str) -> tuple[Pod, Vmi] | None:
+        """A launcher pod and its VMI, or None if either is unknown."""
+        pod = self._launchers.pods.get((namespace, name))
+        record = None if pod is None else self._vmis.find_owner(pod)
+        return None if pod is None or record is None else (pod, record.vmi)
+
+    def is_idle(self, key: Key) -> bool:
+        """Whether a VMI has no migration and no evacuation, which is true for most VMIs.
+
+        Such a VMI can be blocked by the rules `platform_update` and `policy` only.
+        """
+        vmi = self.vmi(key)
+        if vmi is None or vmi.finished:
+            return True
+        return vmi.migration is None and not vmi.evacuation_node and not self._vmims.naming(key)
+
+    def evidence(self, namespace: str, name: str) -> Evidence | None:
+        """The evidence about one VMI, or None if there is no VMI of that name."""
+        record = self._vmis.by_key.get((namespace, name))
+        return None if record is None else self._gather(record)
+
+    def all_evidence(self) -> Iterator[Evidence]:
+        """The evidence about every VMI."""
+        return map(self._gather, self._vmis.by_key.values())
+
+    def evacuating(self) -> Iterator[Evidence]:
+        """The evidence about every VMI that is evacuating."""
+        return map(self._gather, self._evacuations)
+
+    def on_node(self, node: str) -> list[Evidence]:
+        """The evidence about every VMI that is on a node and has not ended."""
+        records = self._vmis.by_key.values()
+        return [
+            self._gather(one) for one in records if one.vmi.node == node and not one.vmi.finished
+        ]
+
+    def waiting(self) -> Iterator[Evidence]:
+        """The evidence about every VMI that has not ended and has an unfinished VMIM."""
+        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+            evidence = self.evidence(*key)
+            if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
+                yield evidence
+
+    def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
+        """The reasons why a VMI does not move, newest first; see `ReasonTable`.
+
+        If the VMI is not evacuating, it has only the reason word of its condition LiveMigratable.
+        """
+        return self._reasons.of(vmi)
+
+    def load(self) -> Load | None:
+        """How many migrations run; None if that is unknown (see `Load`)."""
+        if self._load_is_known:
+            return self._load
+        self._load, self._load_is_known = None, True
+        visible = self.visibility
+        if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
+            counts = self._vmims.count_running(self._launchers, self.vmi)
+            departures = self._merger.departures.read_newest()
+            self._load = Load(*counts, self.kubevirt.limits, *departures)
+        return self._load
+
+    def remember(self, uid: str) -> Remembered | None:
+        """The history to store for a VMI; None if there is none."""
+        record = self._vmis.by_uid.get(uid)
+        return self.unseen(uid) if record is None else record.remember()
+
+    def unseen(self, uid: str) -> Remembered | None:
+        """The stored history of a VMI that has not been seen yet."""
+        return self._merger.unseen.get(uid)
+
+    def _gather(self, record: VmiRecord) -> Evidence:
+        return self._objects.gather_evidence(
+            record, self.visibility, self._dead_after, platform_updating=self.platform_updating
+        )
+
+    # Changes
+
+    def _put(self, fact: Fact, reasons: tuple[Why, ...], at: Instant) -> bool:
+        match fact:
+            case Vmi():
+                resource, changed = Resource.VMIS, self._put_vmi(fact, at)
+            case Vmim():
+                resource, changed = Resource.VMIMS, self._put_vmim(fact, at)
+            case Pod():
+                resource, changed = Resource.PODS, self._put_pod(fact, at)
+            case KubeVirtSettings():
+                return self._set_kubevirt(fact)
+            case Node():
+                return self.cordons.put(fact, at)
+            case Budget():
+                return self.budgets.put(fact)
+            case _:
+                raise TypeError("the store takes no ConfigMap of the stored history")
+        key = (fact.namespace, fact.name)
+        if self._objects.unreadable.forget(resource, *key) and not changed:
+            _, record = self._objects.find(resource, key)
+            self._note_evidence(record)
+            changed = True
+        self._reasons.put(fact, reasons)
+        return changed
+
+    def _put_vmi(self, vmi: Vmi, at: Instant) -> bool:
+        record, before = self._vmis.by_key.get((vmi.namespace, vmi.name)), None
+        if record is not None and record.vmi.uid != vmi.uid:
+            self._end(record, at)
+            record = None
+        if record is None:
+            record = self._vmis.add(vmi)
+        elif record.vmi == vmi:
+            record.seen_at = at
+            return False
+        else:
+            before = record.vmi
+            self._vmis.update(record, vmi)
+        record.changed_at = at
+        self._merger.merge_vmi(record, before, at)
+        was_evacuating = before is None or record.marker is not None
+        self._evacuations.update(record, before, at)
+        if was_evacuating and record.marker is None:
+            self._reasons.end(vmi)
+        record.seen_at = at
+        self._merger.merge_unseen(record, at)
+        self._note_evidence(record)
+        self._notify(NoticeKind.MEMORY, uid=vmi.uid)
+        return True
+
+    def _put_vmim(self, vmim: Vmim, at: Instant) -> bool:
+        key = (vmim.namespace, vmim.name)
+        binding = self._vmims.find(*key)
+        known = None if binding is None else (binding.vmim.uid, binding.vmim.vmi_name)
+        if known is not None and known != (vmim.uid, vmim.vmi_name):
+            self._remove(Removed(Resource.VMIMS, *key), at)
+        elif binding is not None and binding.vmim == vmim:
+            return False
+        binding = self._vmims.put(vmim)
+        record = self._vmis.by_key.get(binding.vmi_key)
+        if record is not None:
+            if bind(binding, record):
+                self._merger.merge_vmim(binding, record, at)
+                self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
+            self._note_evidence(record)
+        return True
+
+    def _put_pod(self, pod: Pod, at: Instant) -> bool:
+        known = self._launchers.pods.get((pod.namespace, pod.name))
+        if known == pod:
+            return False
+        if known is not None and known.vmi_uid != pod.vmi_uid:
+            self._note_evidence(self._vmis.find_owner(known))
+        self._launchers.put(pod)
+        self._note_pod(pod, at)
+        return True
+
+    def _set_visibility(self, visibility: Visibility) -> bool:
+        if visibility == self.visibility:
+            return False
+        self.visibility = visibility
+        self._notify(NoticeKind.EVERYTHING)
+        return True
+
+    def _set_kubevirt(self, settings: KubeVirtSettings | None) -> bool:
+        if settings == self.kubevirt:
+            return False
+        was_updating = self.platform_updating
+        self.kubevirt = settings
+        if was_updating != self.platform_updating:
+            self._notify(NoticeKind.EVERYTHING)
+        return True
+
+    def _retain(self, listed: Listed, at: Instant) -> int:
+        unlisted = self._objects.find_unlisted(listed)
+        if listed.resource is Resource.KUBEVIRTS and not listed.names:
+            unlisted = [Removed(listed.resource, "", "")]
+        if listed.resource is Resource.NODES:
+            self.cordons.note_list(at)
+        return sum(self.apply(one, at) for one in unlisted)
+
+    def _remove(self, removed: Removed, at: Instant) -> bool:
+        resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
+        if resource is Resource.KUBEVIRTS:
+            return self._set_kubevirt(None)
+        if resource is Resource.NODES:
+            return self.cordons.remove(removed.name, at)
+        if resource is Resource.BUDGETS:
+            return self.budgets.remove(*key)
+        record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
+        pod = self._launchers.pods.get(key)
+        if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
+            self._end(record, at)
+        elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
+            self._vmims.remove(binding)  # its record stays in the history
+            self._reasons.remove(binding.vmim, binding.owner, at)
+            self._note_evidence(self._vmis.by_key.get(binding.vmi_key))
+        elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):
+            self._launchers.remove(pod)
+            owner = self._vmis.find_owner(pod)
+            self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, at)
+            self._note_pod(pod, at)
+        else:
+            return False
+        self._objects.unreadable.forget(resource, *key)
+        return True
+
+    def _end(self, record: VmiRecord, at: Instant) -> None:
+        """Drop a VMI with its history."""
+        uid = record.vmi.uid
+        self._vmis.remove(record)
+        self._evacuations.remove(uid, at)
+        self._reasons.remove_vmi(record.vmi)
+        self._notify(NoticeKind.GONE, record.key, uid)
+        self._notify(NoticeKind.MEMORY, uid=uid)
+
+    def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
+        """Keep the last version of a known object; store a new VMI with its name and UID only."""
+        resource, key = change.resource, (change.namespace, change.name)
+        is_known, record = self._objects.find(resource, key)
+        is_news = is_known and self._objects.unreadable.note(resource, *key, at)
+        if is_news:
+            self._note_evidence(record)
+        is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
+        if resource is Resource.VMIS and is_new_vmi:
+            namespace, name = key
+            bare = Vmi(namespace=namespace, name=name, uid=change.uid, migratable_unknown=True)
+            self.apply(Observed(bare), at)
+        return is_news
+
+    def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
+        """Note an eviction's requester if KubeVirt may mark the VMI (`pod-eviction-admitter`)."""
+        pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
+        if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
+            self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
+
+    def _remember(self, remembered: Remembered, at: Instant) -> bool:
+        """Merge the stored history of a VMI: now, or once that VMI is seen."""
+        uid = remembered.uid
+        record = self._vmis.by_uid.get(uid)
+        if record is None:
+            changed = self._merger.keep_unseen(remembered)
+        else:
+            changed = self._merger.merge_remembered(record, remembered, at)
+        if changed:
+            self._note_evidence(record)
+            self._notify(NoticeKind.MEMORY, uid=uid)
+        return changed
+
+    def _forget(self, uid: str) -> bool:
+        """Drop the stored history of a VMI that has not been seen."""
+        if self._merger.unseen.pop(uid, None) is None:
+            return False
+        self._notify(NoticeKind.MEMORY, uid=uid)
+        return True
+
+    def _note_pod(self, pod: Pod, at: Instant) -> None:
+        self._evacuations.note_launcher(pod.vmi_uid, at)
+        self.budgets.note_pod(pod)
+        self._note_evidence(self._vmis.find_owner(pod))
+
+    def _note_evidence(self, record: VmiRecord | None) -> None:
+        if record is not None:
+            self._notify(NoticeKind.EVIDENCE, record.key, record.vmi.uid)
+
+    def _notify(self, kind: NoticeKind, key: Key = ("", ""), uid: str = "") -> None:
+        subscribers = self._subscribers.get(kind)
+        if subscribers:
+            notice = Notice(kind, key, uid)
+            for callback in subscribers:
+                callback(notice)
+
+
+def _may_be(fact: Vmim | Pod, uid: str) -> bool:
+    return not uid or not fact.uid or fact.uid == uid

@@ -1,0 +1,100 @@
+"""What the store keeps per VMI, and the index of all VMIs."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from exporter.engine.facts.evidence import Marker, Remembered
+from exporter.engine.facts.history import History
+from exporter.engine.facts.model import Instant, Mobility, Pod, Vmi
+
+
+class VmiRecord(Struct, gc=False):
+    """A VMI with everything known about its migrations.
+
+    `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
+    `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
+    `Evidence`.
+    """
+
+    vmi: Vmi
+    history: History = field(default_factory=History)
+    proofs: tuple[str, ...] = ()
+    marker: Marker | None = None
+    seen_at: Instant | None = None
+    changed_at: Instant = 0.0
+    handed_off_at: Instant = 0.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.vmi.namespace, self.vmi.name
+
+    def prove(self, uids: Iterable[str], *, keep: int) -> None:
+        """Add migration UIDs that belong to this VMI; the newest `keep` are kept."""
+        proofs = dict.fromkeys(self.proofs)
+        for uid in uids:
+            proofs.pop(uid, None)
+            proofs[uid] = None
+        self.proofs = tuple(proofs)[-keep:]
+
+    def remember(self) -> Remembered | None:
+        """The history to store for this VMI; None if there is none."""
+        migrations = self.history.records()
+        if not migrations and self.marker is None:
+            return None
+        vmi = self.vmi
+        return Remembered(
+            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=self.marker
+        )
+
+
+class VmiIndex:
+    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[tuple[str, str], VmiRecord] = {}
+        self.by_uid: dict[str, VmiRecord] = {}
+        self.mobilities: Counter[tuple[str, Mobility]] = Counter()
+
+    def add(self, vmi: Vmi) -> VmiRecord:
+        """Add a VMI."""
+        record = VmiRecord(vmi)
+        self.by_key[record.key] = self.by_uid[vmi.uid] = record
+        self._count(vmi, 1)
+        return record
+
+    def update(self, record: VmiRecord, vmi: Vmi) -> None:
+        """Replace the VMI of a record by its changed version."""
+        self._count(record.vmi, -1)
+        self._count(vmi, 1)
+        record.vmi = vmi
+
+    def remove(self, record: VmiRecord) -> None:
+        """Remove a VMI that is in the index."""
+        del self.by_key[record.key]
+        self.by_uid.pop(record.vmi.uid, None)
+        self._count(record.vmi, -1)
+
+    def count_by_node(self) -> Counter[str]:
+        """The number of VMIs on each node, without VMIs that have ended."""
+        nodes: Counter[str] = Counter()
+        for (node, _), vmis in self.mobilities.items():
+            nodes[node] += vmis
+        return nodes
+
+    def find_owner(self, pod: Pod) -> VmiRecord | None:
+        """The VMI of a pod; only a VMI in the pod's own namespace counts."""
+        record = self.by_uid.get(pod.vmi_uid)
+        return None if record is None or record.vmi.namespace != pod.namespace else record
+
+    def _count(self, vmi: Vmi, vmis: int) -> None:
+        if vmi.finished:
+            return
+        kind = (vmi.node, vmi.mobility)
+        counted = self.mobilities[kind] + vmis
+        if counted:
+            self.mobilities[kind] = counted
+        else:
+            del self.mobilities[kind]

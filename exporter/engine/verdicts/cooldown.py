@@ -1,0 +1,150 @@
+"""How long a VMI cools down after a migration.
+
+    base      = max(migrationCooldown, duration of the last ended migration)
+    backed    = base * 2^(n-1) for n >= 1, else base
+    effective = min(backed, maxMigrationCooldown)           (0 = no cap)
+
+n is the number of the VMI's handed-off migrations that ended inside the sliding window, including
+the last one. n falls as endings leave the window, so a VMI can be released before the present
+cooldown has passed. `not_before` takes these later values of n into account.
+
+The last ended migration is the VMI's own `migrationState`. If a hand-off has emptied that struct,
+there is no end and no cooldown, as in the reference plugin. The newest ending of the history is
+used instead in three cases:
+
+- `guard_pending_migrations` is on, the struct is empty, and its VMIM is finished or deleted;
+- `guard_pending_migrations` is on, the VMI has a start and no end, and its VMIM finished at least
+  `kube.deadAfter` ago;
+- the last migration failed, and the policy does not count failures.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import Ending, settle
+from exporter.engine.facts.model import Instant, Outcome, Seconds
+from exporter.engine.facts.policy import Policy
+
+
+LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
+"""Go's longest duration (292 years); the reference plugin also stops doubling there."""
+
+
+class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
+    """The cooldown of one VMI at one instant.
+
+    `blocks` is true while the cooldown runs. `not_before` and `released_at` are those of `Verdict`.
+    """
+
+    end: Instant
+    duration: Seconds
+    migrations_in_window: int
+    base: Seconds
+    backed: Seconds
+    effective: Seconds
+    not_before: Instant
+    released_at: Instant
+    blocks: bool
+
+
+def written_ends(evidence: Evidence) -> Iterator[Instant]:
+    """All ends of migrations in the VMI and its history, including those ahead of our clock."""
+    if (end := evidence.migration_end) is not None:
+        yield end
+    yield from evidence.history.written_ends()
+
+
+def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
+    """The cooldown after the last ended migration, or None if no end is known."""
+    endings = _counted(evidence, policy, now)
+    last = _last_ended(evidence, policy, endings, now)
+    if last is None:
+        return None
+    in_window = len(count_in_window(endings, policy, now))
+    base = max(policy.migration_cooldown, last.duration)
+    backed = back_off(base, in_window)
+    not_before = _release(last.end, base, endings, policy, now)
+    ahead = last.written_end > last.end
+    return Cooldown(
+        end=last.end,
+        duration=last.duration,
+        migrations_in_window=in_window,
+        base=base,
+        backed=backed,
+        effective=cap(backed, policy),
+        not_before=not_before,
+        released_at=(
+            _release(last.written_end, base, endings, policy, now) if ahead else not_before
+        ),
+        blocks=now < not_before,
+    )
+
+
+def count_migrations(evidence: Evidence, policy: Policy, now: Instant) -> int:
+    """How many of the VMI's migrations count towards the backoff at `now`."""
+    return len(count_in_window(_counted(evidence, policy, now), policy, now))
+
+
+def count_in_window(endings: list[Ending], policy: Policy, now: Instant) -> list[Ending]:
+    """The endings that count towards the backoff: `now - window < end <= now`."""
+    window = policy.migration_history_window
+    return [ending for ending in endings if ending.end <= now < ending.end + window]
+
+
+def back_off(base: Seconds, migrations: int) -> Seconds:
+    """`base * 2^(migrations-1)`, at most `LONGEST_COOLDOWN`."""
+    if migrations <= 1:
+        return min(base, LONGEST_COOLDOWN)
+    return min(base * 2.0 ** min(migrations - 1, 64), LONGEST_COOLDOWN)
+
+
+def cap(cooldown: Seconds, policy: Policy) -> Seconds:
+    """Limit a cooldown to the policy's cap; 0 means no cap."""
+    limit = policy.max_migration_cooldown
+    return min(cooldown, limit) if limit else cooldown
+
+
+def _counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
+    return evidence.history.endings(now, count_failed=policy.count_failed_migrations)
+
+
+def _last_ended(
+    evidence: Evidence, policy: Policy, endings: list[Ending], now: Instant
+) -> Ending | None:
+    state = evidence.vmi.migration
+    if state is None or evidence.vmi.finished:
+        return None
+    if state.ended:
+        outcome = max(state.outcome, evidence.history.find(state.uid, state.end).outcome)
+        if outcome is Outcome.FAILED and not policy.count_failed_migrations:
+            return endings[-1] if endings else None
+        written = evidence.migration_end
+        end = settle(written, now)
+        if end is None or written is None:
+            return None
+        return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
+    is_over = evidence.is_contradicted(now)
+    if state.start is None and evidence.vmims_seen:
+        # A hand-off emptied the struct. That migration is over if its VMIM is finished or deleted.
+        is_over |= all(v.finished or (state.uid and v.uid != state.uid) for v in evidence.vmims)
+    return endings[-1] if endings and is_over and policy.guard_pending_migrations else None
+
+
+def _release(
+    end: Instant, base: Seconds, endings: list[Ending], policy: Policy, now: Instant
+) -> Instant:
+    """When the cooldown that began at `end` is over, if nothing else happens.
+
+    The cooldown shrinks whenever an ending leaves the window and is constant in between, so each
+    of these intervals is tried in turn. `endings` are sorted, oldest first.
+    """
+    counted = count_in_window(endings, policy, now)
+    free_at = end + cap(back_off(base, len(counted)), policy)
+    for gone, oldest in enumerate(counted, start=1):
+        leaves_at = oldest.written_end + policy.migration_history_window
+        if free_at <= leaves_at:
+            break
+        free_at = max(leaves_at, end + cap(back_off(base, len(counted) - gone), policy))
+    return free_at

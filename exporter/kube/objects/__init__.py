@@ -1,0 +1,1 @@
+"""Reads and writes KubeVirt's objects: the only code that knows their field paths."""

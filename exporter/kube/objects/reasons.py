@@ -1,0 +1,215 @@
+"""Reads from objects why a VMI does not move, in the words of KubeVirt and the scheduler.
+
+These texts can be long, and everybody who may change a VM can change some of them. So they are cut
+to `MESSAGE_LIMIT` or `WORD_LIMIT` characters, and invisible characters are escaped. Sources:
+`types.go`; virt-handler's `calculateLiveMigrationCondition`; virt-controller's `migration.go`; the
+conditions and container states of Kubernetes' pods.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from sys import intern
+from typing import TypeVar
+
+import msgspec
+
+from exporter.engine.evacuations.ended_migrations import EndedMigration
+from exporter.engine.facts.history import correct_end
+from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
+from exporter.engine.store.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
+from exporter.kube.objects import wire
+from exporter.kube.objects.facts import WAIT_REASONS
+from exporter.kube.objects.instants import parse_instant
+from exporter.text import clean, write_span
+
+
+MESSAGE_LIMIT = 1024
+WORD_LIMIT = 64
+NODE_LIMIT = 253
+_PER_OBJECT = 8
+_CONTAINERS = msgspec.json.Decoder(list[wire.Container])
+_LABELS = msgspec.json.Decoder(dict[str, str])
+_SECONDARY = "PodInitializing"
+"""The reason of a container that waits for another container."""
+
+_Decoded = TypeVar("_Decoded")
+
+
+def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
+    """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
+
+    A VMI without an evacuation gets only the condition's reason, so that many VMIs share one value.
+    """
+    if vmi.migratable and not vmi.evacuation_node:
+        return ()
+    status = found.status or wire.VmiStatus()
+    condition = next(
+        (c for c in status.conditions or () if c.type == "LiveMigratable" and c.status == "False"),
+        None,
+    )
+    if not vmi.evacuation_node:
+        return () if condition is None else _word_only(_word(condition.reason))
+    said = []
+    if condition is not None:
+        said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
+    state = status.migrationState
+    was_cancelled = state is not None and bool(state.abortRequested)
+    if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
+        at = parse_instant(state.endTimestamp)
+        said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
+    spec = found.spec or wire.VmiSpec()
+    return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+
+
+def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
+    """Why an attempt failed, or what keeps it Pending and restricts its target.
+
+    For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
+    with the duration of each phase, because before the hand-off KubeVirt writes no `failureReason`.
+    A cancelled attempt gives no reason: KubeVirt 1.9 describes it like an attempt that took too
+    long.
+    """
+    if vmim.phase == "Succeeded":
+        return ()
+    status = found.status or wire.VmimStatus()
+    said = [
+        _of_condition(WhySource.MIGRATION_CONDITION, condition)
+        for condition in status.conditions or ()
+        if condition.type in WAIT_REASONS and condition.status == "True"
+    ]
+    if vmim.finished and not vmim.aborted:
+        state = status.migrationState or wire.ReportedState()
+        phases = _time_phases(status)
+        reason = _abort_status(state) or (phases[-1][0] if phases else "")
+        after = ", ".join(f"{phase} {write_span(seconds)}" for phase, seconds in phases)
+        message = _text(state.failureReason, MESSAGE_LIMIT - len(after) - 9)
+        if after:
+            message = f"{message} (after {after})" if message else f"after {after}"
+        at = correct_end(vmim.end, vmim.finished_at)
+        said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
+    elif not vmim.finished:
+        spec = found.spec or wire.VmimSpec()
+        said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
+    return tuple(said[-_PER_OBJECT:])
+
+
+def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
+    """The record of a migration that has ended; None if it has not."""
+    if not vmim.finished:
+        return None
+    status = found.status or wire.VmimStatus()
+    state = status.migrationState or wire.ReportedState()
+    return EndedMigration(
+        vmim=vmim,
+        source_node=clean(state.sourceNode or "", NODE_LIMIT),
+        target_node=clean(state.targetNode or "", NODE_LIMIT),
+        mode=clean(state.mode or "", WORD_LIMIT),
+        message=_text(state.failureReason),
+        phases=tuple(_time_phases(status)),
+        has_state=parse_instant(state.endTimestamp) is not None,
+    )
+
+
+def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
+    """Why the target pod of an attempt does not run, or that the pod is being deleted.
+
+    After the deletion, KubeVirt 1.8.4 goes on with the migration: it fails, or the VM moves to that
+    pod and is killed with it.
+    """
+    if not pod.migration_uid:
+        return ()
+    if pod.ready:
+        message = f"{clean(pod.name, MESSAGE_LIMIT - 64)} is being deleted"
+        deleted = Why(WhySource.TARGET_CONTAINER, TERMINATING, message)
+        return (deleted,) if found.metadata.deletionTimestamp else ()
+    status = found.status or wire.PodStatus()
+    said = [
+        _of_condition(WhySource.POD_SCHEDULED, condition)
+        for condition in status.conditions or ()
+        if condition.type == "PodScheduled" and condition.status == "False"
+    ]
+    said += _of_containers(status.initContainerStatuses)
+    said += _of_containers(status.containerStatuses)
+    return tuple(said[:_PER_OBJECT])
+
+
+def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
+    """The reason in a condition.
+
+    Some conditions have only a probe time. The quota's condition has no reason, so its type is
+    used.
+    """
+    at = parse_instant(condition.lastTransitionTime)
+    if at is None:
+        at = parse_instant(condition.lastProbeTime)
+    reason = _word(condition.reason) or clean(condition.type or "", WORD_LIMIT)
+    return Why(source, reason, _text(condition.message), at)
+
+
+def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
+    for container in _decode(raw, _CONTAINERS) or ():
+        state = container.state or wire.ContainerState()
+        waiting, ended = state.waiting, state.terminated
+        if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
+            yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
+        if ended is not None and ended.exitCode:
+            message = _text(ended.message) or f"exit code {ended.exitCode}"
+            at = parse_instant(ended.finishedAt)
+            yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
+
+
+def _of_selector(reason: str, raw: msgspec.Raw) -> Iterator[Why]:
+    labels = _decode(raw, _LABELS)
+    if labels:
+        message = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        yield Why(WhySource.POD_SCHEDULED, reason, clean(message, MESSAGE_LIMIT))
+
+
+def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded | None:
+    """The decoded value; None if there is none or it cannot be read."""
+    try:
+        return decoder.decode(raw) if raw else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _abort_status(state: wire.ReportedState) -> str:
+    status = _word(state.abortStatus)
+    return f"Abort{status}" if status else ""
+
+
+def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
+    """The phases of a finished VMIM in order, each with its duration in seconds.
+
+    A phase begins at the first transition to it.
+
+    The final phase has no duration and is left out.
+    """
+    entered: dict[str, Instant] = {}
+    for one in status.phaseTransitionTimestamps or ():
+        at = parse_instant(one.phaseTransitionTimestamp)
+        if at is not None and one.phase:
+            entered.setdefault(one.phase, at)
+    return [
+        (clean(phase, WORD_LIMIT), max(0.0, end - at))
+        for (phase, at), (_, end) in pairwise(entered.items())
+    ][-_PER_OBJECT:]
+
+
+def _word(raw: msgspec.Raw) -> str:
+    return intern(_text(raw, WORD_LIMIT))
+
+
+@lru_cache(maxsize=64)
+def _word_only(word: str) -> tuple[Why, ...]:
+    return (Why(WhySource.LIVE_MIGRATABLE, word),)
+
+
+def _text(raw: msgspec.Raw, most: int = MESSAGE_LIMIT) -> str:
+    """A string, cleaned and cut; "" if there is none."""
+    try:
+        value = msgspec.json.decode(bytes(raw).decode(errors="replace")) if raw else ""
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return clean(value, most) if isinstance(value, str) else ""

@@ -1,0 +1,1 @@
+"""Lists and watches: reflectors, their recovery, and the feed into the store."""

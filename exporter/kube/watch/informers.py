@@ -1,0 +1,106 @@
+"""Runs all reflectors. Knows when the first lists are complete, and which resources are visible."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+
+from exporter.engine.facts.changes import Visibility
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.health import Health, Restart, Watched
+from exporter.kube.client import ApiServer
+from exporter.kube.watch.feed import NO_OVERRIDES, ChangeListener
+from exporter.kube.watch.reflector import KubeVirtMissing, Reflector
+from exporter.settings import KubeSettings
+
+
+class NotSynced(Exception):
+    """The VMIs could not be listed in time."""
+
+
+@dataclass
+class Informers:
+    """Runs a reflector for each watch in `health`, except the watch of the stored history.
+
+    `settled` is called after every complete list, and when a resource is rejected.
+    """
+
+    api: ApiServer
+    store: Store
+    health: Health
+    settings: KubeSettings
+    _: KW_ONLY
+    clock: Callable[[], Instant]
+    rng: random.Random
+    settled: Callable[[], None]
+    reflector: type[Reflector] = Reflector
+    listener: ChangeListener | None = None
+    policy: Policy = NO_OVERRIDES
+
+    def __post_init__(self) -> None:
+        self._synced = asyncio.Event()
+        self._reflectors = [
+            self.reflector(
+                self.api,
+                watched,
+                self.store,
+                self.settings,
+                clock=self.clock,
+                rng=self.rng,
+                settled=self._update_visibility,
+                is_optional=partial(self._is_seen_elsewhere, watched),
+                listener=self.listener,
+                policy=self.policy,
+            )
+            for watched in self.health.watched
+            if watched.resource in CLUSTER_RESOURCES
+        ]
+
+    async def run(self) -> None:
+        """List and watch everything until cancelled. Raises `NotSynced` or `KubeVirtMissing`."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for reflector in self._reflectors:
+                    tasks.create_task(reflector.run())
+                tasks.create_task(self._await_sync())
+        except* (NotSynced, KubeVirtMissing) as group:
+            raise group.exceptions[0] from None
+
+    async def _await_sync(self) -> None:
+        while not self._synced.is_set():
+            try:
+                async with asyncio.timeout(self.settings.sync_timeout):
+                    await self._synced.wait()
+            except TimeoutError:
+                vmis = self.health.of(Resource.VMIS)
+                is_absent = any(one.restarts[Restart.ABSENT] for one in vmis)
+                if is_absent and self.settings.wait_for_kubevirt:
+                    continue
+                troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
+                raise NotSynced(
+                    f"virtualmachineinstances were not synced within"
+                    f" {self.settings.sync_timeout:g} s (kube.syncTimeout):"
+                    f" {'; '.join(troubles) or 'the list did not end'}"
+                ) from None
+
+    def _is_seen_elsewhere(self, watched: Watched) -> bool:
+        """Whether the same resource is visible in another namespace."""
+        others = (one for one in self.health.of(watched.resource) if one is not watched)
+        return any(one.synced and not one.rejected for one in others)
+
+    def _update_visibility(self) -> None:
+        """Update the store's visibility after a resource was listed or rejected."""
+        health = self.health
+        visibility = Visibility(
+            vmims=health.is_seen(Resource.VMIMS),
+            pods=health.is_seen(Resource.PODS),
+            blind={r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)},
+        )
+        self.store.apply(visibility, self.clock())
+        vmis = health.of(Resource.VMIS)
+        if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
+            self._synced.set()
+        self.settled()

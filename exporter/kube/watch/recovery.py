@@ -1,0 +1,97 @@
+"""How a reflector goes on after each error, such as 410, 403 or silence."""
+
+import random
+from dataclasses import KW_ONLY, dataclass
+
+from exporter.engine.facts.model import Seconds
+from exporter.health import Restart
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    Denied,
+    Expired,
+    Overloaded,
+    Silent,
+    Unconnected,
+    Unsupported,
+    error_of,
+)
+from exporter.kube.objects.kubevirt import Failed
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How to go on after an error.
+
+    `relist`: forget the resourceVersion and list again. `log_in`: load the credentials again, and
+    go on without the resource if the error persists. `longest_pause` caps the backoff.
+    `judges_version`: the resourceVersion may be the cause if the error repeats.
+    """
+
+    restart: Restart
+    relist: bool = False
+    log_in: bool = False
+    longest_pause: Seconds | None = None
+    judges_version: bool = True
+
+
+_RECOVERIES: dict[type[ApiError], Recovery] = {
+    Expired: Recovery(Restart.EXPIRED, relist=True),
+    Unsupported: Recovery(Restart.UNREACHABLE, relist=True),
+    # A server that was restored from a backup sends nothing, not even bookmarks, until it reaches
+    # our resourceVersion. So the watch must not resume from that version.
+    Silent: Recovery(Restart.SILENT, relist=True),
+    Denied: Recovery(Restart.DENIED, log_in=True),
+    Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
+    Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
+    Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
+    ApiError: Recovery(Restart.UNREACHABLE),
+}
+"""The recoveries, by the class of the error or the nearest base class."""
+
+
+@dataclass
+class ExponentialBackoff:
+    """Random pauses: each pause is between half of a bound and the bound, which then doubles."""
+
+    rng: random.Random
+    _: KW_ONLY
+    first: Seconds = 0.2
+    most: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        self._bound = self.first
+
+    def next(self) -> Seconds:
+        """The pause before the next attempt."""
+        bound = self._bound
+        self._bound = min(self.most, bound * 2)
+        return bound * self.rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._bound = self.first
+
+
+def recovery_from(error: ApiError) -> Recovery:
+    """How to go on after this error."""
+    return next(_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
+
+
+def shorten(pause: Seconds, error: ApiError) -> Seconds:
+    """The pause before the next attempt, adjusted to the error."""
+    if isinstance(error, Overloaded):
+        return max(pause, error.retry_after)
+    longest = recovery_from(error).longest_pause
+    return pause if longest is None else min(pause, longest)
+
+
+def error_of_status(failed: Failed) -> ApiError:
+    """The error that a watch reported in an ERROR event."""
+    code = 410 if failed.reason in ("Expired", "Gone") else failed.code
+    return error_of(code, f"{failed.reason} {failed.message}".strip())
+
+
+def unexpected_in_list(event: str) -> Unsupported:
+    """The error for an event that must not come before the end of a streamed list."""
+    return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")

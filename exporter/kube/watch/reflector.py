@@ -1,0 +1,339 @@
+"""Keeps the store equal to one resource of the API server, by list and watch.
+
+`Reflector.run` reconnects with backoff until it is cancelled. One connection (`_list_and_watch`)
+lists if needed and then watches until the server ends the stream or an error occurs. A list
+replaces all known objects, which repairs missed deletions. The watch resumes from the last
+resourceVersion that was read; if that has expired, or there is none, the resource is listed again.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import assert_never
+
+from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.facts.policy import Policy
+from exporter.health import Restart, Watched
+from exporter.kube.client import (
+    Absent,
+    ApiError,
+    ApiServer,
+    Forbidden,
+    Silent,
+    Unreachable,
+    Unsupported,
+)
+from exporter.kube.objects.kubevirt import (
+    Bookmark,
+    Changed,
+    Deleted,
+    Event,
+    Failed,
+    InvalidObject,
+    parse_event,
+    parse_object,
+    parse_page,
+)
+from exporter.kube.watch.feed import NO_OVERRIDES, ChangeListener, FactSink, Feed, Listing
+from exporter.kube.watch.recovery import (
+    ExponentialBackoff,
+    error_of_status,
+    recovery_from,
+    shorten,
+    unexpected_in_list,
+)
+from exporter.settings import KubeSettings
+
+
+LIST_SILENCE: Seconds = 8.0
+"""The longest pause within a streamed list; after it, the list is requested in pages instead.
+
+A server that ignores `sendInitialEvents` never ends its list.
+"""
+SHORT_LIVED: Seconds = 5.0
+"""A watch that the server ended sooner than this is reopened with a backoff. An event after this
+time resets the backoff."""
+FUTILE_TRIES = 8
+"""List again after this many watches in a row that the API server answered without an event (about
+20 s of backoff)."""
+FINAL_AFTER = 4
+"""After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
+has just started returns such errors until it has loaded its roles and custom resources."""
+FINAL_AFTER_SYNC = 7
+"""The same for a resource that was listed before. With the backoff it takes about 20 s."""
+
+
+class KubeVirtMissing(Exception):
+    """The API server has no resource virtualmachineinstances."""
+
+
+@dataclass
+class Reflector:
+    """Lists and watches one resource in one namespace, or in all.
+
+    `settled` is called after every complete list, and when a rejection of the resource counts as
+    final. `is_optional`: whether the exporter can go on if VMIs are forbidden here.
+    """
+
+    api: ApiServer
+    watched: Watched
+    sink: FactSink
+    settings: KubeSettings
+    _: KW_ONLY
+    clock: Callable[[], Instant]
+    rng: random.Random
+    settled: Callable[[], None] = lambda: None
+    is_optional: Callable[[], bool] = lambda: True
+    listener: ChangeListener | None = None
+    policy: Policy = NO_OVERRIDES
+
+    def __post_init__(self) -> None:
+        self._feed = Feed(self.sink, self.watched, self.clock, self.listener, self.policy)
+        self._backoff = ExponentialBackoff(self.rng)
+        self._futile = 0
+        self._version: str | None = None
+        self._streams_lists = True
+        self._rejections = 0
+        self._connected_at = self.clock()
+        self._log = self._feed.log
+
+    async def run(self) -> None:
+        """List and watch until cancelled.
+
+        Raises `KubeVirtMissing` if the API server has no resource virtualmachineinstances before
+        the first list, and `wait_for_kubevirt` is off.
+        """
+        while True:
+            self._connected_at = self.clock()
+            try:
+                await self._list_and_watch()
+            except ApiError as error:
+                pause = await self._recover(error)
+            else:
+                self._note_restart(Restart.ENDED)
+                lived = self.clock() - self._connected_at
+                pause = 0.0 if lived >= SHORT_LIVED else self._backoff.next()
+            await asyncio.sleep(pause)
+
+    async def _list_and_watch(self) -> None:
+        if self._version is None and not self._streams_lists:
+            await self._list_pages()
+        listing = Listing(began=self.clock()) if self._version is None else None
+        bound = self.settings.watch_timeout
+        try:
+            async with self.api.watch(
+                self.watched.resource,
+                self.watched.namespace,
+                resource_version=self._version,
+                # Random, so that watches do not end together.
+                seconds=max(1, int(self.rng.uniform(bound / 2, bound))),
+            ) as batches:
+                await self._read_events(batches, listing)
+        except Unsupported as refusal:
+            if listing is None:
+                raise
+            self._streams_lists = False
+            self._log.info("streaming_list_rejected", why=str(refusal))
+            await self._list_pages()
+
+    async def _list_pages(self) -> None:
+        listing = Listing(began=self.clock())
+        token = ""
+        while True:
+            body = await self.api.list_page(
+                self.watched.resource,
+                self.watched.namespace,
+                limit=self.settings.page_size,
+                token=token,
+            )
+            try:
+                page = parse_page(body)
+            except InvalidObject as invalid:
+                raise Unreachable(invalid.why) from invalid
+            self._feed.begin_batch(listing)
+            for raw in page.items:
+                try:
+                    changed = parse_object(self.watched.resource, raw)
+                except InvalidObject as invalid:
+                    self._feed.note_invalid(invalid, listing)
+                else:
+                    self._feed.put(changed, listing)
+            token = page.continue_token
+            if not token:
+                break
+        self._version = page.resource_version
+        self._end_list(listing, how="pages")
+
+    async def _read_events(
+        self, batches: AsyncIterator[list[bytes]], listing: Listing | None
+    ) -> None:
+        """Read events until the stream ends; `listing` is the list that it begins with."""
+        while (lines := await self._next_batch(batches, listing)) is not None:
+            self._feed.begin_batch(listing)
+            read = 0
+            try:
+                for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)
+                    try:
+                        event = parse_event(self.watched.resource, line)
+                    except InvalidObject as invalid:
+                        self._feed.note_invalid(invalid, listing)
+                    else:
+                        listing = self._apply(event, listing)
+            except ApiError:
+                if read:
+                    self._end_batch(listing)
+                raise
+            self._end_batch(listing)
+        if listing is not None:
+            self._streams_lists = False
+            raise Unreachable("the server ended the streamed list before it was complete")
+
+    def _end_batch(self, listing: Listing | None) -> None:
+        """Note progress, unless a list is unfinished.
+
+        Until a list ends, the objects that it has not reached may be out of date.
+        """
+        if listing is None:
+            self._note_progress()
+            if self.clock() - self._connected_at >= SHORT_LIVED:
+                self._backoff.reset()
+
+    def _apply(self, event: Event, listing: Listing | None) -> Listing | None:
+        """Process one event; returns the list that is still in progress, if any."""
+        match event:
+            case Changed():
+                if listing is not None and event.modified:
+                    raise unexpected_in_list("MODIFIED")
+                if listing is None:
+                    self._version = event.resource_version or self._version
+                self._feed.put(event, listing)
+            case Deleted():
+                if listing is not None:
+                    raise unexpected_in_list("DELETED")
+                self._version = event.resource_version or self._version
+                self._feed.remove(event)
+            case Bookmark(listed=True) if listing is not None:
+                self._version = event.resource_version
+                self._end_list(listing, how="stream")
+                return None
+            case Bookmark() if listing is not None:
+                raise unexpected_in_list("BOOKMARK")
+            case Bookmark():
+                self._version = event.resource_version or self._version
+            case Failed():
+                raise error_of_status(event)
+            case _:
+                assert_never(event)
+        return listing
+
+    def _end_list(self, listing: Listing, *, how: str) -> None:
+        self._feed.begin_batch()
+        gone, objects = self._feed.retain(listing), len(listing)
+        listing.names.clear()  # to free memory: the caller refers to `listing` until the watch ends
+        watched = self.watched
+        watched.lists += 1
+        if watched.rejected:
+            self._log.info("resource_permitted")
+        watched.synced, watched.rejected = True, ""
+        self._note_progress()
+        self._backoff.reset()
+        self._log.info(
+            "listed",
+            objects=objects,
+            gone=gone,
+            how=how,
+            seconds=round(self.clock() - listing.began, 3),
+        )
+        self.settled()
+
+    async def _next_batch(
+        self, batches: AsyncIterator[list[bytes]], listing: Listing | None
+    ) -> list[bytes] | None:
+        """The next lines, or None at the end. Raises `Silent` if a list takes too long."""
+        if listing is None:
+            return await anext(batches, None)
+        bound = self.settings.sync_timeout
+        left = bound / 2 - (self.clock() - listing.began)
+        silence = min(LIST_SILENCE, bound / 3, max(left, 0.001))
+        try:
+            async with asyncio.timeout(silence):
+                return await anext(batches, None)
+        except TimeoutError:
+            self._streams_lists = False
+            raise Silent("the streamed list did not end; listing in pages instead") from None
+
+    async def _recover(self, error: ApiError) -> Seconds:
+        """Prepare for the next attempt, and return the pause before it."""
+        self.watched.trouble = str(error)
+        recovery = recovery_from(error)
+        restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
+        if recovery.relist:
+            self._forget_version()
+        if recovery.log_in:
+            await self.api.renew()
+            self._rejections += 1
+            if self._rejections >= (FINAL_AFTER_SYNC if self.watched.synced else FINAL_AFTER):
+                # VMIs are required, unless they are forbidden here and visible in another
+                # namespace.
+                is_required = self.watched.resource is Resource.VMIS
+                if not is_required or (isinstance(error, Forbidden) and self.is_optional()):
+                    return self._go_without(error)
+                if isinstance(error, Absent) and not self.watched.synced:
+                    if not self.settings.wait_for_kubevirt:
+                        raise KubeVirtMissing(
+                            "the API server has no virtualmachineinstances.kubevirt.io (404): is"
+                            " KubeVirt installed? Set kube.waitForKubeVirt: true to wait for it."
+                        )
+                    if self._rejections == FINAL_AFTER:
+                        self._log.warning("waiting_for_kubevirt", why=str(error))
+        pause = shorten(self._backoff.next(), error)
+        self._log.warning(
+            "watch_broke", why=str(error), kind=str(restart), retry_in=round(pause, 2)
+        )
+        return pause
+
+    def _note_restart(self, why: Restart, *, judges_version: bool = True) -> Restart:
+        """Count a restart; returns its reason, NO_PROGRESS after too many futile attempts."""
+        if self._version is not None and judges_version:
+            self._futile += 1
+            if self._futile >= FUTILE_TRIES:
+                self._futile = 0
+                self._forget_version()
+                self._backoff.reset()
+                why = Restart.NO_PROGRESS
+        self.watched.restarts[why] += 1
+        return why
+
+    def _forget_version(self) -> None:
+        self._version = None
+
+    def _go_without(self, error: ApiError) -> Seconds:
+        """Mark the resource as not visible, and log that once; returns the pause."""
+        self._forget_version()
+        if not self.watched.rejected:
+            self._log.warning(
+                "resource_rejected",
+                why=str(error),
+                consequence=_CONSEQUENCES[self.watched.resource],
+                retry_in=self.settings.rejected_retry,
+            )
+        self.watched.rejected = str(error)
+        self.settled()
+        return self.settings.rejected_retry
+
+    def _note_progress(self) -> None:
+        self.watched.contact = self.clock()
+        self.watched.trouble = ""
+        self._rejections = self._futile = 0
+
+
+_CONSEQUENCES = {
+    Resource.VMIS: "VMIs of this namespace are not updated, and later only a cooldown blocks them",
+    Resource.VMIMS: "pending migrations do not block, and VMIMs add nothing to the history",
+    Resource.PODS: "requested evacuations do not block",
+    Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
+    Resource.NODES: "whether a node is cordoned is unknown",
+    Resource.BUDGETS: "whether a budget forbids the eviction of a VM is unknown",
+    Resource.CONFIGMAPS: "no history is read or written",
+}

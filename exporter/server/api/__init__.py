@@ -1,0 +1,1 @@
+"""The query API: its handlers, its answers and the OpenAPI document."""

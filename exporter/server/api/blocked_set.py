@@ -1,0 +1,149 @@
+"""The set of blocked VMIs in the API's form, computed once for all callers.
+
+The set is written from the entries of the verdict view, in slices. Other requests are answered
+between two slices. The set is cached until the view or the freshness of the evidence changes.
+Otherwise each of 10,000 waiting callers would go through 10,000 VMIs. If a VMI changes while the
+set is written, the set has the VMI's state before or after that change.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+
+import msgspec
+from msgspec import structs
+
+from exporter.engine.facts.model import Checkpoint, Instant, Seconds
+from exporter.engine.verdicts.view import VerdictView
+from exporter.health import Health, Staleness
+from exporter.server.api.schemas import BlockedVmi
+from exporter.text import to_release
+
+
+MOVES_EVERY: Seconds = 1.0
+"""How often the set is written again while `notBefore` moves with our clock.
+
+`notBefore` moves while the recorded end of a migration is in the future by our clock.
+"""
+SLICE = 100
+"""How many VMIs are evaluated or written without yielding. That takes 2 ms."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """The entries of one checkpoint (or of both), sorted.
+
+    `etag` covers the entries and `stale`, but no value that changes as time passes. The set was
+    computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when it
+    may change without an event. `reads` counts the calls of `BlockedSet.read` that had begun before
+    it was computed.
+    """
+
+    entries: list[BlockedVmi]
+    stale: bool
+    etag: str
+    freshness: tuple[bool, frozenset[str]]
+    revision: int
+    computed_at: Instant
+    changes_at: Instant
+    reads: int
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The entries as JSON, encoded once for all callers: 200 kB for 1,000 VMIs."""
+        return msgspec.json.encode(self.entries)
+
+
+@dataclass
+class BlockedSet:
+    """Writes the blocked set of each checkpoint; `cost` is how long the last computation took."""
+
+    view: VerdictView
+    health: Health
+    clock: Callable[[], Instant]
+    cost: Seconds = 0.0
+    _sets: dict[Checkpoint | None, Blocked] = field(default_factory=dict)
+    _reads: int = 0
+    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def read(self, checkpoint: Checkpoint | None) -> Blocked:
+        """The present set; concurrent callers share one computation."""
+        self._reads += 1
+        read, cached = self._reads, self._sets.get(checkpoint)
+        if cached is not None and self.is_current(cached):
+            return cached
+        async with self._computing:
+            cached = self._sets.get(checkpoint)
+            if cached is None or (cached.reads < read and not self.is_current(cached)):
+                began = perf_counter()
+                cached = self._sets[checkpoint] = await self._compute(checkpoint)
+                self.cost = perf_counter() - began
+            return cached
+
+    def is_current(self, blocked: Blocked) -> bool:
+        """Whether a set is still valid. The call updates at most one slice of the view."""
+        now, view = self.clock(), self.view
+        if not blocked.computed_at <= now < blocked.changes_at:
+            return False
+        is_behind = view.advance(now, dead=self.health.find_dead(now), most=SLICE)
+        fresh = blocked.freshness == self._read_freshness(now)
+        return fresh and not is_behind and view.revision == blocked.revision
+
+    def _read_freshness(self, now: Instant) -> tuple[bool, frozenset[str]]:
+        """Whether all evidence is stale, and the namespaces that may no longer be read."""
+        health = self.health
+        return health.staleness(now) is not Staleness.FRESH, health.lost_namespaces
+
+    async def update_view(self) -> Instant:
+        """Bring the view up to date, in slices; returns the instant of its verdicts."""
+        now = self.clock()
+        while self.view.advance(now, dead=self.health.find_dead(now), most=SLICE):
+            await asyncio.sleep(0)
+            now = self.clock()
+        return now
+
+    async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
+        view, now = self.view, await self.update_view()
+        found = view.list_blocked()
+        changes_at = min(view.changes_at(), now + MOVES_EVERY if view.moves else math.inf)
+        reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)
+        wanted = sorted(Checkpoint) if checkpoint is None else [checkpoint]
+        entries: list[BlockedVmi] = []
+        digest = hashlib.sha256()
+        for count, entry in enumerate(found, 1):
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+            for one in wanted:
+                verdict, vmi = entry.verdict(one), entry.evidence.vmi
+                if verdict.reason is not None:
+                    end = verdict.not_before
+                    blocked = BlockedVmi(
+                        namespace=vmi.namespace,
+                        name=vmi.name,
+                        vmi_uid=vmi.uid,
+                        node=vmi.node,
+                        checkpoint=one,
+                        reason=verdict.reason,
+                        not_before=None if end is None else to_release(end),
+                    )
+                    entries.append(blocked)
+                    # The ETag does not cover `not_before`, which can change as time passes.
+                    identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
+                    digest.update(msgspec.json.encode(identity))
+        stale, lost = freshness
+        stale = stale or any(entry.namespace in lost for entry in entries)
+        digest.update(b"stale" if stale else b"")
+        return Blocked(
+            entries=entries,
+            stale=stale,
+            etag=f'"{digest.hexdigest()[:32]}"',
+            freshness=freshness,
+            revision=revision,
+            computed_at=now,
+            changes_at=changes_at,
+            reads=reads,
+        )

@@ -1,0 +1,299 @@
+"""The types of the query API's answers about evacuations and about nodes."""
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import WhySource
+from exporter.engine.store.requesters import Source
+from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
+
+
+class PendingAnswer(Struct, rename="camel", kw_only=True):
+    """An unfinished VMIM of this VMI."""
+
+    name: Annotated[str, means("the VMIM's name")]
+    uid: Annotated[str, means("the VMIM's UID")]
+    phase: Annotated[str, means("its phase; empty: none yet")]
+    created_at: Annotated[Timestamp | None, means("when the VMIM was created")]
+    handed_off: Annotated[bool, means("whether KubeVirt has handed it off to a target pod")]
+
+
+class BackoffAnswer(Struct, rename="camel", kw_only=True):
+    """KubeVirt's present pause before the next attempt."""
+
+    seconds: Annotated[float, means("how long the pause is")]
+    next_try_at: Annotated[Timestamp, means("when it ends")]
+
+
+class CancelAnswer(Struct, rename="camel", kw_only=True):
+    """The request that cancels an evacuation, from KubeVirt 1.7 on. A running attempt continues."""
+
+    method: Annotated[str, means("the HTTP method")]
+    path: Annotated[str, means("the path on the API server")]
+    body: Annotated[
+        dict[str, str],
+        means("the JSON body; evacuationNodeName must be the value in the VMI's status"),
+    ]
+    command: Annotated[str, means("the same request as a shell command with kubectl")]
+
+
+class WhyAnswer(Struct, rename="camel", kw_only=True):
+    """A reason in the cluster's own words, with invisible characters as escapes."""
+
+    source: Annotated[WhySource, means("the condition or object that gives the reason")]
+    reason: Annotated[str, means("a word, such as Unschedulable; empty: the cluster gives none")]
+    message: Annotated[
+        str,
+        means(
+            "the cluster's message, cut to 1,024 characters; empty: the cluster gives none, or the"
+            " VMI is not evacuating"
+        ),
+    ]
+    at: Annotated[
+        Timestamp | None,
+        means(
+            "the time that the cluster gives for the reason; null: the cluster gives none, and the"
+            " reason applies now"
+        ),
+    ]
+
+
+class LastSeenAnswer(Struct, rename="camel", kw_only=True):
+    """The evacuation as it was when the exporter could last read its VMI."""
+
+    at: Annotated[
+        Timestamp,
+        means("the time of the last contact with the API server about VMIs of its namespace"),
+    ]
+    state: Annotated[State, means("what delayed it then")]
+    stuck: Annotated[bool, means("whether it was stuck then")]
+
+
+class RequesterAnswer(Struct, rename="camel", kw_only=True):
+    """The user whose eviction began the evacuation."""
+
+    user: Annotated[str, means("the name that the API server sent; groups are not stored")]
+    at: Annotated[Timestamp, means("when the eviction was reviewed")]
+
+
+class EvacuationAnswer(Struct, rename="camel", kw_only=True):
+    """One evacuation with its diagnosis."""
+
+    namespace: str
+    name: str
+    vmi_uid: str
+    node: Annotated[str, means("the node it runs on")]
+    evacuation_node_name: Annotated[str, means("the node that it must leave")]
+    eviction_strategy: Annotated[str, means("the VMI's strategy; empty: the cluster's default")]
+    source: Annotated[
+        Source,
+        means(
+            "who requested it. If the newest VMIM has the priority system-maintenance, it was the"
+            " `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the"
+            " annotation kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`:"
+            " neither is set, which is always so before KubeVirt 1.7"
+        ),
+    ]
+    requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
+    requested_by: Annotated[
+        RequesterAnswer | None,
+        means("who requested it, if `admission.observe` is on; null: unknown"),
+    ]
+    age_seconds: Annotated[float, means("from requestedAt to asOf")]
+    state: Annotated[State, means("what delays it")]
+    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it is not stuck")]
+    failed_attempts: Annotated[int, means("failed migrations since the request; a lower bound")]
+    backoff: Annotated[
+        BackoffAnswer | None,
+        means("KubeVirt's present pause; null: there is none, or it is unknown"),
+    ]
+    leftover: Annotated[
+        bool,
+        means(
+            "true: it remains from a drain that is over. The descheduler did not request it, and"
+            " its node is schedulable again"
+        ),
+    ]
+    diverged: Annotated[
+        bool,
+        means(
+            "true: KubeVirt still evacuates the VM, but the descheduler considers the eviction done"
+        ),
+    ]
+    attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
+    mode: Annotated[
+        str | None,
+        means(
+            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: no"
+            " migration runs. virt-handler's metrics kubevirt_vmi_migration_* show its"
+            " progress"
+        ),
+    ]
+    why: Annotated[
+        list[WhyAnswer],
+        means("what the cluster says about it, newest first; at most eight entries"),
+    ]
+    cause: Annotated[
+        WhyAnswer | None,
+        means(
+            "the entry of `why` that best explains why the VM does not move; null: there is none"
+        ),
+    ]
+    next_step: Annotated[str, means("what to do, in one sentence")]
+    command: Annotated[str, means("the shell command to begin with, for this VM")]
+    runbook: Annotated[str, means("the name of the runbook with more information")]
+    last_seen: Annotated[
+        LastSeenAnswer | None,
+        means(
+            "the evacuation as it was when the exporter could last read its VMI; null: it can read"
+            " the VMI now"
+        ),
+    ]
+    cancel: Annotated[
+        CancelAnswer | None, means("the request that cancels it; null: a cancel could harm the VM")
+    ]
+
+
+class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
+    """Every evacuation, the oldest first."""
+
+    as_of: AsOf
+    observed_at: ObservedAt
+    stale: Stale
+    evacuations: list[EvacuationAnswer]
+    blind_spots: BlindSpots
+
+
+class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
+    """The progress of a node's drain, as the exporter has observed it."""
+
+    since: Annotated[Timestamp, means("when the first evacuation of this drain was requested")]
+    asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
+    left: Annotated[int, means("VMs that have left")]
+    remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
+    failing: Annotated[int, means("how many of `remaining` have the outcome `fails` or `stays`")]
+    external: Annotated[int, means("how many of `remaining` have the outcome external")]
+    last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
+    seconds_per_vmi: Annotated[
+        float | None,
+        means("the median interval between departures; null: fewer than three VMs have left"),
+    ]
+    estimate_seconds: Annotated[
+        float | None,
+        means(
+            "how long until all VMs have left, if they leave at that interval; null: no"
+            " interval is known, or one of the VMs does not leave"
+        ),
+    ]
+
+
+class NodeAnswer(Struct, rename="camel", kw_only=True):
+    """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
+
+    node: Annotated[str, means("its name")]
+    vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
+    leaves: Annotated[int, means("VMs that would be migrated")]
+    waits: Annotated[
+        int,
+        means(
+            "VMs that would be migrated but must wait: they are migrating already,"
+            " KubeVirt's migration limits are reached, or they have no condition"
+            " LiveMigratable yet"
+        ),
+    ]
+    fails: Annotated[
+        int,
+        means(
+            "VMs whose evacuation is stuck, or has failed `stuck.failedAttempts` times since it was"
+            " requested"
+        ),
+    ]
+    restarts: Annotated[
+        int,
+        means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
+    ]
+    stays: Annotated[
+        int,
+        means(
+            "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
+            " restart and a PodDisruptionBudget forbids their eviction"
+        ),
+    ]
+    external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
+    depends_on_others: Annotated[bool, means("true while `external` is above 0")]
+    at_least_seconds: Annotated[
+        float | None,
+        means(
+            "a lower bound of how long the migrations take, if each takes as long as the"
+            " VM's last successful migration; null: no such duration is known, or the node"
+            " cannot be emptied"
+        ),
+    ]
+    schedulable: Annotated[
+        bool | None, means("false: it is cordoned; null: the exporter may not read nodes")
+    ]
+    cordoned_at: Annotated[
+        Timestamp | None,
+        means("since when the node is cordoned; null: it is not cordoned, or this is not known"),
+    ]
+    conditions: Annotated[
+        tuple[str, ...],
+        means(
+            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned`"
+            " of Kubernetes 1.37 are true; only for cordoned nodes"
+        ),
+    ]
+    drain: Annotated[
+        DrainProgressAnswer | None,
+        means("the progress of its drain; null: no VM is being evacuated from it"),
+    ]
+
+
+class NodesAnswer(Struct, rename="camel", kw_only=True):
+    """Every node that has VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    nodes: Annotated[list[NodeAnswer], means("sorted by name")]
+
+
+class NodeCandidate(Struct, rename="camel", kw_only=True):
+    """A VM of the node, and what a drain would do to it."""
+
+    namespace: str
+    name: str
+    outcome: Annotated[DrainOutcome, means("what would happen to the VM")]
+    why: Annotated[
+        list[WhyAnswer],
+        means(
+            "what the cluster says about it, newest first, at most eight entries; for a VM"
+            " that is not evacuating, only the reason why it is not migratable"
+        ),
+    ]
+    cause: Annotated[
+        WhyAnswer | None,
+        means("the entry of `why` that best explains the outcome; null: there is none"),
+    ]
+    failed_attempts: Annotated[
+        int,
+        means(
+            "failed migrations since its evacuation was requested; without an evacuation, since"
+            " its last successful migration; a lower bound"
+        ),
+    ]
+    last_duration_seconds: Annotated[
+        float | None, means("how long its last successful migration took; null: not known")
+    ]
+
+
+class DrainAnswer(NodeAnswer, kw_only=True):
+    """What a drain of a node would do to each of its VMs."""
+
+    as_of: AsOf
+    stale: Stale
+    candidates: Annotated[list[NodeCandidate], means("sorted by namespace and name")]

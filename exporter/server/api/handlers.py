@@ -1,0 +1,396 @@
+"""The HTTP handlers of the query API, the metrics and the probes.
+
+Answers are computed from the store at request time; only the blocked set is cached. Every error is
+a problem+json (RFC 9457) that says what was expected.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+
+from exporter.counters import Counters
+from exporter.engine.evacuations.drain import (
+    Conditions,
+    count_outcomes,
+    find_duration,
+    find_outcome,
+    forecast_node,
+    forecast_nodes,
+    sum_outcomes,
+)
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import Instant, Mismatch, Reason, Seconds, Verdict, Vmi
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.rules import not_ours
+from exporter.engine.verdicts.view import Entry, VerdictView
+from exporter.health import Health
+from exporter.logs import Throttle
+from exporter.server.api.answers import (
+    describe_drain,
+    describe_status,
+    list_evacuations,
+    list_nodes,
+    write_verdict,
+)
+from exporter.server.api.blocked_set import BlockedSet
+from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationsAnswer
+from exporter.server.api.explanation import explain_vmi
+from exporter.server.api.long_polls import LongPolls
+from exporter.server.api.openapi import write_openapi
+from exporter.server.api.requests import (
+    Candidate,
+    VerdictRequest,
+    decode_verdicts,
+    read_body,
+    read_checkpoint,
+    read_etags,
+    read_name,
+    read_wait,
+)
+from exporter.server.api.schemas import (
+    BlockedAnswer,
+    StatusAnswer,
+    VerdictAnswer,
+    VerdictsAnswer,
+    VmiAnswer,
+)
+from exporter.server.http.problems import Refusal, Unavailable
+from exporter.settings import Limits
+from exporter.text import to_datetime, to_optional_datetime, write_optional_release
+
+
+MAX_AGE: Seconds = 90.0
+"""How long a caller may use a copy of the blocked set. No long poll lasts that long."""
+SHARED_FROM = 2**12
+"""Answers share an encoded blocked set of at least this many bytes. A smaller one is copied."""
+BLOCKS_REMEMBERED = 20_000
+SLICE = 500
+"""How many VMIs are read without yielding. This takes 2 ms if all of them have migrated."""
+
+log = structlog.stdlib.get_logger()
+
+
+class _Parts(Payload):
+    """A body that is sent part by part, and yields to other tasks after each part.
+
+    To send 2 MB at once would block for 4 ms. Answers can share parts. That saves memory, because
+    aiohttp keeps the last answer of each connection: for 10,000 long polls, copies of a blocked set
+    of 1,000 VMIs would take 2 GB.
+    """
+
+    _autoclose = True
+
+    def __init__(self, parts: list[bytes], content_type: str) -> None:
+        super().__init__(parts, content_type=content_type)
+        self._size = sum(map(len, parts))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for part in self._value:
+            await writer.write(part)
+            await asyncio.sleep(0)
+
+
+@dataclass
+class Service:
+    """The handlers and what they share.
+
+    `answer_NAME` handles the route NAME of `openapi.ROUTES`. `render_metrics` takes an Accept
+    header. `note_blocked`, if set, is called for each blocked eviction.
+    """
+
+    store: Store
+    view: VerdictView
+    health: Health
+    counters: Counters
+    policy: Policy
+    stuck: StuckPolicy
+    limits: Limits
+    clock: Callable[[], Instant]
+    render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
+    note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
+    closing: bool = False
+    blocked: BlockedSet = field(init=False)
+    polls: LongPolls = field(init=False)
+    _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
+
+    def __post_init__(self) -> None:
+        self.blocked = BlockedSet(self.view, self.health, self.clock)
+        self.polls = LongPolls(self.blocked)
+
+    def close(self) -> None:
+        """Answer all long polls now, and refuse later requests.
+
+        Admission reviews are still answered, but each answer closes its connection.
+        """
+        self.closing = True
+        self.polls.close()
+
+    async def answer_verdicts(self, request: web.Request) -> web.Response:
+        """POST /v1/verdicts."""
+        self._require_ready()
+        asked = decode_verdicts(await read_body(request, self.limits))
+        candidates = asked.candidates or []
+        if len(candidates) > self.limits.candidates:
+            raise Refusal(
+                422,
+                "Too many candidates",
+                f"candidates: got {len(candidates)}, at most {self.limits.candidates} are allowed"
+                " (limits.candidates)",
+            )
+        now = self.clock()
+        return _json(
+            VerdictsAnswer(
+                as_of=to_datetime(now),
+                observed_at=to_optional_datetime(self.health.observed_at),
+                stale=self.health.is_stale(now, (one.namespace for one in candidates)),
+                verdicts=self._judge(asked, candidates, now),
+            )
+        )
+
+    async def answer_blocked(self, request: web.Request) -> web.Response:
+        """GET /v1/blocked."""
+        self._require_ready()
+        checkpoint = read_checkpoint(request)
+        wait = read_wait(request)
+        known = read_etags(request)
+        blocked = await self.blocked.read(checkpoint)
+        if wait and blocked.etag in known:
+            blocked = await self.polls.wait(checkpoint, blocked.etag, wait)
+        headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
+        if blocked.etag in known or "*" in known:
+            return web.Response(status=304, headers=headers)
+        empty = BlockedAnswer(
+            as_of=to_datetime(self.clock()),
+            stale=blocked.stale,
+            max_age_seconds=MAX_AGE,
+            blocked=[],
+        )
+        # The entries come last, and are encoded once for all callers.
+        parts = [msgspec.json.encode(empty).removesuffix(b"[]}"), blocked.encoded, b"}"]
+        if len(blocked.encoded) < SHARED_FROM:
+            return web.Response(
+                body=b"".join(parts), content_type="application/json", headers=headers
+            )
+        return web.Response(body=_Parts(parts, "application/json"), headers=headers)
+
+    async def answer_vmi(self, request: web.Request) -> web.Response:
+        """GET /v1/vmis/{namespace}/{name}."""
+        return _json(self.explain(request))
+
+    def explain(self, request: web.Request) -> VmiAnswer:
+        """Everything known about the VMI in the path. Raises `Refusal`."""
+        self._require_ready()
+        namespace, name = read_name(request, "namespace", 63), read_name(request, "name", 253)
+        answer = self.describe_vmi(namespace, name, self.clock())
+        if answer is None:
+            raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
+        return answer
+
+    def describe_vmi(self, namespace: str, name: str, now: Instant) -> VmiAnswer | None:
+        """Everything known about one VMI, or None if there is no such VMI."""
+        conditions = self.read_conditions(now)
+        self.view.advance(now, dead=conditions.dead)
+        entry = self.view.find(namespace, name)
+        if entry is None:
+            return None
+        vmi = entry.evidence.vmi
+        return explain_vmi(
+            entry,
+            self.policy,
+            conditions,
+            self.health,
+            why=self.store.reasons(vmi),
+            blocked_evictions=self.counters.blocked_evictions.of(vmi.uid),
+        )
+
+    async def answer_evacuations(self, _request: web.Request) -> web.Response:
+        """GET /v1/evacuations."""
+        self._require_ready()
+        return _json(self.describe_evacuations(self.clock()))
+
+    def describe_evacuations(self, now: Instant) -> EvacuationsAnswer:
+        """Every evacuation with its diagnosis."""
+        return list_evacuations(
+            self.store.evacuating(),
+            self.read_conditions(now),
+            self.health,
+            reasons=self.store.reasons,
+        )
+
+    async def answer_nodes(self, _request: web.Request) -> web.Response:
+        """GET /v1/nodes."""
+        self._require_ready()
+        durations = await self._read_durations()
+        now = self.clock()
+        forecasts = forecast_nodes(self.store, self.read_conditions(now), durations)
+        namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
+        return _json(list_nodes(forecasts, namespaces, now, self.health))
+
+    async def answer_node(self, request: web.Request) -> web.Response:
+        """GET /v1/nodes/{node}."""
+        self._require_ready()
+        node = read_name(request, "node", 253)
+        if node not in self.store.nodes:
+            raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
+        return _json(self.describe_node(node, self.clock()))
+
+    def describe_node(self, node: str, now: Instant) -> DrainAnswer:
+        """What a drain of a node would do to each of its VMs."""
+        forecast, candidates = forecast_node(self.store, node, self.read_conditions(now))
+        return describe_drain(forecast, candidates, now, self.health)
+
+    async def answer_status(self, _request: web.Request) -> web.Response:
+        """GET /v1/status."""
+        now, blocked = self.clock(), dict[Reason, int]()
+        if self.health.ready:
+            now = await self.blocked.update_view()
+            blocked = self.view.summarize().count_blocked()
+        outcomes = count_outcomes(self.store, self.read_conditions(now))
+        return _json(self.describe_status(blocked, outcomes, now))
+
+    def describe_status(
+        self,
+        blocked: Mapping[Reason, int],
+        outcomes: Mapping[str, Mapping[DrainOutcome, int]],
+        now: Instant,
+    ) -> StatusAnswer:
+        """The exporter's health and VMI counts.
+
+        `blocked` has the number of blocked VMIs by reason, `outcomes` the drain outcomes by node.
+        """
+        status = describe_status(
+            self.health,
+            vmis=self.store.nodes.total(),
+            drain=sum_outcomes(outcomes),
+            blocked=blocked,
+            reasons=self.policy.reasons,
+            now=now,
+        )
+        status.ready = status.ready and not self.closing
+        return status
+
+    async def answer_metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics."""
+        accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
+        parts, content_type = await self.render_metrics(accept)
+        response = web.Response(body=_Parts(parts, content_type))
+        if request.method == hdrs.METH_GET:  # for HEAD, aiohttp would send body bytes
+            response.enable_compression()
+        return response
+
+    async def answer_livez(self, _request: web.Request) -> web.Response:
+        """GET /livez."""
+        return web.Response(text="ok\n")
+
+    async def answer_readyz(self, _request: web.Request) -> web.Response:
+        """GET /readyz."""
+        self._require_ready()
+        return web.Response(text="ok\n")
+
+    async def answer_openapi(self, _request: web.Request) -> web.Response:
+        """GET /openapi.json."""
+        return _json(write_openapi())
+
+    def read_conditions(self, now: Instant) -> Conditions:
+        """The conditions at `now` on which every diagnosis and drain outcome depends."""
+        return self.health.read_conditions(self.store, self.stuck, now)
+
+    async def _read_durations(self) -> dict[str, list[Seconds]]:
+        """The results of `find_duration` for all VMIs, by node; yields after each slice.
+
+        A VMI that changes meanwhile is read before or after its change. Both are good enough for a
+        lower bound.
+        """
+        found = defaultdict(list)
+        for count, key in enumerate(list(self.store.keys())):
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+            evidence = self.store.evidence(*key)
+            if evidence is None or evidence.vmi.finished or not evidence.history:
+                continue
+            duration = find_duration(evidence, self.store.kubevirt)
+            if duration is not None:
+                found[evidence.vmi.node].append(duration)
+        return found
+
+    def _require_ready(self) -> None:
+        if self.closing:
+            raise Unavailable("Shutting down", "this process is shutting down")
+        if not self.health.ready:
+            waiting = ", ".join(self.health.waiting_for())
+            raise Unavailable("Not synced yet", f"waiting for {waiting}")
+
+    def _judge(
+        self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
+    ) -> list[VerdictAnswer]:
+        """Judge all candidates in one loop: 1,000 more function calls would take too long."""
+        find, checkpoint = self.view.find, asked.checkpoint
+        conditions = self.read_conditions(now)
+        self.view.advance(now, dead=conditions.dead)
+        answers = []
+        for candidate in candidates:
+            namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
+            entry = find(namespace, name)
+            diagnosis = drain = None
+            if entry is None:
+                verdict = not_ours(Mismatch.UNKNOWN)
+            elif uid and uid != entry.evidence.vmi.uid:
+                verdict = not_ours(Mismatch.UID)
+            else:
+                verdict = entry.verdict(checkpoint)
+                diagnosis = conditions.diagnose(entry.evidence)
+                drain = find_outcome(entry.evidence, conditions, diagnosis)
+            if not asked.dry_run and (verdict.reason is not None or not verdict.known):
+                self._count(candidate, entry, verdict, now)
+            answers.append(
+                write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
+            )
+        return answers
+
+    def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
+        """Count an eviction that a verdict has blocked or the webhook has denied."""
+        self.counters.count_block(
+            reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
+        )
+        if self.note_blocked is not None:
+            self.note_blocked(vmi, verdict, now)
+
+    def _count(
+        self, candidate: Candidate, entry: Entry | None, verdict: Verdict, now: Instant
+    ) -> None:
+        if verdict.mismatch is not None:
+            self.counters.unknown_candidates[verdict.mismatch] += 1
+        if verdict.reason is None or entry is None:
+            return
+        vmi = entry.evidence.vmi
+        self.count_blocked(vmi, verdict, verdict.reason, now)
+        if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
+            log_blocked("eviction_blocked", vmi, verdict, pod=candidate.pod)
+
+
+def log_blocked(event: str, vmi: Vmi, verdict: Verdict, **request: str | None) -> None:
+    """Log an eviction that a rule blocks, or would block."""
+    log.info(
+        event,
+        **request,
+        namespace=vmi.namespace,
+        name=vmi.name,
+        node=vmi.node,
+        reason=str(verdict.reason),
+        not_before=write_optional_release(verdict.not_before),
+    )
+
+
+def _json(answer: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

@@ -1,0 +1,1 @@
+"""HTTP servers: listeners, connections, certificates, authentication and error responses."""

@@ -1,0 +1,39 @@
+"""Error responses as problem+json (RFC 9457)."""
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import hdrs, web
+
+from exporter.server.fields import Problem
+
+
+RETRY_AFTER = 2
+"""Seconds in the Retry-After header of a 503."""
+
+
+class Refusal(Exception):
+    """An error response; the detail says what is wrong, where, and what was expected."""
+
+    def __init__(
+        self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.problem = Problem(title=title, status=status, detail=detail)
+        self.headers = headers or {}
+
+    def answer(self) -> web.Response:
+        """The response to the caller."""
+        return web.Response(
+            status=self.problem.status,
+            body=msgspec.json.encode(self.problem),
+            content_type="application/problem+json",
+            headers=self.headers,
+        )
+
+
+class Unavailable(Refusal):
+    """The request cannot be answered now; the caller may try again soon."""
+
+    def __init__(self, title: str, detail: str) -> None:
+        super().__init__(503, title, detail, {hdrs.RETRY_AFTER: str(RETRY_AFTER)})

@@ -1,0 +1,252 @@
+"""Each obstacle to an evacuation has one advised action, also while KubeVirt retries."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.advice import (
+    ACTIONS,
+    Obstacle,
+    advise,
+    find_blocker,
+    find_cause,
+    may_cancel,
+    write_cancel,
+)
+from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Pod, WaitReason, Why, WhySource
+from tests.support.builders import NOW, a_running_state, a_state
+from tests.unit.engine.evacuations.test_diagnosis import (
+    CASES,
+    FULL,
+    SOURCE,
+    STALE,
+    a_failed_attempt,
+    a_target,
+    an_attempt,
+    an_evacuation,
+    diagnosis,
+)
+
+
+STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
+FULL_NODES = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW - 300.0)
+SELECTOR = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
+PULL = Why(WhySource.TARGET_CONTAINER, "ImagePullBackOff", "no such image", NOW - 200.0)
+BACKUP = Why(WhySource.MIGRATION_CONDITION, "BackupInProgress", "backup b1 is in progress", NOW)
+EARLY = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Pending 1s, Scheduling 5m", NOW)
+CRASHED = Why(WhySource.TARGET_CONTAINER, "Error", "exit code 1", NOW + 1.0)
+NEWER = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW + 60.0)
+QUOTA = Why(WhySource.MIGRATION_CONDITION, "migrationRejectedByResourceQuota", "", NOW)
+ABORTED = Why(WhySource.FAILED_ATTEMPT, "Running", "Live migration has been aborted", NOW)
+LATE = Why(WhySource.FAILED_ATTEMPT, "Running", "qemu crashed", NOW)
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [
+        pytest.param((), None, id="nothing"),
+        pytest.param((STAYS, SELECTOR), None, id="no-attempt-failed"),
+        pytest.param((EARLY, PULL, FULL_NODES), PULL, id="its-pod-said-why"),
+        pytest.param((LATE, PULL, FULL_NODES), LATE, id="its-own-words"),
+        pytest.param((CRASHED, LATE), LATE, id="its-pod-ended-because-of-it"),
+        pytest.param((NEWER, LATE), NEWER, id="the-next-attempt-waits"),
+        pytest.param((SELECTOR, EARLY), EARLY, id="its-phases-are-all-there-is"),
+    ],
+)
+def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
+    """An attempt that failed before its hand-off is explained by its target pod."""
+    assert find_cause(why) is cause
+
+
+def test_what_keeps_a_vm_on_its_node() -> None:
+    """The blocker is that the VM is not migratable, else the cause of its last failure."""
+    assert find_blocker((LATE, STAYS)) == STAYS
+    assert find_blocker((EARLY, PULL)) == PULL
+    assert find_blocker(()) is None
+
+
+FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
+STALLED = {"start": NOW - 10_000.0}
+
+
+def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle:
+    """The obstacle to which the advised action belongs."""
+    advice = advise(evidence, diagnosis(evidence, **seen), why)
+    found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
+def test_every_state_has_an_action(evidence: Evidence) -> None:
+    """The advice for every situation has one sentence and one command."""
+    found = diagnosis(evidence)
+    for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
+        advice = advise(evidence, found, why)
+        assert advice.sentence.endswith(".")
+        assert ". " not in advice.sentence
+        assert "{" not in advice.sentence
+        assert "\n" not in advice.command
+
+
+@pytest.mark.parametrize(
+    ("evidence", "why", "obstacle", "cause"),
+    [
+        ("not-migratable", (SELECTOR, STAYS), Obstacle.NOT_MIGRATABLE, STAYS),
+        ("unschedulable", (SELECTOR, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
+        ("not-ready", (PULL,), Obstacle.TARGET_NOT_STARTED, PULL),
+        ("backup", (BACKUP,), Obstacle.BACKUP, BACKUP),
+        ("backoff", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
+        ("backoff", (ABORTED,), Obstacle.NOT_CONVERGING, ABORTED),
+        ("backoff", (QUOTA,), Obstacle.QUOTA, QUOTA),
+        ("backoff", (EARLY,), Obstacle.UNEXPLAINED, EARLY),
+        ("backoff", (EARLY, PULL), Obstacle.TARGET_NOT_STARTED, PULL),
+        ("backoff", (EARLY, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
+        ("nothing-begun", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
+        ("nothing-begun", (), Obstacle.NONE, None),
+    ],
+)
+def test_the_cause_decides(
+    evidence: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why | None
+) -> None:
+    """The cause decides the action, and the advice names the cause."""
+    _, case = CASES[evidence]
+
+    assert find(case, why) is obstacle
+    assert advise(case, diagnosis(case), why).cause == cause
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param({"vmi": {"migration": a_running_state()}}, id="migrating"),
+        pytest.param({"vmims": (a_failed_attempt(1, 12), an_attempt())}, id="backoff"),
+        pytest.param({"vmims": (an_attempt(),)}, id="target-not-ready"),
+        pytest.param({"pods": (SOURCE, STALE)}, id="more-active-pods"),
+        pytest.param({}, id="no-migration"),
+    ],
+)
+def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> None:
+    """After failures the last cause decides the action, also during the next attempt."""
+    evidence = an_evacuation(marker=FAILING, **overrides)
+
+    assert find(evidence, (LATE,)) is Obstacle.MIGRATION_ERROR
+    assert find(evidence, (EARLY, PULL)) is Obstacle.TARGET_NOT_STARTED
+    assert find(evidence) is Obstacle.UNEXPLAINED
+    assert find(evidence, (LATE,), load=FULL) is Obstacle.MIGRATION_ERROR
+
+
+def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
+    """A quota that rejects the next attempt has priority over earlier failures."""
+    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
+
+    assert find(evidence, (LATE,)) is Obstacle.QUOTA
+
+
+def test_a_queue_is_waited_for() -> None:
+    """A VM that waits because of migration limits has an obstacle; a VM that migrates has none."""
+    evidence = an_evacuation(vmims=(an_attempt(),))
+
+    assert find(evidence, load=FULL) is Obstacle.CAPACITY
+    assert find(an_evacuation(vmi={"migration": a_running_state()})) is Obstacle.NONE
+
+
+def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
+    """No stuck VM gets the advice to wait."""
+    assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
+
+
+def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
+    """While memory is copied, a deleted target pod is the obstacle, whatever failed before."""
+    gone = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-db1-x is being deleted")
+    moving = an_evacuation(vmi={"migration": a_running_state()})
+
+    assert find(moving, (gone, LATE)) is Obstacle.TARGET_DELETED
+    assert find(moving) is Obstacle.NONE
+
+
+@pytest.mark.parametrize(
+    ("mode", "attempt", "obstacle"),
+    [
+        ("PostCopy", True, Obstacle.POST_COPY),
+        ("PreCopy", True, Obstacle.STALLED),
+        ("PreCopy", False, Obstacle.UNEXPLAINED),
+    ],
+)
+def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
+    """The advice is to abort a stalled migration in pre-copy, but never in post-copy."""
+    evidence = an_evacuation(
+        vmi={"migration": a_running_state(**STALLED, mode=mode)},
+        vmims=(an_attempt(phase="Running"),) if attempt else (),
+    )
+    found = diagnosis(evidence)
+
+    assert found.state is State.MIGRATION_STALLED
+    assert find(evidence) is obstacle
+    deletes = " delete virtualmachineinstancemigration kubevirt-evacuation-1"
+    assert advise(evidence, found).command.endswith(deletes) is (obstacle is Obstacle.STALLED)
+
+
+@pytest.mark.parametrize(
+    ("pods", "place"),
+    [
+        pytest.param((SOURCE, STALE), "virt-launcher-db1-x on n1", id="elsewhere"),
+        pytest.param((SOURCE, replace(STALE, node="n1")), "the one on n1", id="both-on-its-node"),
+        pytest.param(
+            (SOURCE, STALE, a_target(node="n1", phase="Failed")),
+            "virt-launcher-db1-x on n1",
+            id="an-ended-one-does-not-run-it",
+        ),
+    ],
+)
+def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], place: str) -> None:
+    """With several active pods the action names the pod that must not be deleted."""
+    evidence = an_evacuation(pods=pods)
+    sentence = advise(evidence, diagnosis(evidence)).sentence
+
+    assert sentence.endswith(f"delete the stale pod, but never {place}, which runs the VM.")
+
+
+def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
+    """Names in the advised commands are quoted, so that a shell passes them on unchanged."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nfor one in "$@"; do echo "$one"; done; cat\n')
+    kubectl.chmod(0o755)
+    odd = "n'1 $(id)"
+    evidence = an_evacuation(age=7200.0, vmi={"name": odd})
+    command = advise(evidence, diagnosis(evidence)).command
+    ran = [
+        subprocess.run(
+            ["sh", "-c", one],
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            input="",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for one in (command, write_cancel("shop", odd, odd))
+    ]
+
+    assert ran[0][-1] == f"involvedObject.name={odd}"
+    assert ran[1][-1] == f'{{"evacuationNodeName":"{odd}"}}'
+    assert ran[1][2].endswith(f"/virtualmachineinstances/{odd}/evacuate/cancel")
+
+
+@pytest.mark.parametrize(
+    ("state", "may"),
+    [
+        pytest.param(None, True, id="nothing-runs"),
+        pytest.param(a_running_state(mode="PreCopy"), True, id="pre-copy"),
+        pytest.param(a_running_state(mode="PostCopy"), False, id="post-copy"),
+        pytest.param(a_state(mode="PostCopy"), True, id="post-copy-ended"),
+    ],
+)
+def test_may_cancel(state: Any, may: bool) -> None:
+    """A migration in post-copy may not be cancelled."""
+    assert may_cancel(an_evacuation(vmi={"migration": state})) is may

@@ -1,0 +1,383 @@
+"""What a drain of a node would do to each VM on it."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.engine.evacuations.drain import (
+    Conditions,
+    count_outcomes,
+    find_duration,
+    forecast_node,
+    forecast_nodes,
+    read_conditions,
+    sum_outcomes,
+)
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import (
+    ALL_ALIVE,
+    Contacts,
+    DeadResources,
+    Fact,
+    KubeVirtSettings,
+    MigrationLimits,
+    Outcome,
+    Resource,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from tests.support.builders import (
+    NAMESPACE,
+    NOW,
+    a_running_state,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+from tests.support.sizes import soaked
+from tests.support.stores import ClockedStore
+
+
+LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
+RESTARTS, STAYS, EXTERNAL = DrainOutcome.RESTARTS, DrainOutcome.STAYS, DrainOutcome.EXTERNAL
+
+
+def a_movable(number: int = 1, **overrides: Any) -> Vmi:
+    """A live-migratable VMI on node n1."""
+    fields = {"eviction_strategy": "LiveMigrate", "migratable": True} | overrides
+    return a_vmi(name=f"db{number}", uid=f"uid-{number}", **fields)
+
+
+def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
+    """A live-migratable VMI whose last migration took this long."""
+    state = a_state(uid=f"m{number}", start=NOW - 600.0 - seconds)
+    return a_movable(number, migration=state, **overrides)
+
+
+def now_in(store: ClockedStore, dead: DeadResources = ALL_ALIVE) -> Conditions:
+    """The present conditions, on which all outcomes depend."""
+    return read_conditions(store, StuckPolicy(), dead, NOW)
+
+
+def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome]:
+    """The outcome of each VMI on a node, by name."""
+    _, candidates = forecast_node(store, node, now_in(store))
+    return {one.evidence.vmi.name: one.outcome for one in candidates}
+
+
+def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
+    """The least duration of a node's drain; `forecast_nodes` must give the same."""
+    forecast, _ = forecast_node(store, node, now_in(store))
+    durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
+    known = {node: [one for one in durations if one is not None]}
+    assert forecast in forecast_nodes(store, now_in(store), known)
+    return forecast.at_least
+
+
+@pytest.mark.parametrize(
+    ("own", "cluster", "migratable", "outcome"),
+    [
+        ("LiveMigrate", "", True, LEAVES),
+        ("LiveMigrate", "None", False, STAYS),
+        ("LiveMigrateIfPossible", "", True, LEAVES),
+        ("LiveMigrateIfPossible", "LiveMigrate", False, RESTARTS),
+        ("None", "LiveMigrate", True, RESTARTS),
+        ("External", "", True, EXTERNAL),
+        ("External", "", False, EXTERNAL),
+        ("", "LiveMigrate", True, LEAVES),
+        ("", "LiveMigrate", False, STAYS),
+        ("", "LiveMigrateIfPossible", False, RESTARTS),
+        ("", "External", True, EXTERNAL),
+        ("", "", True, RESTARTS),
+        ("SomethingNew", "LiveMigrate", True, RESTARTS),
+    ],
+)
+def test_the_strategy_decides(
+    own: str, cluster: str, *, migratable: bool, outcome: DrainOutcome
+) -> None:
+    """The VMI's own eviction strategy decides, else that of the KubeVirt object, else `None`."""
+    store = a_store(
+        a_movable(eviction_strategy=own, migratable=migratable),
+        KubeVirtSettings(eviction_strategy=cluster),
+    )
+    assert outcomes_of(store) == {"db1": outcome}
+
+
+def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
+    """A VM without any strategy restarts, because KubeVirt's default strategy is `None`."""
+    assert outcomes_of(a_store(a_movable(eviction_strategy=""))) == {"db1": RESTARTS}
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        pytest.param([a_movable(migration=a_running_state())], WAITS, id="running"),
+        pytest.param([a_movable(), a_vmim(vmi_name="db1")], WAITS, id="pending"),
+        pytest.param([a_movable(), a_vmim(vmi_name="db1", phase="")], WAITS, id="new"),
+        pytest.param([a_movable(migratable=False, migratable_unknown=True)], WAITS, id="boots"),
+        pytest.param([a_moved(1, 60.0), an_ended_vmim(vmi_name="db1")], LEAVES, id="ended"),
+        pytest.param(
+            [a_movable(migratable=False, migration=a_running_state())], STAYS, id="not-migratable"
+        ),
+        pytest.param(
+            [a_movable(eviction_strategy="None"), a_vmim(vmi_name="db1")], RESTARTS, id="none"
+        ),
+    ],
+)
+def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: DrainOutcome) -> None:
+    """A VM waits while it migrates, or until it is known whether it is migratable."""
+    store = a_store(*facts)
+
+    assert outcomes_of(store) == {"db1": outcome}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
+
+
+def test_full_limits_are_waited_for() -> None:
+    """A VM waits while KubeVirt's limit of migrations from its node is reached."""
+    busy = a_movable(2, migration=a_running_state(uid="m2"))
+    running = a_vmim(name="mig-2", uid="m2", vmi_name="db2", phase="Running")
+    store = a_store(a_movable(), busy, running, KubeVirtSettings(MigrationLimits(5, 2)))
+    assert outcomes_of(store) == {"db1": LEAVES, "db2": WAITS}
+
+    store.put(KubeVirtSettings(MigrationLimits(5, 1)))
+    assert outcomes_of(store) == {"db1": WAITS, "db2": WAITS}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 2})}
+
+
+def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
+    """VMIs that have ended or have no node are not counted."""
+    store = a_store(a_movable(1), a_movable(2, phase="Succeeded"), a_movable(3, node=""))
+
+    assert outcomes_of(store) == {"db1": LEAVES}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({LEAVES: 1})}
+    assert [one.node for one in forecast_nodes(store, now_in(store), {})] == ["n1"]
+
+
+def test_a_node_is_emptied_unless_a_vm_stays() -> None:
+    """A VM that stays prevents a node from being emptied; a VM that restarts does not."""
+    store = a_store(a_moved(1, 60.0), a_movable(2, node="n2"))
+    store.put(a_movable(3, eviction_strategy="None"))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.depends_on_others) == (True, False)
+
+    store.put(a_movable(4, eviction_strategy="External"))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.depends_on_others) == (True, True)
+    assert forecast.at_least == 60.0
+
+    store.put(a_movable(5, migratable=False))
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
+    nodes = forecast_nodes(store, now_in(store), {"n1": [60.0]})
+    assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
+    assert [one.vmis for one in nodes] == [4, 1]
+    total = sum_outcomes(count_outcomes(store, now_in(store)))
+    assert total == {LEAVES: 2, RESTARTS: 1, EXTERNAL: 1, STAYS: 1}
+
+
+@pytest.mark.parametrize(
+    ("age", "failures", "overrides", "outcome"),
+    [
+        pytest.param(1800.0, 2, {}, LEAVES, id="not-yet"),
+        pytest.param(1801.0, 0, {}, FAILS, id="too-old"),
+        pytest.param(600.0, 3, {}, FAILS, id="too-many-failures"),
+        pytest.param(600.0, 3, {"migration": a_running_state()}, FAILS, id="and-migrating"),
+        pytest.param(600.0, 3, {"eviction_strategy": "External"}, EXTERNAL, id="external"),
+        pytest.param(600.0, 3, {"migratable": False}, STAYS, id="not-migratable"),
+    ],
+)
+def test_a_vm_whose_evacuation_is_stuck_fails(
+    age: float, failures: int, overrides: dict[str, Any], outcome: DrainOutcome
+) -> None:
+    """A VM with a stuck evacuation has the outcome `fails`, so the node cannot be emptied."""
+    store = a_store(a_movable(1, evacuation_node="n1", **overrides), now=NOW - age)
+    for number in range(failures):
+        store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
+    forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
+
+    assert candidate.outcome is outcome
+    assert forecast.can_be_emptied == (outcome in (LEAVES, EXTERNAL))
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
+
+
+def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
+    """While the watch of VMIMs is dead, an unfinished VMIM does not give the outcome `waits`."""
+    store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
+    dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
+
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 1})}
+    assert count_outcomes(store, now_in(store, dead)) == {"n1": Counter({LEAVES: 1})}
+
+
+def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
+    """An evacuation that failed too often has the outcome `fails`, even with a dead VMI watch."""
+    store = a_store(a_movable(1, evacuation_node="n1"), now=NOW - 600.0)
+    for number in range(3):
+        store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
+    dead = DeadResources(everywhere=frozenset({Resource.VMIS}))
+
+    assert count_outcomes(store, now_in(store, dead)) == {"n1": Counter({FAILS: 1})}
+
+
+@pytest.mark.parametrize(
+    ("limits", "bound"),
+    [
+        pytest.param((5, 2), 150.0, id="two-at-once"),
+        pytest.param((1, 2), 300.0, id="the-smaller-limit"),
+        pytest.param((5, 5), 100.0, id="the-longest"),
+        pytest.param((0, 0), 300.0, id="none-allowed"),
+    ],
+)
+def test_the_bound_is_what_the_limits_allow(limits: tuple[int, int], bound: float) -> None:
+    """The bound is the sum of the durations divided by the limit, but at least the longest one."""
+    store = a_store(*(a_moved(n, 100.0) for n in (1, 2, 3)))
+    store.put(KubeVirtSettings(MigrationLimits(*limits)))
+    assert bound_of(store) == bound
+
+
+def test_without_limits_the_bound_is_the_longest() -> None:
+    """Without the KubeVirt object the bound is the duration of the longest migration."""
+    assert bound_of(a_store(a_moved(1, 100.0), a_moved(2, 70.0))) == 100.0
+
+
+def test_only_what_has_yet_to_migrate_counts() -> None:
+    """The bound counts only VMs that still have to migrate and have migrated before."""
+    running = a_running_state(uid="n2")
+    store = a_store(
+        a_moved(1, 500.0, eviction_strategy="External"),
+        a_moved(2, 500.0),
+        a_moved(3, 500.0, eviction_strategy="None"),
+        a_movable(4),
+    )
+    store.put(a_movable(2, migration=running))
+    assert bound_of(store) is None
+
+    store.put(a_moved(5, 40.0))
+    assert bound_of(store) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("state", "duration"),
+    [
+        pytest.param(a_state(), 60.0, id="succeeded"),
+        pytest.param(a_state(outcome=Outcome.FAILED), None, id="failed"),
+        pytest.param(a_state(start=None), None, id="no-start"),
+        pytest.param(a_state(start=NOW), 0.0, id="ends-before-it-starts"),
+    ],
+)
+def test_the_last_duration_is_of_a_success(state: Any, duration: float | None) -> None:
+    """Only successful migrations have a duration for the bound."""
+    store = a_store(a_movable(migration=state))
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
+    assert candidate.last_duration == duration
+
+
+def test_the_newest_success_has_the_duration() -> None:
+    """The last duration is that of the newest success, also if a later migration failed."""
+    store = a_store(a_moved(1, 60.0))
+    ended = {"vmi_name": "db1", "name": "mig-0", "uid": "m0"}
+    store.put(an_ended_vmim(**ended, start=NOW - 9000.0, end=NOW - 8000.0))
+    failed = an_ended_vmim(
+        vmi_name="db1", uid="m9", phase="Failed", outcome=Outcome.FAILED, start=NOW - 20.0, end=NOW
+    )
+    store.put(failed)
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
+
+    assert candidate.last_duration == 60.0
+
+
+def a_failure(number: int, at: float, **overrides: Any) -> Vmim:
+    """A failed evacuation VMIM of db1."""
+    fields = {"phase": "Failed", "finished": True, "finished_at": at, "evacuates": "n1"}
+    fields |= {"vmi_name": "db1"} | overrides
+    return a_vmim(name=f"f{number}", uid=f"f{number}", **fields)
+
+
+def test_failed_attempts() -> None:
+    """`failed_attempts` counts the failures since the last success, without aborted ones."""
+    store = a_store(
+        a_moved(1, 60.0),
+        a_failure(1, NOW - 700.0),
+        a_failure(2, NOW - 500.0),
+        a_failure(3, NOW - 400.0),
+        a_failure(4, NOW - 300.0, aborted=True),
+    )
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
+    assert candidate.failed_attempts == 2
+
+
+def test_failed_attempts_of_an_evacuation() -> None:
+    """During an evacuation, failed attempts count even after KubeVirt has deleted their VMIMs."""
+    store = a_store(a_movable(evacuation_node="n1"), now=NOW - 1000.0)
+    for number in range(7):
+        store.put(a_failure(number, NOW - 900.0 + number, created=NOW - 950.0))
+        store.remove(Resource.VMIMS, NAMESPACE, f"f{number}")
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
+    assert candidate.failed_attempts == 7
+
+
+vmis = st.builds(
+    a_movable,
+    st.integers(1, 4),
+    node=st.sampled_from(("", "n1", "n2")),
+    eviction_strategy=st.sampled_from(("", "None", "LiveMigrate", "External")),
+    migratable=st.booleans(),
+    migratable_unknown=st.booleans(),
+    migration=st.sampled_from((None, a_running_state(), a_state())),
+    evacuation_node=st.sampled_from(("", "n1")),
+    phase=st.sampled_from(("Running", "Failed")),
+)
+vmims = st.builds(
+    lambda number, phase: a_vmim(
+        name=f"mig-{number}",
+        uid=f"m-{number}",
+        vmi_name=f"db{number}",
+        phase=phase,
+        finished=phase == "Succeeded",
+    ),
+    st.integers(1, 4),
+    st.sampled_from(("", "Pending", "Running", "Succeeded")),
+)
+settings = st.builds(
+    KubeVirtSettings,
+    st.builds(MigrationLimits, st.integers(0, 3), st.integers(0, 2)),
+    st.sampled_from(("", "LiveMigrate", "LiveMigrateIfPossible")),
+)
+gone = st.tuples(
+    st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS)), st.integers(1, 4)
+)
+
+
+dead_sets = st.frozensets(st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)))
+deaths = st.builds(DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets))
+contacts = st.dictionaries(
+    st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)),
+    st.sampled_from((NOW - 3000.0, NOW)),
+).map(Contacts)
+
+
+@soaked(10_000)
+@given(st.lists(st.one_of(vmis, vmims, settings, gone), max_size=25), deaths, contacts)
+def test_the_counts_are_those_of_the_single_vms(
+    news: list[Any], dead: DeadResources, contacts: Contacts
+) -> None:
+    """After any sequence of changes `count_outcomes` agrees with the outcomes of the single VMs."""
+    store = a_store(now=NOW - 2000.0)
+    for one in news:
+        if isinstance(one, tuple):
+            resource, number = one
+            name = f"db{number}" if resource is Resource.VMIS else f"mig-{number}"
+            store.remove(resource, NAMESPACE, name)
+        else:
+            store.put(one)
+    conditions = read_conditions(store, StuckPolicy(), dead, NOW, contacts)
+    expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
+    expected.pop("", None)
+
+    assert count_outcomes(store, conditions) == expected

@@ -1,0 +1,319 @@
+"""The Events that are due, and their limits per episode, per VM and for the whole program."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.events import (
+    BURST,
+    MOST_BLOCKED,
+    PER_VMI,
+    REPEATED_AFTER,
+    SLICE,
+    Episode,
+    EventQueue,
+)
+from exporter.engine.facts.model import EventOutcome, EventReason, Reason, Verdict, Vmi
+from exporter.engine.store.requesters import Source
+from tests.support.builders import NOW, a_vmi
+
+
+STUCK, ENDED, BLOCKED = EventReason
+WRITTEN, EXISTING, REJECTED, UNREACHABLE, DROPPED = EventOutcome
+
+
+def a_diagnosis(**overrides: Any) -> Diagnosis:
+    """The diagnosis of an evacuation of n1 that is stuck because of its age."""
+    fields: dict[str, Any] = {
+        "node": "n1",
+        "requested_at": NOW - 2000.0,
+        "source": Source.UNKNOWN,
+        "state": State.TARGET_UNSCHEDULABLE,
+        "stuck_by": ("age",),
+        "due_at": NOW - 200.0,
+        "failed_attempts": 2,
+        "backoff": None,
+        "leftover": False,
+        "given_up": False,
+        "diverged": False,
+        "attempt": None,
+    } | overrides
+    return Diagnosis(**fields)
+
+
+def a_hold(**overrides: Any) -> Verdict:
+    """A verdict: blocked by a cooldown that ends in two hours."""
+    fields: dict[str, Any] = {
+        "known": True,
+        "reason": Reason.COOLDOWN,
+        "not_before": NOW + 7200.0,
+        "released_at": NOW + 7200.0,
+    } | overrides
+    return Verdict(**fields)
+
+
+RUNNING = a_hold(reason=Reason.MIGRATION_IN_PROGRESS, not_before=None, released_at=None)
+
+
+def vmis(count: int) -> list[Vmi]:
+    """Build `count` VMIs."""
+    return [a_vmi(name=f"vm{n}", uid=f"u{n}") for n in range(count)]
+
+
+class Queue(EventQueue):
+    """A queue in which an Event counts as written as soon as it is taken."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
+        super().__init__(self.outcomes)
+
+    def find(self, stuck: list[tuple[Vmi, Diagnosis]], now: float) -> None:
+        """Report exactly these evacuations as stuck at `now`."""
+        for vmi, diagnosis in stuck:
+            self.note_stuck(vmi, diagnosis, now)
+        self.note_ended({vmi.uid for vmi, _ in stuck}, now)
+
+    def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
+        """Take every Event that is due at `now`, and note its outcome."""
+        taken = []
+        while (episode := self.take(now)) is not None:
+            taken.append(replace(episode))
+            self.note_outcome(episode, outcome, now)
+        return taken
+
+
+@pytest.fixture
+def queue() -> Queue:
+    """An empty queue."""
+    return Queue()
+
+
+def test_a_held_eviction_has_one_event(queue: Queue) -> None:
+    """The first blocked eviction has an Event at once; later ones are only counted."""
+    for second in range(10):
+        queue.note_blocked(a_vmi(), a_hold(), NOW + second)
+
+    (held,) = queue.write(NOW + 10)
+
+    assert (held.reason, held.began, held.last, held.count) == (BLOCKED, NOW, NOW + 9, 10)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + 100)
+    assert queue.write(NOW + 100) == []
+    assert queue.outcomes == {(BLOCKED, WRITTEN): 1}
+
+
+def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
+    """After half an hour the next blocked eviction has an Event with the total count."""
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
+    assert queue.write(NOW + REPEATED_AFTER) == []
+
+    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
+
+    (again,) = queue.write(NOW + REPEATED_AFTER)
+    assert (again.began, again.last, again.count) == (NOW, NOW + REPEATED_AFTER, 3)
+
+
+def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> None:
+    """Another reason or another cooldown begins a new series."""
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
+    queue.write(NOW)
+    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
+    (cooling,) = queue.write(NOW + 60)
+    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
+    (next_one,) = queue.write(NOW + 900)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000)
+    queue.write(NOW + 1000)
+    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
+    (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
+
+    assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
+    assert late.began == NOW + 1000 + REPEATED_AFTER
+
+
+def test_a_stuck_evacuation_has_one_event_and_its_end_another(queue: Queue) -> None:
+    """A stuck evacuation has an Event when it becomes stuck, every half hour, and at its end."""
+    written = []
+    for now in range(int(NOW), int(NOW + 2 * REPEATED_AFTER), 15):
+        queue.find([(a_vmi(), a_diagnosis())], float(now))
+        written += queue.write(float(now))
+    queue.find([], NOW + 4000)
+    written += queue.write(NOW + 4000)
+
+    assert [(one.reason, one.count, one.last - NOW) for one in written] == [
+        (STUCK, 1, 0),
+        (STUCK, 2, REPEATED_AFTER),
+        (ENDED, 1, 4000),
+    ]
+    queue.find([], NOW + 8000)
+    assert queue.write(NOW + 8000) == []
+
+
+def test_an_evacuation_that_was_requested_again_is_another_one(queue: Queue) -> None:
+    """An evacuation that is requested again has new Events."""
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW - 3000))], NOW + 60)
+    assert queue.write(NOW + 60) == []
+
+    queue.find([(a_vmi(), a_diagnosis(requested_at=NOW + 1))], NOW + 120)
+
+    reasons = [one.reason for n in (2, 3) for one in queue.write(NOW + n * PER_VMI)]
+    assert reasons == [STUCK, ENDED]
+
+
+def test_an_end_without_a_report_is_not_reported(queue: Queue) -> None:
+    """If an evacuation ends before its Event was written, the Event is dropped and counted."""
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.find([], NOW + 15)
+
+    assert queue.write(NOW + 15) == []
+    assert queue.outcomes == {(STUCK, DROPPED): 1}
+
+
+def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
+    """A VM has at most one Event a minute; other Events about it wait."""
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+
+    assert [one.reason for one in queue.write(NOW)] == [STUCK]
+    assert queue.write(NOW + PER_VMI - 1) == []
+    assert [one.reason for one in queue.write(NOW + PER_VMI)] == [BLOCKED]
+
+
+def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
+    """Of 10,000 Events at once, 100 are written, then one a second; stuck VMs come first."""
+    for vmi in vmis(10_000):
+        queue.note_blocked(vmi, a_hold(), NOW)
+    first = queue.write(NOW)
+    queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
+    hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
+
+    assert len(first) == BURST
+    assert len(hour) == 3600
+    assert {one.reason for one in hour[:100]} == {STUCK}
+    assert len({one.vmi.uid for one in first + hour if one.reason is BLOCKED}) == BURST + 3600 - 100
+    list(queue.prune(NOW + 7200))
+    assert queue.outcomes[BLOCKED, DROPPED] == 10_000 - BURST - 3600 + 100
+    assert queue.write(NOW + 7200) == []
+
+
+def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
+    """If a VM is blocked again while waiting Events are dropped, its new Event is kept."""
+    for vmi in vmis(SLICE + 1):
+        queue.note_blocked(vmi, a_hold(), NOW)
+    dropping = queue.prune(NOW + 7200)
+    next(dropping)
+    last = vmis(SLICE + 1)[-1]
+    queue.note_blocked(last, a_hold(not_before=NOW + 9000), NOW + 7200)
+    list(dropping)
+
+    assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
+    assert queue.outcomes[BLOCKED, DROPPED] == SLICE + 1
+
+
+def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
+    """After a long pause, at most `BURST` Events are written at once."""
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    later = NOW + 7000
+    for vmi in vmis(1000):
+        queue.note_blocked(vmi, a_hold(), later)
+
+    assert len(queue.write(later)) == BURST
+
+
+def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
+    """At most 20,000 blocked VMs wait; others are counted as dropped."""
+    for vmi in vmis(MOST_BLOCKED + 5):
+        queue.note_blocked(vmi, a_hold(), NOW)
+
+    assert queue.outcomes == {(BLOCKED, DROPPED): 5}
+
+
+def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
+    """An unwritten Event is tried again a minute later, unless the API server rejected it."""
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+
+    assert len(queue.write(NOW, UNREACHABLE)) == 1
+    assert queue.write(NOW + PER_VMI - 1) == []
+    assert len(queue.write(NOW + PER_VMI, REJECTED)) == 1
+    assert queue.write(NOW + 600) == []
+    queue.note_blocked(a_vmi(), a_hold(), NOW + 3000)
+    assert len(queue.write(NOW + 3000, EXISTING)) == 1
+    assert queue.outcomes == {(BLOCKED, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
+
+
+def test_another_replica_takes_over(queue: Queue) -> None:
+    """A replica that loses the Lease forgets evacuations, but not blocked evictions."""
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.forget_evacuations()
+    queue.find([], NOW + 60)
+
+    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
+
+
+def test_an_end_that_another_replica_reports(queue: Queue) -> None:
+    """A replica that lost the Lease does not report the end of an evacuation."""
+    queue.find([(a_vmi(), a_diagnosis())], NOW)
+    queue.write(NOW)
+    queue.find([], NOW + 15)
+    queue.forget_evacuations()
+
+    assert queue.write(NOW + 60) == []
+
+
+def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:
+    """If the reason changes while an Event is being written, the new reason still has its Event."""
+    queue.note_blocked(a_vmi(), RUNNING, NOW)
+    taken = queue.take(NOW)
+    assert taken is not None
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.note_outcome(taken, WRITTEN, NOW)
+
+    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
+
+
+def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
+    """If the clock goes back, Events are still written."""
+    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.write(NOW)
+    queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
+
+    assert [one.reason for one in queue.write(NOW - 3600)] == [STUCK]
+
+
+def test_two_replicas_identify_an_episode_alike() -> None:
+    """Two replicas give the same episode the same Event name."""
+    longer = a_hold(released_at=NOW + 9000, not_before=NOW + 9000)
+
+    def identify(verdict: Verdict, asked: float, now: float) -> str:
+        queue = Queue()
+        queue.note_blocked(a_vmi(), verdict, asked)
+        (episode,) = queue.write(asked)
+        return episode.identify(now)
+
+    def identify_stuck(found: float, now: float, **fields: Any) -> str:
+        queue = Queue()
+        queue.find([(a_vmi(), a_diagnosis(**fields))], found)
+        (episode,) = queue.write(found)
+        return episode.identify(now)
+
+    assert identify(a_hold(), NOW, NOW + 90) == identify(a_hold(), NOW + 30, NOW + 60)
+    assert identify_stuck(NOW, NOW + 60) == identify_stuck(NOW + 30, NOW + 90)
+    others = [
+        identify(a_hold(), NOW, NOW),
+        identify(a_hold(), NOW, NOW + REPEATED_AFTER),
+        identify(longer, NOW, NOW),
+        identify(RUNNING, NOW, NOW),
+        identify_stuck(NOW, NOW),
+        identify_stuck(NOW, NOW + REPEATED_AFTER),
+        identify_stuck(NOW, NOW, node="n2"),
+        identify_stuck(NOW, NOW, requested_at=NOW - 1900),
+    ]
+    assert len(set(others)) == len(others)

@@ -1,0 +1,120 @@
+"""Every state of an evacuation, from recorded objects of KubeVirt's own controllers.
+
+The files in `tests/recorded/VERSION` come from the rig (`RECORD=1` with
+`tests/system/test_rig.py`). In each file, `source` says which controller wrote what.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exporter.engine.evacuations.diagnosis import Diagnosis, State, diagnose
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Resource
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.kube.objects.instants import parse_instant
+from exporter.kube.objects.kubevirt import parse_object
+from tests.support.stores import ClockedStore
+
+
+RESOURCES = {
+    "VirtualMachineInstance": Resource.VMIS,
+    "VirtualMachineInstanceMigration": Resource.VMIMS,
+    "Pod": Resource.PODS,
+    "KubeVirt": Resource.KUBEVIRTS,
+}
+
+FOLDER = Path(__file__).parents[3] / "recorded"
+FILES = sorted(FOLDER.glob("*/*.json"))
+FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
+VERSION = "{0.parent.name}".format
+ENDED = {"succeeded", "cancelled"}
+"""Recordings of evacuations that are over."""
+DERIVED = {
+    State.MIGRATION_STALLED: "migrating",
+    State.WAITING_FOR_SYNC: "target_not_ready",
+    State.UNKNOWN: "capacity",
+}
+"""States without a recording of their own, and the recording from which each is derived."""
+
+
+def diagnosed(store: ClockedStore, evidence: Evidence, now: float) -> Diagnosis:
+    """The diagnosis, which must exist."""
+    found = diagnose(evidence, StuckPolicy(), store.load(), now)
+    assert found is not None
+    return found
+
+
+def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, float]:
+    """A store with the recorded objects, the VMI's evidence, and the time of the recording."""
+    recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    now = parse_instant(recorded["now"])
+    assert now is not None
+    store = ClockedStore(keep=16)
+    store.now = now
+    vmi = recorded["vmi"]
+    sets = [vmi, *recorded["vmims"], *recorded["pods"], *recorded.get("others", [])]
+    if limits and recorded["kubevirt_cr"] is not None:
+        sets.append(recorded["kubevirt_cr"])
+    for one in sets:
+        store.put(parse_object(RESOURCES[one["kind"]], msgspec.json.encode(one)).fact)
+    evidence = store.evidence(vmi["metadata"]["namespace"], vmi["metadata"]["name"])
+    assert evidence is not None
+    return store, evidence, now
+
+
+@pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
+def test_state(path: Path) -> None:
+    """Each recording gives the state in its file name, or none if the evacuation is over."""
+    store, evidence, now = load(path, limits=path.stem != "no_migration")
+    if path.stem in ENDED:
+        assert diagnose(evidence, StuckPolicy(), store.load(), now) is None
+    else:
+        assert diagnosed(store, evidence, now).state == path.stem
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*[0-9]/no_migration.json")), ids=VERSION)
+def test_capacity_before_there_is_an_attempt(path: Path) -> None:
+    """While the limits are reached and there is no VMIM, the state is waiting for capacity."""
+    assert diagnosed(*load(path)).state is State.CAPACITY
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/migrating.json")), ids=VERSION)
+def test_a_migration_that_goes_on_for_too_long(path: Path) -> None:
+    """More than two hours later, the recorded migration is stalled."""
+    store, evidence, now = load(path)
+    assert diagnosed(store, evidence, now + 7300).state is State.MIGRATION_STALLED
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_not_ready.json")), ids=VERSION)
+@pytest.mark.parametrize("phase", ["WaitingForSync", "Synchronizing"])
+def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
+    """An attempt in a phase of a decentralised migration has the state `WAITING_FOR_SYNC`."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    store, _, now = load(path)
+    for vmim in recorded["vmims"]:
+        if vmim["status"]["phase"] not in ("Succeeded", "Failed"):
+            vmim["status"]["phase"] = phase
+            store.put(parse_object(Resource.VMIMS, msgspec.json.encode(vmim)).fact)
+    (evidence,) = store.evacuating()
+    assert diagnosed(store, evidence, now).state is State.WAITING_FOR_SYNC
+
+
+def test_every_state_is_recorded() -> None:
+    """Every state has a recording, or is derived from one."""
+    assert ({path.stem for path in FILES} - ENDED) | set(DERIVED) == set(State)
+
+
+@pytest.mark.parametrize("missing", ["vmims", "pods"])
+@pytest.mark.parametrize("path", FILES, ids=FILE_NAMES)
+def test_says_less_and_nothing_wrong_without_a_permission(path: Path, missing: str) -> None:
+    """Without a permission the state may become unknown, but never wrong."""
+    if path.stem in ENDED:
+        return
+    store, _, now = load(path)
+    store.see(**{missing: False})  # type: ignore[arg-type]
+    evidence = next(store.evacuating())
+    assert diagnosed(store, evidence, now).state in (path.stem, State.UNKNOWN)

@@ -1,0 +1,644 @@
+"""The store's evidence of evacuations: request, failures and pods."""
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
+from exporter.engine.facts.history import Migration
+from exporter.engine.facts.model import (
+    CLOCK_SKEW,
+    Fact,
+    KubeVirtSettings,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Resource,
+    Trigger,
+    Vmim,
+)
+from exporter.engine.store.load import Load
+from exporter.engine.store.store import Store
+from tests.support.builders import (
+    KEEP,
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_migration,
+    a_pod,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+    some_evidence,
+)
+from tests.support.stores import ClockedStore, put
+
+
+def a_store(*facts: Fact, sees_all: bool = True) -> ClockedStore:
+    """A store that may see everything, with these facts."""
+    store = ClockedStore(keep=KEEP, sees_all=sees_all, now=NOW)
+    put(store, *facts)
+    return store
+
+
+def marker_of(store: Store) -> Marker:
+    """The marker of the only VMI, which must exist."""
+    marker = seen(store).marker
+    assert marker is not None
+    return marker
+
+
+def seen(store: Store, name: str = NAME) -> Evidence:
+    """The evidence of a VMI, which must exist."""
+    evidence = store.evidence(NAMESPACE, name)
+    assert evidence is not None
+    return evidence
+
+
+def an_attempt(number: int, *, created: float | None, failed_at: float | None = None) -> Vmim:
+    """A pending or failed VMIM that evacuates the VMI from n1."""
+    return a_vmim(
+        name=f"kubevirt-evacuation-{number}",
+        uid=f"e{number}",
+        created=created,
+        evacuates="n1",
+        trigger=Trigger.EVACUATION,
+        phase="Pending" if failed_at is None else "Failed",
+        finished=failed_at is not None,
+        finished_at=failed_at,
+        outcome=Outcome.UNKNOWN if failed_at is None else Outcome.FAILED,
+    )
+
+
+class TestRequest:
+    """The time at which the evacuation was requested."""
+
+    def test_condition(self) -> None:
+        """The request dates from the transition of the condition EvictionRequested."""
+        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
+        store.put(an_attempt(1, created=NOW - 900))
+        assert marker_of(store).requested_at == NOW - 500
+
+    @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmims-first"])
+    def test_oldest_attempt(self, *, vmi_first: bool) -> None:
+        """Without the condition (before KubeVirt 1.7) the request dates from its oldest attempt."""
+        store = a_store()
+        facts: list[Fact] = [an_attempt(n, created=NOW - 100 * n) for n in (1, 3, 2)]
+        facts.insert(0 if vmi_first else 3, a_vmi(evacuation_node="n1"))
+        put(store, *facts)
+        assert marker_of(store).requested_at == NOW - 300
+
+    def test_attempts_of_an_older_evacuation(self) -> None:
+        """Attempts before the newest success, or before the VMI was last read without a marker, are
+        ignored.
+        """
+        store = a_store(a_vmi())
+        store.put(an_ended_vmim(uid="ok", name="ok", end=NOW - 1000.0, finished_at=NOW - 999.0))
+        put(store, a_vmi(migratable=True), at=NOW - 500)
+        put(store, a_vmi(evacuation_node="n1"))
+        put(store, *(an_attempt(n, created=NOW - ago) for n, ago in enumerate((2000, 700, 400))))
+        assert marker_of(store).requested_at == NOW - 400
+
+    @pytest.mark.parametrize("order", list(permutations("acs")), ids="".join)
+    def test_any_order_of_attempts_and_success(self, order: tuple[str, ...]) -> None:
+        """Attempts from before a success do not count, in any order of the events."""
+        store = a_store(a_vmi(evacuation_node="n1"))
+        stored = {
+            "a": an_attempt(1, created=NOW - 300, failed_at=NOW - 250),
+            "s": an_ended_vmim(uid="ok", name="ok", end=NOW - 150.0, finished_at=NOW - 149.0),
+            "c": an_attempt(2, created=NOW - 60, failed_at=NOW - 50),
+        }
+        put(store, *(stored[key] for key in order))
+        assert marker_of(store).requested_at == NOW - 60
+        assert marker_of(store).failed_since_request() == 1
+
+    def test_another_node(self) -> None:
+        """A marker for another node is a new evacuation."""
+        store = a_store(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW - 50, failed_at=NOW - 10))
+        put(store, a_vmi(node="n2", evacuation_node="n2"), at=NOW + 60)
+        assert marker_of(store).requested_at == NOW + 60
+        assert marker_of(store).failed_since_request() == 0
+
+    def test_cleared_and_set_again(self) -> None:
+        """A marker that was cleared and set again is a new evacuation."""
+        store = a_store(a_vmi(evacuation_node="n1"))
+        put(store, a_vmi(), at=NOW + 10)
+        assert seen(store).marker is None
+        assert list(store.evacuating()) == []
+        put(store, a_vmi(evacuation_node="n1"), at=NOW + 20)
+        assert marker_of(store).requested_at == NOW + 20
+
+    def test_requested_anew_in_a_gap(self) -> None:
+        """A later transition of the condition is a new request."""
+        store = a_store(a_pod(), a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
+        store.put(an_attempt(1, created=NOW, failed_at=NOW + 20))
+        put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 30), at=NOW + 60)
+        assert marker_of(store).requested_at == NOW + 30
+        assert marker_of(store).seen_at == NOW + 60
+        assert marker_of(store).lacking_since == NOW + 60
+        assert marker_of(store).failed_since_request() == 0
+        store.put(an_attempt(2, created=NOW + 31, failed_at=NOW + 40))
+        assert marker_of(store).failed_since_request() == 1
+        assert len(list(store.evacuating())) == 1
+
+    def test_a_condition_that_has_gone(self) -> None:
+        """If the condition is gone, the marker counts as cleared and set again."""
+        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
+        put(store, a_vmi(evacuation_node="n1"), at=NOW + 60)
+        assert marker_of(store).requested_at == NOW + 60
+        put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 55), at=NOW + 61)
+        assert marker_of(store).requested_at == NOW + 55
+
+    @pytest.mark.parametrize("ahead", [-2400.0, 120.0])
+    def test_a_condition_that_comes_soon(self, ahead: float) -> None:
+        """The date of the condition replaces the date from our own clock."""
+        store = a_store()
+        store.now = NOW + ahead - 1
+        store.put(a_vmi())
+        store.now += 1
+        store.put(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 2))
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
+        assert marker_of(store).requested_at == NOW
+        assert marker_of(store).failed_since_request() == 1
+        store.now += 3600
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 5))
+        assert marker_of(store).requested_at == NOW - 5
+
+    def test_a_condition_that_comes_late_and_is_earlier(self) -> None:
+        """A condition that comes late counts if its date is earlier than the known request. An
+        attempt without creation time gives no date.
+        """
+        store = a_store(a_vmi(evacuation_node="n1"), an_attempt(1, created=None))
+        assert marker_of(store).requested_at == NOW
+        put(store, a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 450), at=NOW + 3600)
+        assert marker_of(store).requested_at == NOW - 450
+
+    @pytest.mark.parametrize("before", [None, NOW - 500], ids=["came", "unchanged"])
+    def test_a_condition_that_is_no_new_request(self, before: float | None) -> None:
+        """A condition that stays, or that an upgrade of KubeVirt adds, is not a new request."""
+        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=before))
+        store.put(an_attempt(1, created=NOW - 400, failed_at=NOW - 300))
+        marker = marker_of(store)
+        at = NOW + 3000 if before is None else before
+        again = a_vmi(evacuation_node="n1", eviction_requested_at=at, migratable=True)
+        put(store, again, at=NOW + 3600)
+        assert marker_of(store) is marker
+        assert marker.requested_at == (NOW - 400 if before is None else before)
+        assert marker.failed_since_request() == 1
+
+    @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last", "history"])
+    def test_back_on_its_node_after_a_gap(self, shown_by: str) -> None:
+        """Before KubeVirt 1.7, a success that is later than `seen_at` ends the evacuation."""
+        store = a_store(a_vmi(evacuation_node="n1"))
+        store.put(an_attempt(1, created=NOW + 1, failed_at=NOW + 20))
+        success: dict[str, Any] = {"uid": "ok", "start": NOW + 90, "end": NOW + 100}
+        moved = an_ended_vmim(name="ok", created=NOW + 80, finished_at=NOW + 101, **success)
+        later = [
+            an_attempt(2, created=NOW + 210, failed_at=NOW + 220),
+            an_attempt(3, created=NOW + 200, failed_at=NOW + 205),
+        ]
+        state = MigrationState(ended=True, outcome=Outcome.SUCCEEDED, **success)
+        vmi = a_vmi(
+            evacuation_node="n1", migratable=True, migration=state if shown_by == "vmi" else None
+        )
+        store.now = NOW + 300
+        facts: dict[str, list[Fact]] = {
+            "vmi": [vmi, *later],
+            "vmim-first": [moved, *later, vmi],
+            "vmim-last": [vmi, *later, moved],
+            "history": [vmi, *later],
+        }
+        for fact in facts[shown_by]:
+            store.put(fact)
+        if shown_by == "history":
+            ended = a_migration(start=NOW + 90, end=NOW + 100)
+            store.recall(Remembered(uid=UID, namespace=NAMESPACE, migrations={"ok": ended}))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW + 200
+        assert marker.failed_since_request() == 2
+        assert (marker.seen_at, marker.not_before) == (NOW + 300, NOW + 100)
+        put(store, vmi, an_attempt(4, created=NOW + 305), at=NOW + 310)
+        assert marker_of(store) is marker
+
+    def test_a_success_ahead_of_our_clock(self) -> None:
+        """A success ahead of our clock ends an evacuation only once, not again with each event."""
+        store = a_store(an_ended_vmim(uid="ok", name="ok", end=NOW + 100, finished_at=NOW + 101))
+        store.put(a_vmi(evacuation_node="n1"))
+        marker = marker_of(store)
+        assert marker.requested_at == NOW
+        put(store, a_vmi(evacuation_node="n1", migratable=True), at=NOW + 50)
+        assert marker_of(store) is marker
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_a_vmi_that_has_ended(self, phase: str) -> None:
+        """A VMI that has ended is not evacuating, although its `evacuationNodeName` stays."""
+        store = a_store(a_vmi(evacuation_node="n1"), a_vmi(evacuation_node="n1", phase=phase))
+        assert seen(store).marker is None
+        assert list(store.evacuating()) == []
+        restarted = a_store(a_vmi(evacuation_node="n1", phase=phase))
+        assert list(restarted.evacuating()) == []
+
+
+class TestFailures:
+    """The number of distinct attempts that failed since the request, without aborted ones."""
+
+    def test_counted_once_and_beyond_collection(self) -> None:
+        """Each failed UID counts once, also after KubeVirt has deleted the VMIM."""
+        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 1000))
+        for number in range(12):
+            attempt = an_attempt(number, created=NOW - 990, failed_at=NOW - 900 + number)
+            put(store, attempt, attempt)
+            if number >= 5:
+                store.remove(Resource.VMIMS, NAMESPACE, f"kubevirt-evacuation-{number - 5}")
+        assert len(seen(store).vmims) == 5
+        assert marker_of(store).failed_since_request() == 12
+
+    def test_what_does_not_count(self) -> None:
+        """A VMIM does not count if it was aborted, is no evacuation, or belongs to another node or
+        an older request.
+        """
+        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 100))
+        failed = {"phase": "Failed", "finished": True, "finished_at": NOW - 50.0}
+        store.put(a_vmim(uid="1", name="1", evacuates="n1", aborted=True, **failed))
+        store.put(a_vmim(uid="2", name="2", **failed))
+        store.put(a_vmim(uid="3", name="3", evacuates="n9", **failed))
+        store.put(an_attempt(4, created=NOW - 900, failed_at=NOW - 101))
+        store.put(an_attempt(5, created=NOW - 90))
+        assert marker_of(store).failed_since_request() == 0
+
+    def test_a_failure_that_came_before_everything(self) -> None:
+        """A failure that is not later than `not_before` does not count."""
+        marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
+        marker.note_failure("old", NOW - 10)
+        marker.note_failure("new", NOW)
+        assert marker.failed == {"new": NOW}
+
+    def test_an_earlier_request_counts_more(self) -> None:
+        """If the request turns out to be earlier, failures since that earlier time count."""
+        marker = Marker(node="n1", requested_at=NOW)
+        marker.note_failure("e1", NOW - 10)
+        assert marker.failed_since_request() == 0
+        marker.note_request(NOW - 60)
+        marker.note_request(NOW)
+        assert marker.requested_at == NOW - 60
+        assert marker.failed_since_request() == 1
+
+
+def a_marker(**overrides: Any) -> Marker:
+    """An evacuation that was requested at 90 and first seen at 100."""
+    fields: dict[str, Any] = {"node": "n1", "requested_at": 90.0, "seen_at": 100.0} | overrides
+    return Marker(**fields)
+
+
+class TestMarker:
+    """Joining the markers of several replicas, or of one replica before and after a restart."""
+
+    def test_the_earliest_of_both(self) -> None:
+        """A join of two markers takes the earlier `requested_at` and the earlier `seen_at`."""
+        for one, other in ((90.0, 80.0), (80.0, 90.0)):
+            marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
+            stored = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
+            assert marker.join(stored)
+            assert (marker.requested_at, marker.seen_at, marker.not_before) == (80.0, 90.0, None)
+            assert marker.failed == {"a": 120.0, "b": 130.0}
+            assert (marker.forgotten, marker.failed_since_request()) == (0, 2)
+            assert not marker.join(stored)
+
+    @pytest.mark.parametrize(
+        "news",
+        [
+            pytest.param({"requested_at": 89.0}, id="request"),
+            pytest.param({"seen_at": 99.0}, id="sight"),
+            pytest.param({"failed": {"a": 95.0}}, id="failure"),
+            pytest.param({"forgotten": 1}, id="forgotten"),
+        ],
+    )
+    def test_each_is_news(self, news: dict[str, Any]) -> None:
+        """A join that changes a field reports a change; the same join again reports none."""
+        marker = a_marker()
+        assert not marker.join(a_marker())
+        assert marker.join(a_marker(**news))
+        assert marker == a_marker(**news)
+        assert not marker.join(a_marker(**news))
+
+    @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
+    def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
+        """A join drops requests and failures from before the `not_before` of either marker."""
+        bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
+        loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
+        marker, stored = (bound, loose) if mine else (loose, bound)
+        assert marker.join(stored)
+        assert (marker.requested_at, marker.seen_at, marker.not_before) == (70.0, 100.0, 50.0)
+        assert set(marker.failed) == {"new", "mine"}
+        assert marker.failed_since_request() == 1
+
+    def test_no_request_that_is_ours(self) -> None:
+        """If both requests are before `not_before`, `requested_at` becomes equal to `seen_at`."""
+        marker = a_marker(requested_at=40.0, not_before=60.0)
+        assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
+        assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
+
+    @pytest.mark.parametrize(
+        ("bounds", "bound"),
+        [
+            pytest.param((50.0, 80.0), 80.0, id="the-latest"),
+            pytest.param((80.0, None), 80.0, id="one"),
+            pytest.param((50.0, 100.0), 100.0, id="as-late-as-the-first-sight"),
+            pytest.param((50.0, 100.5), 50.0, id="one-later-than-the-first-sight"),
+            pytest.param((None, 100.5), None, id="none-is-left"),
+            pytest.param((None, 0.0), 0.0, id="zero-is-a-bound"),
+        ],
+    )
+    def test_the_bound(
+        self, bounds: tuple[float | None, float | None], bound: float | None
+    ) -> None:
+        """A join takes the latest `not_before` that is not later than `seen_at`."""
+        for one, other in (bounds, bounds[::-1]):
+            marker = a_marker(not_before=one, requested_at=101.0)
+            marker.join(a_marker(not_before=other, requested_at=101.0))
+            assert marker.not_before == bound
+
+    @pytest.mark.parametrize(
+        ("one", "other", "total"),
+        [
+            pytest.param({"a": 90.0}, {"b": 89.5, "c": 90.0}, 2, id="since-the-request"),
+            pytest.param({"a": 95.0}, {"a": 95.0}, 1, id="the-same"),
+        ],
+    )
+    def test_failures_are_a_union(
+        self, one: dict[str, float], other: dict[str, float], total: int
+    ) -> None:
+        """The join counts each failed UID since the request once."""
+        for mine, theirs in ((one, other), (other, one)):
+            marker = a_marker(failed=dict(mine))
+            marker.join(a_marker(failed=dict(theirs)))
+            assert marker.failed == one | other
+            assert (marker.failed_since_request(), marker.forgotten) == (total, 0)
+
+    @pytest.mark.parametrize(
+        ("one", "other", "total"),
+        [
+            pytest.param(
+                (10, {"x": 200.0, "y": 210.0}), (0, {"old": 150.0, "x": 200.0, "new": 230.0}), 13,
+                id="what-one-may-have-forgotten-is-not-counted-again",
+            ),
+            pytest.param(
+                (10, {"x": 200.0}), (0, {"tie": 200.0}), 11, id="of-the-same-instant"
+            ),
+            pytest.param((10, {}), (0, {"a": 90.0, "b": 90.5}), 11, id="nothing-is-named"),
+            pytest.param(
+                (10, {"x": 200.0, "y": 210.0}), (0, {"between": 205.0}), 13,
+                id="later-than-the-oldest-that-is-named",
+            ),
+            pytest.param((1, {"x": 200.0}), (20, {"y": 150.0}), 22, id="the-greater-way"),
+            pytest.param((3, {"x": 200.0}), (3, {"x": 200.0}), 4, id="both-forgot-the-same"),
+            pytest.param(
+                (0, {"a": 95.0, "b": 96.0, "c": 97.0}), (1, {"d": 99.0}), 4, id="a-longer-union"
+            ),
+        ],
+    )  # fmt: skip
+    def test_forgotten_failures(
+        self,
+        one: tuple[int, dict[str, float]],
+        other: tuple[int, dict[str, float]],
+        total: int,
+    ) -> None:
+        """A join counts no failure twice, even if its UID was dropped."""
+        for mine, theirs in ((one, other), (other, one)):
+            marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
+            stored = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
+            marker.join(stored)
+            assert marker.failed == one[1] | other[1]
+            assert marker.failed_since_request() == total
+
+    def test_a_union_is_bounded(self) -> None:
+        """A join stores the UIDs of the newest failures only, but counts all failures."""
+        assert FAILURES_KEPT == 64, "what a stored history holds at most"
+        ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
+        marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
+        marker.join(a_marker(failed={uid: end for uid, end in ends.items() if uid >= "e030"}))
+        assert set(marker.failed) == set(sorted(ends)[-FAILURES_KEPT:])
+        assert (marker.forgotten, marker.failed_since_request()) == (17, FAILURES_KEPT + 17)
+
+    def test_what_is_forgotten_counts_from_the_request_on(self) -> None:
+        """Failures whose UIDs were dropped still count if they are not older than the request."""
+        marker = a_marker(failed={f"e{n}": 89.0 + n for n in range(FAILURES_KEPT)})
+        assert marker.failed_since_request() == FAILURES_KEPT - 1
+        marker.note_failure("new", 300.0)
+        assert (marker.forgotten, marker.failed_since_request()) == (0, FAILURES_KEPT)
+        marker.note_failure("newer", 301.0)
+        assert (marker.forgotten, marker.failed_since_request()) == (1, FAILURES_KEPT + 1)
+        marker.note_failure("newer", 301.0)
+        marker.note_failure("as-old-as-the-oldest", 91.0)
+        assert (marker.forgotten, len(marker.failed)) == (2, FAILURES_KEPT)
+
+    @pytest.mark.parametrize(
+        ("end", "requested_at"),
+        [(89.5, 90.0), (90.0, 100.0), (99.5, 100.0), (100.0, 90.0), (100.5, 90.0)],
+    )
+    def test_a_success_before_the_first_sight(self, end: float, requested_at: float) -> None:
+        """A success between `requested_at` and `seen_at` shows that the request belongs to an
+        earlier evacuation.
+        """
+        marker = a_marker()
+        assert marker.note_success(end) == (requested_at != 90.0)
+        assert marker.requested_at == requested_at
+
+    @pytest.mark.parametrize(
+        ("vmi", "success", "over"),
+        [
+            pytest.param({}, None, False, id="the-same"),
+            pytest.param({"evacuation_node": "n2", "node": "n2"}, None, True, id="another-node"),
+            pytest.param({"evacuation_node": ""}, None, True, id="cleared"),
+            pytest.param({}, 99.5, False, id="older-success"),
+            pytest.param({}, 100.0, True, id="back-again"),
+            pytest.param({"node": "n2"}, 100.0, False, id="has-just-left"),
+            pytest.param({"eviction_requested_at": 400.0}, None, False, id="clocks-differ"),
+            pytest.param({"eviction_requested_at": 400.5}, None, True, id="requested-anew"),
+        ],
+    )
+    def test_is_over(self, vmi: dict[str, Any], success: float | None, over: bool) -> None:
+        """A stored marker is over if the VMI shows no evacuation, or a later one."""
+        now = a_vmi(**({"evacuation_node": "n1"} | vmi))
+        assert a_marker().is_over(now, success) is over
+
+    def test_a_date_is_news_once(self) -> None:
+        """A new date of the condition is a change; the same date again is none."""
+        marker = a_marker(not_before=50.0)
+        assert [marker.date(at) for at in (70.0, 70.0, 60.0)] == [True, False, True]
+        assert (marker.requested_at, marker.not_before, marker.dated) == (60.0, None, True)
+
+    def test_a_marker_that_one_replica_alone_remembers(self) -> None:
+        """After a join both replicas have the marker that only one of them had."""
+        knows = Remembered(uid=UID, namespace=NAMESPACE, marker=a_marker())
+        knows_not = Remembered(uid=UID, namespace=NAMESPACE)
+        assert knows.join(knows_not) == knows_not.join(knows) == knows
+
+    def test_the_success_that_it_began_after(self) -> None:
+        """A success before an evacuation does not end that evacuation."""
+        marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
+        assert not marker.is_over(vmi, 150.0)
+        assert marker.is_over(vmi, 150.5)
+
+    def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
+        """A snapshot of the marker and the history does not change later."""
+        marker = a_marker()
+        evidence = some_evidence(marker=marker)
+        still = evidence.snapshot()
+        marker.note_failure("e1", 120.0)
+        marker.note_request(10.0)
+        evidence.history.put("m1", Migration(end=NOW), keep=1)
+        assert (still.marker, len(still.history)) == (a_marker(), 0)
+        bare = some_evidence()
+        assert bare.snapshot() is bare
+
+
+class TestLacking:
+    """The time since which the current launcher lacks the descheduler's annotation."""
+
+    def test_comes_and_goes(self) -> None:
+        """`lacking_since` is set while the launcher pod exists without the annotation."""
+        store = a_store(a_pod(), a_vmi(evacuation_node="n1"))
+        assert marker_of(store).lacking_since == NOW
+        store.now = NOW + 30
+        store.put(a_pod(ready=False))
+        assert marker_of(store).lacking_since == NOW
+        store.put(a_pod(eviction_in_progress=True))
+        assert marker_of(store).lacking_since is None
+        store.put(a_pod())
+        assert marker_of(store).lacking_since == NOW + 30
+        store.remove(Resource.PODS, NAMESPACE, "virt-launcher-db1-x")
+        assert marker_of(store).lacking_since is None
+
+    def test_pods_only_while_it_evacuates(self) -> None:
+        """The evidence lists a VMI's launcher pods only during an evacuation."""
+        store = a_store(a_vmi(), a_pod())
+        assert seen(store).pods == ()
+        store.put(a_vmi(evacuation_node="n1"))
+        assert seen(store).pods == (a_pod(),)
+        store.see(pods=False)
+        assert (seen(store).pods, seen(store).pods_seen) == ((), False)
+
+
+class TestBlind:
+    """A forbidden namespace does not affect the evidence of other namespaces."""
+
+    @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
+    def test_by_namespace(self, resource: Resource) -> None:
+        """A resource that is forbidden in one namespace is missing only in the evidence there."""
+        store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
+        store.see(blind={resource: frozenset({"elsewhere"})})
+        assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
+        store.see(blind={resource: frozenset({NAMESPACE})})
+        assert seen(store).vmims_seen == (resource is not Resource.VMIMS)
+        assert seen(store).pods_seen == (resource is not Resource.PODS)
+        assert (seen(store).vmims == ()) == (resource is Resource.VMIMS)
+        assert (seen(store).launcher is None) == (resource is Resource.PODS)
+
+
+class TestLoad:
+    """The number of running migrations, counted as KubeVirt counts them."""
+
+    def test_counts(self) -> None:
+        """A migration counts against the VMI's node from Scheduling on, or if it is Pending with a
+        target pod.
+        """
+        store = a_store(KubeVirtSettings(MigrationLimits(cluster=3, outbound_per_node=2)), a_vmi())
+        store.put(a_vmim(uid="a", name="a", phase="Running"))
+        store.put(a_vmim(uid="b", name="b", phase="Pending"))
+        store.put(a_vmim(uid="c", name="c", phase="Pending"))
+        store.put(a_pod(name="target", uid="t", node="n2", migration_uid="c"))
+        store.put(a_vmim(uid="d", name="d", vmi_name="unknown", phase="Scheduling"))
+        store.put(an_ended_vmim(uid="e", name="e"))
+        load = store.load()
+        assert load == Load(3, {"n1": 2}, MigrationLimits(cluster=3, outbound_per_node=2))
+        assert load.is_full("n2")
+        store.remove(Resource.VMIMS, NAMESPACE, "d")
+        load = store.load()
+        assert load is not None
+        assert (load.is_full("n1"), load.is_full("n2")) == (True, False)
+
+    def test_the_source_of_a_migration(self) -> None:
+        """After a move from n1 to n2, a migration counts against both until its VMIM has ended."""
+        store = a_store(KubeVirtSettings())
+        state = MigrationState(uid="a", source_node="n1")
+        store.put(a_vmi(node="n2", migration=state))
+        store.put(a_vmi(name="db2", uid="2", node="n2", migration=MigrationState(source_node="n2")))
+        store.put(a_vmim(uid="a", name="a", phase="Running"))
+        store.put(a_vmim(uid="b", name="b", vmi_name="db2", phase="Running"))
+        assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits())
+        store.put(an_ended_vmim(uid="a", name="a"))
+        assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
+
+    def test_departures(self) -> None:
+        """The newest departure from each node stays known after the VMI migrates again."""
+        store = a_store(KubeVirtSettings())
+
+        def migrated(uid: str, source: str, end: float, outcome: Outcome) -> None:
+            state = MigrationState(
+                uid=uid, start=NOW - 900, ended=True, end=end, outcome=outcome, source_node=source
+            )
+            store.put(a_vmi(node="n3", migration=state))
+
+        migrated("a", "n1", NOW - 60, Outcome.SUCCEEDED)
+        migrated("b", "n2", NOW - 30, Outcome.SUCCEEDED)
+        migrated("c", "n1", NOW - 10, Outcome.FAILED)
+        migrated("d", "n1", NOW - 90, Outcome.SUCCEEDED)
+        migrated("e", "n1", NOW + CLOCK_SKEW + 1, Outcome.SUCCEEDED)
+        departures = {"n1": NOW - 60, "n2": NOW - 30}
+        assert store.load() == Load(0, {}, MigrationLimits(), departures, NOW - 30)
+        migrated("f", "n1", NOW + CLOCK_SKEW, Outcome.SUCCEEDED)
+        assert store.load() == Load(0, {}, MigrationLimits(), departures | {"n1": NOW}, NOW)
+
+    def test_a_target_pod_of_another_namespace(self) -> None:
+        """A pod of another namespace is never a target pod."""
+        store = a_store(KubeVirtSettings(), a_vmi(), a_vmim(uid="a", name="a", phase="Pending"))
+        store.put(a_pod(namespace="other", migration_uid="a"))
+        assert store.load() == Load(0, {}, MigrationLimits())
+
+    @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
+    def test_not_to_be_seen(self, blind: str) -> None:
+        """Without all permissions, or without KubeVirt's limits, the number of migrations is
+        unknown.
+        """
+        store = a_store(sees_all=blind != "namespaced")
+        store.see(vmims=blind != "vmims", pods=blind != "pods")
+        if blind != "limits":
+            store.put(KubeVirtSettings())
+        assert store.load() is None
+
+    def test_seen_later(self) -> None:
+        """As soon as VMIMs may be watched, the number of migrations is known."""
+        store = a_store(KubeVirtSettings())
+        store.see(vmims=False)
+        assert store.load() is None
+        store.see(vmims=True)
+        assert store.load() == Load(0, {}, MigrationLimits())
+
+
+def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
+    """The last facts about an invalid object are trusted for `dead_after`."""
+    store = a_store(a_vmi())
+    store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
+    assert list(seen(store).distrusted_from()) == [NOW + seen(store).dead_after]
+
+
+@pytest.mark.parametrize("ended", [NOW - 100.0, NOW])
+def test_a_success_between_two_requests_parts_them(ended: float) -> None:
+    """Two evacuations from a node are different if the VM left the node between them."""
+    success = a_migration(start=ended - 9.0, end=ended)
+    early, late = (
+        Remembered(
+            uid=UID,
+            namespace=NAMESPACE,
+            migrations={"ok": success},
+            marker=Marker(node="n1", requested_at=at, seen_at=at, failed={f"f{at}": at + 1.0}),
+        )
+        for at in (NOW - 100.0, NOW)
+    )
+    for one, other in ((early, late), (late, early)):
+        assert one.join(other).marker == late.marker

@@ -1,0 +1,162 @@
+"""The effect of PodDisruptionBudgets on a drain."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.evacuations.drain import (
+    Conditions,
+    count_outcomes,
+    forecast_node,
+    read_conditions,
+)
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import (
+    ALL_ALIVE,
+    Budget,
+    Pod,
+    Requirement,
+    Resource,
+    Why,
+    WhySource,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.budgets import Budgets
+from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim
+from tests.support.stores import ClockedStore
+from tests.unit.engine.evacuations.test_drain import a_movable
+
+
+WEB = (("app", "web"),)
+
+
+def a_budget(*selector: Requirement, **overrides: Any) -> Budget:
+    """A budget that allows no disruption of the pods with app=web."""
+    fields: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "name": "web",
+        "forbids": True,
+        "selector": selector or (Requirement("app", "In", ("web",)),),
+    }
+    return Budget(**fields | overrides)
+
+
+def a_launcher(number: int, **overrides: Any) -> Pod:
+    """The pod of a VM, with the label app=web."""
+    fields = {"name": f"launcher-{number}", "uid": f"pod-{number}", "vmi_uid": f"uid-{number}"}
+    return a_pod(**fields | {"labels": WEB} | overrides)
+
+
+def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
+    """The conditions of the forecast at `NOW`."""
+    seen = frozenset({Resource.BUDGETS}) if sees else frozenset[Resource]()
+    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
+
+
+def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
+    """The outcome of each VM on n1; `count_outcomes` must give the same counts."""
+    now = conditions(store, **sees)
+    forecast, candidates = forecast_node(store, "n1", now)
+    assert +count_outcomes(store, now)["n1"] == forecast.outcomes
+    return {one.evidence.vmi.name: one.outcome for one in candidates}
+
+
+def test_a_budget_that_says_nothing_new_is_no_change() -> None:
+    """A budget counts as a change only when it starts or stops forbidding disruptions."""
+    budgets, allowing = Budgets({}), a_budget(forbids=False)
+    changes = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
+    assert changes == [False, True, False, True, False]
+    assert [budgets.put(a_budget()), len(budgets)] == [True, 1]
+    assert [budgets.remove(NAMESPACE, "web") for _ in range(2)] == [True, False]
+    assert len(budgets) == 0
+
+
+def test_the_first_of_two_budgets_is_named() -> None:
+    """If several budgets forbid an eviction, the first of them by name is found."""
+    launcher = a_launcher(1)
+    store = a_store(a_movable(1), launcher, a_budget(name="web-2"), a_budget(name="web-1"))
+    assert [*store.budgets.guarded()] == [(NAMESPACE, launcher.name)]
+    assert store.budgets.find(launcher) == "web-1"
+
+
+def test_a_budget_forbids_what_would_restart_alone() -> None:
+    """A budget that forbids disruptions prevents the restart of a VM, but not its migration."""
+    store = a_store(
+        a_movable(1, eviction_strategy="None"),
+        a_movable(2, eviction_strategy="LiveMigrateIfPossible", migratable=False),
+        a_movable(3),
+        a_movable(4, eviction_strategy="None"),
+        *(a_launcher(number) for number in (1, 2, 3)),
+        a_launcher(4, labels=()),
+    )
+    assert outcomes(store)["db1"] is DrainOutcome.RESTARTS
+    store.put(a_budget())
+    assert outcomes(store) == {
+        "db1": DrainOutcome.STAYS,
+        "db2": DrainOutcome.STAYS,
+        "db3": DrainOutcome.LEAVES,
+        "db4": DrainOutcome.RESTARTS,
+    }
+    assert outcomes(store, sees=False)["db1"] is DrainOutcome.RESTARTS
+    reasons = [one.reasons for one in forecast_node(store, "n1", conditions(store))[1]]
+    budget = (Why(WhySource.POD_DISRUPTION_BUDGET, "web"),)
+    assert reasons == [budget, budget, (), ()]
+
+
+@pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
+def test_a_budget_forbids_until_it_does_not(how: str) -> None:
+    """Once no budget forbids disruptions of the VM's pod, the VM would restart."""
+    store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
+    assert outcomes(store) == {"db1": DrainOutcome.STAYS}
+    match how:
+        case "allows":
+            store.put(a_budget(forbids=False))
+        case "remove":
+            store.remove(Resource.BUDGETS, NAMESPACE, "web")
+        case "list":
+            store.retain(Resource.BUDGETS, {"other": {"web"}}, None)
+        case "labels":
+            store.put(a_launcher(1, labels=()))
+        case _:
+            store.remove(Resource.PODS, NAMESPACE, "launcher-1")
+    assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
+
+
+def test_a_budget_of_another_namespace_selects_nothing_here() -> None:
+    """A budget selects only pods of its own namespace."""
+    store = a_store(a_movable(1, eviction_strategy="None"), a_launcher(1))
+    store.put(a_budget(namespace="other"))
+    assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
+
+
+def test_a_vm_that_is_moved_by_hand_is_counted_once() -> None:
+    """A VM with an unfinished VMIM is counted once, and its budget is respected."""
+    store = a_store(
+        a_movable(1, eviction_strategy="None"),
+        a_launcher(1),
+        a_vmim(vmi_name="db1", phase="Scheduling"),
+        a_budget(),
+    )
+    assert outcomes(store) == {"db1": DrainOutcome.STAYS}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "selects"),
+    [
+        (Requirement("app", "In", ("db", "web")), True),
+        (Requirement("app", "In", ("db",)), False),
+        (Requirement("app", "NotIn", ("db",)), True),
+        (Requirement("tier", "NotIn", ("db",)), True),
+        (Requirement("app", "NotIn", ("web",)), False),
+        (Requirement("app", "Exists", ()), True),
+        (Requirement("tier", "Exists", ()), False),
+        (Requirement("tier", "DoesNotExist", ()), True),
+        (Requirement("app", "DoesNotExist", ()), False),
+        (Requirement("app", "Unknown", ()), False),
+    ],
+)
+def test_label_selectors(requirement: Requirement, *, selects: bool) -> None:
+    """The operators of a label selector are those of Kubernetes."""
+    assert a_budget(requirement).selects(a_launcher(1)) is selects
+    both = (requirement, Requirement("app", "In", ("web",)))
+    assert a_budget(*both).selects(a_launcher(1)) is selects

@@ -1,0 +1,192 @@
+"""Cordons of nodes: leftover evacuations after an uncordon, and stuck drains."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.evacuations.advice import advise
+from exporter.engine.evacuations.diagnosis import Diagnosis
+from exporter.engine.evacuations.drain import (
+    Conditions,
+    forecast_node,
+    forecast_nodes,
+    read_conditions,
+)
+from exporter.engine.facts.model import ALL_ALIVE, Outcome, Priority, Resource
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store import cordons
+from exporter.engine.store.cordons import Cordons
+from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
+from tests.support.stores import ClockedStore
+from tests.unit.engine.evacuations.test_drain import a_movable
+
+
+REQUESTED = NOW - 3600.0
+
+
+def drained(number: int, *, by: Priority | None = Priority.SYSTEM_CRITICAL) -> tuple[Any, ...]:
+    """A VM of n1 whose evacuation was requested an hour ago, and its unfinished VMIM."""
+    vmi = a_movable(number, evacuation_node="n1", eviction_requested_at=REQUESTED)
+    vmim = a_vmim(
+        name=f"evac-{number}",
+        uid=f"evac-{number}",
+        vmi_name=vmi.name,
+        namespace=vmi.namespace,
+        evacuates="n1",
+        priority=by,
+        created=REQUESTED,
+    )
+    return vmi, vmim
+
+
+def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
+    """A store that read the list of nodes at the time `at`."""
+    store = a_store(now=at)
+    store.retain(Resource.NODES, {}, None)
+    for fact in facts:
+        store.put(fact)
+    return store
+
+
+def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
+    """The conditions of the forecast at `NOW`."""
+    return read_conditions(
+        store,
+        StuckPolicy(),
+        ALL_ALIVE,
+        NOW,
+        seen=frozenset({Resource.NODES}) if sees_nodes else frozenset(),
+    )
+
+
+def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:
+    """The diagnosis of the only evacuation."""
+    (evidence,) = store.evacuating()
+    found = conditions(store, **seen).diagnose(evidence)
+    assert found is not None
+    return found
+
+
+def test_a_node_is_cordoned_until_it_is_not() -> None:
+    """The forecast shows a node as cordoned until the node is schedulable again."""
+    store = a_listed_store(*drained(1))
+    assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
+    store.put(a_cordon())
+    forecast = forecast_node(store, "n1", conditions(store))[0]
+    assert (forecast.schedulable, forecast.cordon) == (False, a_cordon())
+    assert forecast_nodes(store, conditions(store), {})[0].schedulable is False
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
+
+
+def test_without_the_nodes_nothing_is_said_of_them() -> None:
+    """Without permission for nodes, `schedulable` is unknown and no evacuation is a leftover."""
+    store = a_listed_store(*drained(1), at=NOW)
+    unseen = conditions(store, sees_nodes=False)
+    assert forecast_node(store, "n1", unseen)[0].schedulable is None
+    assert not diagnosis_of(store, sees_nodes=False).leftover
+
+
+@pytest.mark.parametrize("how", ["put", "remove", "list"])
+def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
+    """After the uncordon, an evacuation that the descheduler did not request is a leftover."""
+    store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
+    assert not diagnosis_of(store).leftover
+    store.now = NOW - 60.0
+    match how:
+        case "put":
+            store.put(a_cordon(schedulable=True, cordoned_at=None))
+        case "remove":
+            store.remove(Resource.NODES, "", "n1")
+        case _:
+            store.retain(Resource.NODES, {"": {"n2"}}, None)
+    assert diagnosis_of(store).leftover
+    (evidence,) = store.evacuating()
+    assert advise(evidence, diagnosis_of(store)).sentence.startswith("Cancel the evacuation if")
+    store.put(a_cordon(cordoned_at=NOW - 30.0))
+    assert not diagnosis_of(store).leftover
+
+
+def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
+    """Without a cordon an evacuation is a leftover only if it is older than our list of nodes."""
+    assert not diagnosis_of(a_listed_store(*drained(1))).leftover
+    store = a_listed_store(*drained(1), at=NOW)
+    (evidence,) = store.evacuating()
+    assert diagnosis_of(store).leftover
+    assert "Cancel" not in advise(evidence, diagnosis_of(store)).sentence
+
+
+def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:
+    """An evacuation without a priority (KubeVirt 1.7) is a leftover if the uncordon was seen."""
+    store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1, by=None))
+    assert not diagnosis_of(store).leftover
+    store.now = NOW - 60.0
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    assert diagnosis_of(store).leftover
+    assert diagnosis_of(store).given_up
+    assert not diagnosis_of(a_listed_store(*drained(1, by=None), at=NOW)).leftover
+
+
+def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
+    """An evacuation that the descheduler requested is never a leftover."""
+    store = a_listed_store(*drained(1, by=Priority.SYSTEM_MAINTENANCE), at=NOW)
+    assert not diagnosis_of(store).leftover
+
+
+def test_only_a_change_is_news() -> None:
+    """A node that is cordoned or schedulable as before is no news."""
+    known = Cordons()
+    nodes = [a_cordon(), a_cordon(), a_cordon(schedulable=True), a_cordon(schedulable=True)]
+    news = [(known.put(node, NOW), len(known)) for node in nodes]
+    assert news == [(True, 1), (False, 1), (True, 0), (False, 0)]
+
+
+def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
+    monkeypatch.setattr(cordons, "NODES_KEPT", 2)
+    seen = Cordons()
+    seen.note_list(NOW)
+    for number in range(1, 4):
+        assert seen.put(a_cordon(name=f"n{number}"), NOW)
+        assert seen.remove(f"n{number}", NOW + number)
+    since = [seen.schedulable_since(f"n{number}") for number in range(1, 4)]
+    assert since == [NOW, NOW + 2, NOW + 3]
+
+
+def is_stuck(store: ClockedStore) -> bool:
+    """Whether the drain of n1 is stuck."""
+    progress = forecast_node(store, "n1", conditions(store))[0].progress
+    assert progress is not None
+    return progress.stuck
+
+
+@pytest.mark.parametrize("by", list(Priority))
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> None:
+    """Stuck VMs make a drain stuck, unless the descheduler evicts them without a cordon."""
+    store = a_listed_store(*drained(1, by=by), *drained(2, by=by))
+    if cordoned:
+        store.put(a_cordon())
+    assert is_stuck(store) is (cordoned or by is Priority.SYSTEM_CRITICAL)
+
+
+def test_a_drain_that_goes_on_is_not_stuck() -> None:
+    """A drain is stuck only after `stuck.after` without a departure."""
+    store = a_listed_store(a_cordon(), *drained(1), *drained(2))
+    for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
+        store.now = left_at
+        state = a_state(uid="evac-2", start=left_at - 9, end=left_at, outcome=Outcome.SUCCEEDED)
+        store.put(a_movable(2, node="n2", migration=state))
+        assert is_stuck(store) is stuck
+        store.put(drained(2)[0])
+
+
+def test_a_drain_whose_vms_wait_for_others_is_not_stuck() -> None:
+    """A VM with the strategy External that nobody moves does not make a drain stuck."""
+    vmi = a_movable(
+        1,
+        evacuation_node="n1",
+        eviction_requested_at=REQUESTED,
+        eviction_strategy="External",
+    )
+    assert not is_stuck(a_listed_store(a_cordon(), vmi))

@@ -1,0 +1,180 @@
+"""The requester of an evacuation, from the eviction that the webhook reviewed before."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.facts.changes import EvictionAdmitted
+from exporter.engine.facts.evidence import ASKED_WITHIN, Marker, Remembered, Requester
+from exporter.engine.store.requesters import VMIS_KEPT, Requesters
+from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_state, a_store, a_vmi
+from tests.support.stores import ClockedStore
+
+
+def admit(store: ClockedStore, user: str, at: float, pod: str = "virt-launcher-db1-x") -> None:
+    """Let the webhook allow an eviction by this user."""
+    store.apply(EvictionAdmitted(NAMESPACE, pod, user), at)
+
+
+def mark(store: ClockedStore, at: float, **overrides: Any) -> None:
+    """Let KubeVirt mark the VMI for evacuation."""
+    store.now = at
+    store.put(a_vmi(evacuation_node="n1", **overrides))
+
+
+def requester_of(store: ClockedStore) -> Requester | None:
+    """The requester of the only VMI's evacuation."""
+    evidence = store.evidence(NAMESPACE, NAME)
+    assert evidence is not None
+    return evidence.requested_by
+
+
+@pytest.fixture
+def store() -> ClockedStore:
+    """A VMI that is not marked, with its launcher pod."""
+    return a_store(a_vmi(), a_pod(), now=NOW - 100)
+
+
+def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
+    """A reviewed eviction is no request until KubeVirt has marked the VMI."""
+    admit(store, "alice", NOW)
+    assert requester_of(store) is None
+    mark(store, NOW + 0.2)
+    assert requester_of(store) == Requester(NOW, "alice")
+
+
+def test_kubevirts_date_follows(store: ClockedStore) -> None:
+    """The requester stays when the condition EvictionRequested comes later with an earlier time."""
+    admit(store, "alice", NOW + 0.7)
+    mark(store, NOW + 0.9)
+    mark(store, NOW + 1.1, eviction_requested_at=NOW)
+    assert requester_of(store) == Requester(NOW + 0.7, "alice")
+
+
+def test_the_first_request_wins(store: ClockedStore) -> None:
+    """The first user counts; users who ask later, also during the evacuation, do not."""
+    for number, user in enumerate(("alice", "bob")):
+        admit(store, user, NOW + number)
+    mark(store, NOW + 2)
+    admit(store, "carol", NOW + 3)
+    mark(store, NOW + 4, eviction_requested_at=NOW + 2)
+    assert requester_of(store) == Requester(NOW, "alice")
+
+
+@pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
+def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
+    """A request counts only if KubeVirt marks the VMI within a webhook's longest timeout."""
+    admit(store, "alice", NOW)
+    mark(store, NOW + waited)
+    assert (requester_of(store) is not None) is found
+
+
+def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
+    """An earlier request without effect is forgotten, so that the next one counts."""
+    admit(store, "alice", NOW)
+    admit(store, "bob", NOW + ASKED_WITHIN + 1)
+    mark(store, NOW + ASKED_WITHIN + 2)
+    assert requester_of(store) == Requester(NOW + ASKED_WITHIN + 1, "bob")
+
+
+def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
+    """A user whose eviction was reviewed long after an evacuation began is not its requester."""
+    admit(store, "bob", NOW)
+    mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
+    assert requester_of(store) is None
+
+
+def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:
+    """A new evacuation has its own requester, or none."""
+    admit(store, "alice", NOW)
+    mark(store, NOW + 1, eviction_requested_at=NOW)
+    admit(store, "carol", NOW + 2)
+    store.put(a_vmi())
+    admit(store, "bob", NOW + 5)
+    mark(store, NOW + 6, eviction_requested_at=NOW + 5)
+    assert requester_of(store) == Requester(NOW + 5, "bob")
+    mark(store, NOW + 7, eviction_requested_at=NOW + 7)
+    assert requester_of(store) is None
+
+
+def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
+    """After a success there is no requester, and no marker to store."""
+    admit(store, "alice", NOW)
+    mark(store, NOW)
+    store.put(a_vmi(node="n2", migration=a_state(end=NOW + 60)))
+    assert requester_of(store) is None
+    remembered = store.remember(UID)
+    assert remembered is None or remembered.marker is None
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod(name="other", node="n2"),
+        a_pod(name="other", phase="Succeeded"),
+        a_pod(name="other", vmi_uid="unknown"),
+    ],
+    ids=["target", "finished", "not ours"],
+)
+def test_pods_for_which_kubevirt_marks_nothing(store: ClockedStore, pod: Any) -> None:
+    """The eviction of a target pod, of a finished pod or of another VMI's pod is no request."""
+    store.put(pod)
+    admit(store, "alice", NOW, pod="other")
+    mark(store, NOW)
+    assert requester_of(store) is None
+
+
+def test_requests_are_no_news(store: ClockedStore) -> None:
+    """A request alone does not count as a change of the store."""
+    assert store.apply(EvictionAdmitted(NAMESPACE, "virt-launcher-db1-x", "alice"), NOW) == 0
+
+
+def test_the_memory_is_bounded() -> None:
+    """The number and the age of the stored requests are bounded."""
+    requesters = Requesters()
+    for number in range(VMIS_KEPT + 1):
+        requesters.note(f"u{number}", Requester(NOW, "alice"))
+    assert requesters.take("u0", NOW) is None
+    assert requesters.take("u1", NOW) == Requester(NOW, "alice")
+    requesters.note("later", Requester(NOW + 1, "alice"))
+    assert requesters.take("u2", NOW + ASKED_WITHIN + 1) is None
+    assert len(requesters._first) == 1  # noqa: SLF001
+    assert requesters.take("later", NOW + ASKED_WITHIN + 1) == Requester(NOW + 1, "alice")
+
+
+class TestMerging:
+    """Requesters from another replica or an earlier run."""
+
+    def restored(self, store: ClockedStore, asked_by: Requester | None, **marker: Any) -> None:
+        """Apply a stored history with the requester of the present evacuation."""
+        fields: dict[str, Any] = {"node": "n1", "requested_at": NOW, "seen_at": NOW} | marker
+        stored = Marker(asked_by=asked_by, **fields)
+        store.apply(Remembered(uid=UID, namespace=NAMESPACE, marker=stored), NOW + 60)
+
+    def test_another_replica_was_asked(self, store: ClockedStore) -> None:
+        """A replica that did not review the eviction gets the requester from the stored history."""
+        mark(store, NOW, eviction_requested_at=NOW)
+        self.restored(store, Requester(NOW - 1, "alice"))
+        assert requester_of(store) == Requester(NOW - 1, "alice")
+
+    @pytest.mark.parametrize(("at", "user"), [(NOW - 1, "zoe"), (NOW, "adam")])
+    def test_two_replicas_were_asked(self, store: ClockedStore, at: float, user: str) -> None:
+        """The earlier of two requesters counts; of two at the same time, the first by name."""
+        admit(store, "bob", NOW)
+        mark(store, NOW + 1)
+        self.restored(store, Requester(at, user))
+        self.restored(store, Requester(NOW, "carol"))
+        assert requester_of(store) == Requester(at, user)
+
+    def test_history_without_a_requester(self, store: ClockedStore) -> None:
+        """A stored history without a requester does not remove the known requester."""
+        admit(store, "alice", NOW)
+        mark(store, NOW)
+        self.restored(store, None)
+        assert requester_of(store) == Requester(NOW, "alice")
+
+    def test_history_of_the_evacuation_before(self, store: ClockedStore) -> None:
+        """The requester of an earlier, cancelled evacuation does not count."""
+        mark(store, NOW, eviction_requested_at=NOW)
+        self.restored(store, Requester(NOW - 120, "alice"), seen_at=NOW - 120)
+        assert requester_of(store) is None

@@ -1,0 +1,1150 @@
+"""The facts of the cluster: which objects belong together, and when they are forgotten."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.backoff import Backoff
+from exporter.engine.evacuations.diagnosis import State, diagnose
+from exporter.engine.facts.changes import (
+    Change,
+    Forgotten,
+    Notice,
+    NoticeKind,
+    Observed,
+    Removed,
+    Unreadable,
+    Visibility,
+)
+from exporter.engine.facts.evidence import DEAD_AFTER, Marker, Remembered
+from exporter.engine.facts.history import Migration
+from exporter.engine.facts.model import (
+    CLUSTER_RESOURCES,
+    Budget,
+    Checkpoint,
+    Fact,
+    KubeVirtSettings,
+    MigrationLimits,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Trigger,
+    Verdict,
+    Vmi,
+    Vmim,
+)
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.load import RUNNING_PHASES
+from exporter.engine.store.migrations import WAITING_LIMIT
+from exporter.engine.store.store import Store
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_cordon,
+    a_migration,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
+from tests.support.sizes import soaked
+from tests.support.stores import ClockedStore, put
+from tests.support.verdicts import decide
+from tests.unit.engine.facts.test_evidence import marker_of, seen
+
+
+OLD = NOW - 86_400.0
+"""The creation time of `a_vmi`."""
+
+
+def records(store: ClockedStore) -> dict[str, Migration]:
+    """The migration records of the VMI."""
+    return seen(store).history.records()
+
+
+def remembered(uid: str) -> Remembered:
+    """The stored history of a VMI that migrated once."""
+    return Remembered(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
+
+
+# --- VMIs
+
+
+def test_history_goes_with_the_vmi() -> None:
+    """The history of a deleted VMI is removed."""
+    store = a_store(a_vmi(migration=a_state()))
+    assert list(records(store)) == ["m1"]
+    store.remove(Resource.VMIS, NAMESPACE, NAME)
+    store.put(a_vmi())
+    assert records(store) == {}
+
+
+def test_history_outlives_the_state() -> None:
+    """The last ending stays in the history after a hand-off empties `migrationState`."""
+    store = a_store(a_vmi(migration=a_state()), a_vmi(migration=MigrationState(uid="m2")))
+    assert sorted(records(store)) == ["m1", "m2"]
+
+
+@pytest.mark.parametrize("resource", [Resource.VMIS, Resource.VMIMS, Resource.PODS], ids=str)
+def test_a_late_deletion_of_another_uid(resource: Resource) -> None:
+    """The late deletion of an earlier object with the same name deletes nothing."""
+    store = a_store(a_vmi(), a_vmim(), a_pod())
+    names = {Resource.VMIS: NAME, Resource.VMIMS: "mig-1", Resource.PODS: "virt-launcher-db1-x"}
+    before = seen(store)
+    store.remove(resource, NAMESPACE, names[resource], "another-uid")
+    store.remove(resource, NAMESPACE, "no-such-name")
+    assert seen(store) == before
+
+
+# --- VMIMs
+
+
+@pytest.mark.parametrize(
+    ("created", "born", "belongs"),
+    [
+        pytest.param(OLD + 1, OLD, True, id="younger"),
+        pytest.param(OLD, OLD, True, id="of-the-same-second"),
+        pytest.param(OLD - 1, OLD, False, id="older"),
+        pytest.param(None, OLD, True, id="vmim-without-creation"),
+        pytest.param(OLD, None, True, id="vmi-without-creation"),
+    ],
+)
+@pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
+def test_belonging_by_creation(
+    created: float | None, born: float | None, *, belongs: bool, vmi_first: bool
+) -> None:
+    """A VMIM belongs to the VMI that it names, unless the VMIM is older than the VMI."""
+    facts = [a_vmi(created=born), an_ended_vmim(created=created)]
+    store = a_store(*(facts if vmi_first else reversed(facts)))
+    assert list(records(store)) == (["m1"] if belongs else [])
+    assert bool(seen(store).vmims) is belongs
+
+
+@pytest.mark.parametrize(
+    "vmi",
+    [
+        pytest.param(a_vmi(migration=a_state(uid="m1")), id="its-own-state"),
+        pytest.param(a_vmi(migration=a_state(uid="m9"), other_uids=("m1",)), id="one-half"),
+    ],
+)
+@pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmim-first"])
+def test_belonging_by_proof(vmi: Vmi, *, vmi_first: bool) -> None:
+    """A VMIM whose UID was in a VMI's state belongs to that VMI, even if the VMIM is older."""
+    facts = [vmi, an_ended_vmim(created=OLD - 50.0, start=OLD)]
+    store = a_store(*(facts if vmi_first else reversed(facts)))
+    assert records(store)["m1"].start == OLD
+    store.put(replace(vmi, migration=MigrationState(uid="m10"), other_uids=()))
+    store.put(an_ended_vmim(created=OLD - 50.0, start=OLD - 9.0))
+    assert records(store)["m1"].start == OLD - 9.0
+
+
+def test_proofs_are_bounded() -> None:
+    """Only the latest migration UIDs of a VMI are stored."""
+    store = a_store(*(a_vmi(migration=MigrationState(uid=f"m{n}")) for n in range(9)), keep=2)
+    old, new = (an_ended_vmim(name=uid, uid=uid, created=OLD - 1.0) for uid in ("m6", "m7"))
+    store.put(old)
+    store.put(new)
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m7"]
+
+
+def test_an_attempt_that_failed_before_its_hand_off() -> None:
+    """A VMIM that was never handed off is not in the history."""
+    failed = a_vmim(phase="Failed", finished=True, finished_at=NOW, outcome=Outcome.FAILED)
+    store = a_store(a_vmi(), failed)
+    assert records(store) == {}
+    assert seen(store).vmims == (failed,)
+
+
+def test_a_deleted_vmim() -> None:
+    """A deleted VMIM is no longer pending, and its record stays."""
+    store = a_store(a_vmi(), an_ended_vmim(), a_vmim(name="mig-2", uid="m2"))
+    assert seen(store).unfinished() is not None
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-2", "m2")
+    assert seen(store).unfinished() is None
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert seen(store).vmims == ()
+    assert list(records(store)) == ["m1"]
+
+
+def test_a_vmim_recreated_under_its_name() -> None:
+    """A VMIM with a known name but another UID is another VMIM."""
+    store = a_store(a_vmi(), an_ended_vmim(), an_ended_vmim(uid="m2", end=NOW - 60.0))
+    assert sorted(records(store)) == ["m1", "m2"]
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m2"]
+
+
+def test_a_vmim_that_names_another_vmi() -> None:
+    """A VMIM is pending for the VMI that it names now, and for no other VMI."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmim(), a_vmim(vmi_name="db2"))
+    assert seen(store).vmims == ()
+    assert [vmim.uid for vmim in seen(store, "db2").vmims] == ["m1"]
+
+
+def test_what_a_new_store_may_see() -> None:
+    """A new store assumes that it may not read VMIMs and pods."""
+    store = Store(endings_kept=2)
+    put(store, a_vmi())
+    assert (seen(store).vmims_seen, seen(store).pods_seen) == (False, False)
+    assert not store.visibility.sees_pods_of(NAMESPACE)
+
+
+def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
+    """A VMIM that was deleted before its VMI was read still counts."""
+    store = a_store(an_ended_vmim())
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert list(records(store)) == ["m1"]
+    assert seen(store).vmims == ()
+
+
+def test_a_deleted_vmim_is_proven_later() -> None:
+    """A deleted VMIM counts as soon as the VMI's `migrationState` has the VMIM's UID."""
+    store = a_store(an_ended_vmim(created=OLD - 50.0))
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert records(store) == {}
+    store.put(a_vmi(migration=MigrationState(uid="m1")))
+    assert records(store)["m1"].end == NOW - 600.0
+
+
+def test_a_deleted_vmim_is_the_next_ones() -> None:
+    """A deleted VMIM also counts for a recreated VMI that was created before the VMIM."""
+    store = a_store(a_vmi(), an_ended_vmim(created=NOW - 700.0))
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi(migration=MigrationState(uid="m0")))
+    store.put(a_vmi(uid="new", created=NOW - 800.0))
+    assert list(records(store)) == ["m1"]
+
+
+def test_what_waits_is_bounded() -> None:
+    """The number of deleted VMIMs that wait for their VMI is bounded, per VMI and in total."""
+    store = a_store(keep=2)
+    for number in range(4):
+        store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, f"mig-{number}")
+    for number in range(WAITING_LIMIT - 1):
+        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, "mig")
+    store.put(a_vmi())
+    assert sorted(records(store)) == ["m2", "m3"]
+    for number in (WAITING_LIMIT, WAITING_LIMIT + 1):
+        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
+        store.remove(Resource.VMIMS, NAMESPACE, "mig")
+    store.put(a_vmi(name="vm-1", uid="1"))
+    store.put(a_vmi(name="vm-2", uid="2"))
+    assert len(seen(store, "vm-1").history) == 0
+    assert len(seen(store, "vm-2").history) == 1
+
+
+def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
+    """A VMIM moves to a recreated VMI that is older than the VMIM but was read later."""
+    store = a_store(a_vmi(), a_vmim(created=NOW - 10.0, handed_off=True, phase="Scheduled"))
+    store.put(a_vmim(created=NOW - 10.0, handed_off=True, phase="Running"))
+    assert seen(store).vmims != ()
+    store.put(a_vmi(uid="new", created=NOW - 20.0))
+    assert [vmim.phase for vmim in seen(store).vmims] == ["Running"]
+    assert list(records(store)) == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("created", "born"),
+    [
+        pytest.param(NOW - 30.0, NOW - 20.0, id="older-than-the-new-one"),
+        pytest.param(NOW - 20.0, NOW - 20.0, id="finished-of-the-same-second"),
+        pytest.param(None, NOW - 20.0, id="no-creation"),
+        pytest.param(NOW - 10.0, None, id="vmi-without-creation"),
+    ],
+)
+def test_a_vmim_stays_bound(created: float | None, born: float | None) -> None:
+    """A finished VMIM moves to a new VMI only if that VMI is known to be older than the VMIM."""
+    store = a_store(a_vmi(), an_ended_vmim(created=created), a_vmi(uid="new", created=born))
+    assert seen(store).vmims == ()
+    assert records(store) == {}
+
+
+def test_an_unfinished_vmim_of_the_same_second_moves() -> None:
+    """An unfinished VMIM created in the same second as the new VMI belongs to that VMI."""
+    store = a_store(a_vmi(), a_vmim(created=NOW - 20.0), a_vmi(uid="new", created=NOW - 20.0))
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
+
+
+def test_a_proven_vmim_stays_bound() -> None:
+    """A VMIM whose UID was in the VMI's state stays with that VMI, whatever the creation times."""
+    store = a_store(a_vmi(migration=MigrationState(uid="m1")), a_vmim(created=NOW - 10.0))
+    store.put(a_vmi(uid="new", created=NOW - 20.0))
+    assert seen(store).vmims == ()
+
+
+# --- pods
+
+
+@pytest.mark.parametrize(
+    ("pods", "current"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([a_pod()], "virt-launcher-db1-x", id="one"),
+        pytest.param([a_pod(vmi_uid="another")], None, id="of-another-vmi"),
+        pytest.param([a_pod(namespace="other")], None, id="of-another-namespace"),
+        pytest.param([a_pod(node="n2")], None, id="on-another-node"),
+        pytest.param(
+            [a_pod(name="b", created=NOW), a_pod(name="c", created=NOW - 9.0)], "b", id="newest"
+        ),
+        pytest.param([a_pod(name="b", created=None), a_pod(name="c")], "c", id="unknown-creation"),
+        pytest.param(
+            [a_pod(name="b"), a_pod(name="c", phase="Succeeded")], "b", id="running-before-ended"
+        ),
+        pytest.param([a_pod(name="b"), a_pod(name="c")], "c", id="by-name-at-last"),
+    ],
+)
+def test_the_current_launcher(pods: list[Pod], current: str | None) -> None:
+    """The current launcher is the newest pod of the VMI on the VMI's node."""
+    for order in (pods, pods[::-1]):
+        launcher = seen(a_store(a_vmi(), *order)).launcher
+        assert (launcher and launcher.name) == current
+
+
+def test_pods_change_and_go() -> None:
+    """The current launcher is up to date after a pod changes, changes its VMI or is deleted."""
+    store = a_store(a_vmi(), a_pod(), a_pod(eviction_in_progress=True))
+    assert seen(store).launcher == a_pod(eviction_in_progress=True)
+    store.put(a_pod(vmi_uid="another"))
+    assert seen(store).launcher is None
+    store.put(a_pod())
+    store.remove(Resource.PODS, NAMESPACE, "virt-launcher-db1-x", "uid-of-pod")
+    assert seen(store).launcher is None
+
+
+def test_a_pod_of_another_namespace_changes_nothing() -> None:
+    """A pod does not belong to a VMI of another namespace."""
+    store = a_store(a_vmi(evacuation_node="n1"), a_pod(), now=NOW)
+    before = seen(store)
+    foreign = a_pod(namespace="other", created=NOW, eviction_in_progress=True)
+    store.put(foreign)
+    assert seen(store) == before
+    assert before.pods == (a_pod(),)
+    assert before.marker is not None
+    assert before.marker.lacking_since == NOW
+    store.put(a_pod(namespace="other", vmi_uid="another"))
+    store.remove(Resource.PODS, "other", foreign.name)
+    assert seen(store) == before
+
+
+@pytest.mark.parametrize(
+    ("pod", "known"),
+    [
+        pytest.param(a_pod(), True, id="its-launcher"),
+        pytest.param(a_pod(name="another"), False, id="another-name"),
+        pytest.param(a_pod(vmi_uid="another"), False, id="of-no-vmi"),
+    ],
+)
+def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
+    """The store finds a pod and its VMI by the pod's name, if both exist."""
+    store = a_store(a_vmi(), pod)
+    found = store.find_pod(NAMESPACE, "virt-launcher-db1-x")
+    assert found == ((pod, seen(store).vmi) if known else None)
+
+
+def test_a_pod_of_another_namespace_has_no_vmi() -> None:
+    """A pod with the UID of a VMI of another namespace has no VMI."""
+    store = a_store(a_vmi(), a_pod(namespace="other"))
+    assert store.find_pod("other", "virt-launcher-db1-x") is None
+
+
+def test_pods_that_may_not_be_seen() -> None:
+    """A VMI has no launcher without permission for pods, or if the VMI has no node."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
+    assert seen(store, "db2").launcher is None
+    store.put(a_pod())
+    store.see(pods=False)
+    assert seen(store).launcher is None
+
+
+# --- limits and lists
+
+
+def test_objects_are_counted() -> None:
+    """Objects are counted by resource."""
+    budget = Budget(namespace=NAMESPACE, name="none", forbids=True)
+    others = (a_pod(), KubeVirtSettings(), a_cordon(), budget)
+    filled = a_store(a_vmi(), a_vmim(), a_vmim(name="mig-2"), *others)
+    assert [a_store().count(resource) for resource in CLUSTER_RESOURCES] == [0] * 6
+    assert [filled.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1, 1]
+
+
+def test_limits() -> None:
+    """The limits are known while the KubeVirt object exists."""
+    store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
+    store.retain(Resource.KUBEVIRTS, {"kubevirt": {"kubevirt"}}, None)
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 1))
+    store.remove(Resource.KUBEVIRTS, "kubevirt", "kubevirt")
+    assert store.kubevirt is None
+    store.put(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert store.retain(Resource.KUBEVIRTS, {}, None) == 1
+    assert store.kubevirt is None
+
+
+def test_limits_told_again_change_nothing() -> None:
+    """If the same limits are read again, nothing changes."""
+    store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert not store.put(KubeVirtSettings(MigrationLimits(3, 1)))
+    assert store.put(KubeVirtSettings(MigrationLimits(3, 2)))
+    assert store.kubevirt == KubeVirtSettings(MigrationLimits(3, 2))
+
+
+def test_vmis_are_counted_by_node() -> None:
+    """VMIs are counted by node; nodes without VMIs are not listed."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
+    assert store.nodes == {"n1": 2, "n2": 1}
+    store.put(a_vmi(name="db3", uid="3", node="n1"))
+    store.put(a_vmi(name="db2", uid="new", node="n3"))
+    assert dict(store.nodes) == {"n1": 2, "n3": 1}
+    for name in (NAME, "db2", "db3"):
+        store.remove(Resource.VMIS, NAMESPACE, name)
+    assert dict(store.nodes) == {}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_vmi_that_has_ended_is_on_no_node(phase: str) -> None:
+    """A VMI is counted on its node until it ends."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase=phase))
+    assert store.nodes == {"n1": 1}
+    store.put(a_vmi(phase=phase))
+    assert dict(store.nodes) == {}
+    store.put(a_vmi(phase=phase, node="n2"))
+    assert dict(store.nodes) == {}
+    store.put(a_vmi(uid="new"))
+    assert store.nodes == {"n1": 1}
+    store.remove(Resource.VMIS, NAMESPACE, "db2")
+    assert store.nodes == {"n1": 1}
+
+
+PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")
+
+
+LOADED: list[Vmim | Pod | tuple[Resource, str]] = [
+    *(a_vmim(name=f"mig-{i}", uid=f"m{i}", phase=phase) for i in (1, 2, 3) for phase in PHASES),
+    *(a_pod(name=name, migration_uid=uid) for name in "ab" for uid in ("", "m1", "m2")),
+    *((Resource.VMIMS, f"mig-{i}") for i in (1, 2, 3)),
+    *((Resource.PODS, name) for name in "ab"),
+]
+
+
+@given(st.lists(st.sampled_from(LOADED), max_size=20))
+def test_the_load_is_that_of_all_that_is_there(
+    news: list[Vmim | Pod | tuple[Resource, str]],
+) -> None:
+    """Migrations are counted as KubeVirt counts them."""
+    store = a_store(a_vmi(), KubeVirtSettings())
+    there: dict[str, Vmim | Pod] = {}
+    for one in news:
+        if isinstance(one, tuple):
+            store.remove(one[0], NAMESPACE, one[1])
+            there.pop(one[1], None)
+        else:
+            store.put(one)
+            there[one.name] = one
+    targets = {pod.migration_uid for pod in there.values() if isinstance(pod, Pod)}
+    running = sum(
+        vmim.phase in RUNNING_PHASES or (vmim.phase == "Pending" and vmim.uid in targets)
+        for vmim in there.values()
+        if isinstance(vmim, Vmim)
+    )
+    load = store.load()
+
+    assert load is not None
+    assert (load.running, load.outbound.get("n1", 0)) == (running, running)
+
+
+@pytest.mark.parametrize("namespace", [None, NAMESPACE], ids=["all", "one-namespace"])
+def test_a_list_replaces(namespace: str | None) -> None:
+    """Objects that a list lacks are removed, but only in the namespace of the list."""
+    store = a_store()
+    for where in (NAMESPACE, "elsewhere"):
+        put(store, a_vmi(namespace=where), a_vmi(namespace=where, name="db2", uid="2"))
+        put(store, a_vmim(namespace=where), a_pod(namespace=where, vmi_uid="2"))
+    kept = {NAMESPACE: {NAME}} | ({"elsewhere": {NAME}} if namespace is None else {})
+    gone = 1 if namespace else 2
+    assert store.retain(Resource.VMIS, kept, namespace) == gone
+    assert store.retain(Resource.VMIMS, {}, namespace) == gone
+    assert store.retain(Resource.PODS, {}, namespace) == gone
+    assert len(store.keys()) == (3 if namespace else 2)
+    assert seen(store).vmims == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "is_news"),
+    [
+        pytest.param(Observed(a_vmi()), False, id="same-vmi"),
+        pytest.param(Observed(a_vmim()), False, id="same-vmim"),
+        pytest.param(Observed(a_pod()), False, id="same-pod"),
+        pytest.param(Removed(Resource.VMIS, NAMESPACE, "none"), False, id="no-such-vmi"),
+        pytest.param(Observed(a_vmi(node="n2")), True, id="vmi"),
+        pytest.param(Observed(a_vmim(phase="Scheduled")), True, id="vmim"),
+        pytest.param(Observed(a_pod(phase="Failed")), True, id="pod"),
+        pytest.param(Observed(a_pod(vmi_uid="another")), True, id="another-vmis-pod"),
+        pytest.param(Removed(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-gone"),
+        pytest.param(Removed(Resource.VMIMS, NAMESPACE, "mig-1"), True, id="vmim-gone"),
+        pytest.param(Removed(Resource.PODS, NAMESPACE, a_pod().name), True, id="pod-gone"),
+        pytest.param(Unreadable(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-unreadable"),
+        pytest.param(remembered(UID), True, id="recalled"),
+        pytest.param(Visibility(vmims=True, pods=True), False, id="same-visibility"),
+        pytest.param(Visibility(pods=True), True, id="vmims-unseen"),
+        pytest.param(Visibility(vmims=True), True, id="pods-unseen"),
+    ],
+)
+def test_what_is_news(change: Change, *, is_news: bool) -> None:
+    """A change that could alter an answer is counted, and subscribers are notified."""
+    store = a_store(a_vmi(), a_vmim(), a_pod())
+    notices: list[Notice] = []
+    kinds = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
+    store.subscribe(notices.append, *kinds)
+    assert (bool(store.apply(change, NOW)), bool(notices)) == (is_news, is_news)
+
+
+@pytest.mark.parametrize(
+    ("change", "uids"),
+    [
+        pytest.param(Observed(a_vmi(node="n2")), {UID}, id="vmi"),
+        pytest.param(Observed(an_ended_vmim()), {UID}, id="vmim"),
+        pytest.param(Observed(a_vmim(vmi_name="db2")), set(), id="foreign-vmim"),
+        pytest.param(Removed(Resource.VMIS, NAMESPACE, NAME), {UID}, id="gone"),
+        pytest.param(remembered("new"), {"new"}, id="recalled"),
+        pytest.param(remembered(UID), {UID}, id="recalled-of-a-vmi"),
+        pytest.param(Remembered(uid=UID, namespace=NAMESPACE), set(), id="nothing-new-recalled"),
+        pytest.param(Forgotten("old"), {"old"}, id="forgotten"),
+        pytest.param(Forgotten("none"), set(), id="nothing-to-forget"),
+    ],
+)
+def test_what_there_may_be_to_write_down(change: Change, uids: set[str]) -> None:
+    """There is a notice for each VMI whose stored history may have changed."""
+    store = a_store(a_vmi())
+    store.recall(remembered("old"))
+    notices: list[Notice] = []
+    store.subscribe(notices.append, NoticeKind.MEMORY)
+    store.apply(change, NOW)
+    assert {notice.uid for notice in notices} == uids
+
+
+def test_two_histories_of_a_vmi_that_is_not_there() -> None:
+    """Two stored histories of a VMI that is not known yet are joined, in any order."""
+    one, other = (
+        Remembered(
+            uid=UID,
+            namespace=NAMESPACE,
+            migrations={key: a_migration(end=NOW - 100.0)},
+            marker=Marker(node="n1", requested_at=NOW - age, seen_at=NOW - age, failed={key: NOW}),
+        )
+        for key, age in (("m1", 50.0), ("m2", 40.0))
+    )
+    for order in ((one, other), (other, one), (one, other, one)):
+        store = a_store(now=NOW)
+        for stored in order:
+            store.recall(stored)
+        store.put(a_vmi(evacuation_node="n1"))
+        assert set(records(store)) == {"m1", "m2"}
+        assert marker_of(store).requested_at == NOW - 50.0
+        assert marker_of(store).failed.keys() == {"m1", "m2"}
+
+
+@pytest.mark.parametrize(
+    ("node", "success"), [("n2", NOW - 500.0), ("n1", NOW - 150.0)], ids=["elsewhere", "and-back"]
+)
+def test_histories_of_two_evacuations(node: str, success: float) -> None:
+    """Of two stored evacuations of a VMI only the later one is kept."""
+    early = Marker(node=node, requested_at=NOW - 200.0, seen_at=NOW - 200.0, failed={"m1": NOW})
+    late = Marker(node="n1", requested_at=NOW - 100.0, seen_at=NOW - 100.0)
+    migrations = {"m0": a_migration(end=success)}
+    for order in ((early, late), (late, early)):
+        store = a_store(now=NOW)
+        for marker in order:
+            store.recall(
+                Remembered(uid=UID, namespace=NAMESPACE, migrations=migrations, marker=marker)
+            )
+        assert store.remember(UID) == Remembered(
+            uid=UID, namespace=NAMESPACE, migrations=migrations, marker=late
+        )
+
+
+def test_a_whole_migration() -> None:
+    """From the VMIM's creation to the end of the cooldown the VMI is always blocked."""
+    store = a_store(a_vmi(migration=a_state(uid="m0", end=NOW - 5_000.0, start=NOW - 5_060.0)))
+
+    def reason() -> str:
+        return decide(seen(store), a_policy(), NOW).reason or ""
+
+    story: list[tuple[Fact, str]] = [
+        (a_vmim(), "migration_in_progress"),
+        (a_vmim(phase="Scheduled", handed_off=True), "migration_in_progress"),
+        (a_vmi(migration=MigrationState(uid="m1")), "migration_in_progress"),
+        (a_vmi(migration=a_running_state()), "migration_in_progress"),
+        (a_vmi(migration=a_state(end=NOW - 1.0), node="n2"), "migration_in_progress"),
+        (an_ended_vmim(end=None, start=None, created=NOW - 120.0), "cooldown"),
+        (an_ended_vmim(end=NOW - 1.0, created=NOW - 120.0), "cooldown"),
+    ]
+    assert reason() == ""
+    for fact, expected in story:
+        store.put(fact)
+        assert reason() == expected
+    assert len(seen(store).history) == 2
+
+
+def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> None:
+    """The backoff also counts failed VMIMs of an earlier VMI with the same name."""
+    store = a_store(a_vmi(uid="old", migration=MigrationState(uid="m1")))
+    failed = {"phase": "Failed", "finished": True, "finished_at": NOW}
+    store.put(a_vmim(uid="m1", trigger=Trigger.WORKLOAD_UPDATE, **failed))
+    store.put(a_vmi(evacuation_node="n1", created=NOW + 1, migratable=True))
+    next_try = a_vmim(name="mig-2", uid="m2", created=NOW + 5, trigger=Trigger.EVACUATION)
+    store.put(next_try)
+    found = diagnose(seen(store), StuckPolicy(), store.load(), NOW + 6)
+    assert found is not None
+    assert (found.state, found.backoff) == (State.BACKOFF, Backoff(20.0, NOW + 20))
+    assert found.failed_attempts == 0
+
+
+@pytest.mark.parametrize(
+    ("resource", "fact"),
+    [(Resource.VMIS, a_vmi()), (Resource.VMIMS, a_vmim()), (Resource.PODS, a_pod())],
+)
+def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | Vmim | Pod) -> None:
+    """The evidence has the time since which an object has been invalid."""
+    store = a_store(a_vmi(), a_vmim(), a_pod(), now=NOW)
+    assert seen(store).unreadable == ()
+    assert store.note_unreadable(resource, NAMESPACE, fact.name)
+    assert seen(store).unreadable == ((resource, NOW),)
+    store.put(fact)
+    assert seen(store).unreadable == ()
+
+
+def test_who_waits() -> None:
+    """`waiting` returns the VMIs that have an unfinished VMIM and have not ended."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
+    for name in (NAME, "db2"):
+        store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
+    assert [evidence.vmi.name for evidence in store.waiting()] == [NAME]
+
+
+def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
+    """An invalid VMIM stops blocking its VMI after `DEAD_AFTER`."""
+    store = a_store(a_vmim(), now=NOW)
+    assert store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert not store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.put(a_vmi())
+    assert not decide(seen(store), a_policy(), NOW + DEAD_AFTER - 1).allowed
+    assert decide(seen(store), a_policy(), NOW + DEAD_AFTER).allowed
+
+
+# --- any order that a cluster can produce
+
+
+News: TypeAlias = Vmi | Vmim | Removed | Unreadable
+
+
+@dataclass
+class Cluster:
+    """The events of one VM, in the order in which KubeVirt writes them."""
+
+    now: float = NOW - 40_000.0
+    born: int = 0
+    attempts: int = 0
+    vmi: Vmi = field(default_factory=a_vmi)
+    vmims: dict[str, Vmim] = field(default_factory=dict)
+    news: list[News] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.create_vmi()
+
+    def create_vmi(self) -> None:
+        """Create the VMI."""
+        self.born += 1
+        self.write(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
+
+    def write(self, fact: Vmi | Vmim) -> None:
+        """Write an object."""
+        self.news.append(fact)
+        if isinstance(fact, Vmi):
+            self.vmi = fact
+        else:
+            self.vmims[fact.name] = fact
+        self.now += 7.0
+
+    def change(self, vmim: Vmim, **changes: object) -> Vmim:
+        """Change a VMIM."""
+        changed = replace(vmim, **changes)
+        self.write(changed)
+        return changed
+
+    def make_final(self, vmim: Vmim, phase: str, outcome: Outcome) -> Vmim:
+        """Write the final phase of a VMIM."""
+        return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
+
+    def unfinished(self) -> Vmim | None:
+        """The unfinished VMIM, if any."""
+        return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
+
+    def attempt(self) -> Vmim:
+        """The unfinished VMIM, or a new one if there is none."""
+        if (vmim := self.unfinished()) is not None:
+            return vmim
+        self.attempts += 1
+        number = self.attempts
+        self.write(a_vmim(name=f"mig-{number}", uid=f"m{number}", created=self.now))
+        return self.vmims[f"mig-{number}"]
+
+    def hand_off(self) -> Vmim:
+        """Empty the VMI's `migrationState` except for the UID."""
+        vmim = self.attempt()
+        if not vmim.handed_off:
+            vmim = self.change(vmim, phase="Scheduled", handed_off=True)
+            self.write(replace(self.vmi, migration=MigrationState(uid=vmim.uid)))
+        return vmim
+
+    def start(self) -> tuple[Vmim, float]:
+        """Write the start of the migration."""
+        vmim, state = self.hand_off(), self.vmi.migration
+        assert state is not None
+        if state.start is None:
+            state = replace(state, start=self.now)
+            self.write(replace(self.vmi, migration=state))
+            vmim = self.change(vmim, phase="Running")
+        assert state.start is not None
+        return vmim, state.start
+
+    def succeed(self, off: float = 0.0) -> None:
+        """Write the end, then `completed`, and last the VMIM's copy of the state.
+
+        `off`: how many seconds ahead the clock of the writing node is.
+        """
+        vmim, start = self.start()
+        end = self.now + off
+        state = MigrationState(uid=vmim.uid, start=start, ended=True, end=end)
+        self.write(replace(self.vmi, migration=state, node=f"n{self.attempts}"))
+        self.finish(vmim, replace(state, outcome=Outcome.SUCCEEDED), "Succeeded")
+
+    def fail(self) -> None:
+        """Write the end together with the failure."""
+        self.end_badly(*self.start())
+
+    def fail_unstarted(self) -> None:
+        """Let a migration fail before its start, with equal start and end."""
+        vmim = self.hand_off()
+        if self.vmi.migration == MigrationState(uid=vmim.uid):
+            self.end_badly(vmim, self.now)
+
+    def end_badly(self, vmim: Vmim, start: float) -> None:
+        """Let a migration that began at `start` fail."""
+        state = a_state(uid=vmim.uid, start=start, end=self.now, outcome=Outcome.FAILED)
+        self.finish(vmim, state, "Failed")
+
+    def finish(self, vmim: Vmim, state: MigrationState, phase: str) -> None:
+        """Write the VMI's end, then the VMIM's final phase, then its copy of the state."""
+        self.write(replace(self.vmi, migration=state))
+        vmim = self.make_final(vmim, phase, state.outcome)
+        self.change(vmim, start=state.start, end=state.end)
+
+    def lose_the_end(self) -> None:
+        """Finish the VMIM, without an end on the VMI."""
+        vmim, _ = self.start()
+        self.make_final(vmim, "Failed", Outcome.FAILED)
+
+    def spoil(self, resource: Resource) -> None:
+        """Make the VMI or its unfinished VMIM invalid."""
+        vmim = self.unfinished()
+        if resource is Resource.VMIS:
+            self.news.append(Unreadable(resource, NAMESPACE, NAME))
+        elif vmim is not None:
+            self.news.append(Unreadable(resource, NAMESPACE, vmim.name))
+
+    def fail_early(self) -> None:
+        """Fail the VMIM before hand-off, without a change of the VMI."""
+        vmim = self.attempt()
+        if not vmim.handed_off:
+            self.make_final(vmim, "Failed", Outcome.FAILED)
+
+    def become_a_zombie(self) -> None:
+        """Fail the VMIM after hand-off; the VMI's `migrationState` stays empty."""
+        vmim = self.hand_off()
+        if self.vmi.migration == MigrationState(uid=vmim.uid):
+            self.make_final(vmim, "Failed", Outcome.FAILED)
+
+    def give_up(self) -> None:
+        """Delete the unfinished VMIM."""
+        if (vmim := self.unfinished()) is not None:
+            self.delete(vmim)
+
+    def collect(self) -> None:
+        """Delete the oldest finished VMIM."""
+        finished = (vmim for vmim in self.vmims.values() if vmim.finished)
+        if (vmim := next(finished, None)) is not None:
+            self.delete(vmim)
+
+    def delete(self, vmim: Vmim) -> None:
+        """Delete a VMIM."""
+        del self.vmims[vmim.name]
+        self.news.append(Removed(Resource.VMIMS, NAMESPACE, vmim.name, vmim.uid))
+        self.now += 3.0
+
+    def recreate(self) -> None:
+        """Recreate the VM, and delete the unfinished VMIM of the old VM."""
+        self.news.append(Removed(Resource.VMIS, NAMESPACE, NAME, self.vmi.uid))
+        self.now += 2.0
+        left = self.unfinished()
+        self.create_vmi()
+        if left is not None:
+            failed = self.change(left, phase="Failed", finished=True, finished_at=self.now)
+            self.delete(failed)
+
+
+STEPS: dict[str, Callable[[Cluster], object]] = {
+    "succeed": Cluster.succeed,
+    "fail": Cluster.fail,
+    "fail unstarted": Cluster.fail_unstarted,
+    "fail early": Cluster.fail_early,
+    "zombie": Cluster.become_a_zombie,
+    "wait": Cluster.attempt,
+    "hand off": Cluster.hand_off,
+    "start": Cluster.start,
+    "give up": Cluster.give_up,
+    "recreate": Cluster.recreate,
+    "collect": Cluster.collect,
+    "succeed by a slow clock": lambda cluster: cluster.succeed(-7200.0),
+    "succeed by a fast clock": lambda cluster: cluster.succeed(7200.0),
+    "lose the end": Cluster.lose_the_end,
+    "spoil the VMI": lambda cluster: cluster.spoil(Resource.VMIS),
+    "spoil the VMIM": lambda cluster: cluster.spoil(Resource.VMIMS),
+}
+RNGS = st.integers(0, 2**32).map(random.Random)
+LOSSLESS = sorted(STEPS.keys() - {"collect", "spoil the VMI", "spoil the VMIM"})
+"""Steps after which the final objects still show everything that counts for a verdict."""
+
+
+def lived(steps: list[str]) -> Cluster:
+    """A cluster after these steps."""
+    cluster = Cluster()
+    for step in steps:
+        STEPS[step](cluster)
+    return cluster
+
+
+def deliver(store: ClockedStore, news: News) -> None:
+    """Apply one event of a watch."""
+    store.apply(Observed(news) if isinstance(news, Vmi | Vmim) else news, store.now)
+
+
+class Stream:
+    """The watch of one resource, up to the event that was read last."""
+
+    def __init__(self, resource: Resource, news: list[News], rng: random.Random) -> None:
+        self.resource = resource
+        self.news = news
+        self.rng = rng
+        self.read = 0
+
+    def step(self, store: ClockedStore, *, lossy: bool) -> None:
+        """Read an event, read events again, relist, or miss events and relist."""
+        match self.rng.randrange(8):
+            case 0:
+                self.read_again(store)
+            case 1:
+                self.relist(store)
+            case 2 if lossy:
+                self.read = min(len(self.news), self.read + self.rng.randint(1, 6))
+                self.relist(store)
+            case _ if self.read < len(self.news):
+                deliver(store, self.news[self.read])
+                self.read += 1
+            case _:
+                pass
+
+    def read_again(self, store: ClockedStore) -> None:
+        """Read the last events again, but none from before a deletion."""
+        again: list[News] = []
+        for news in reversed(self.news[max(0, self.read - self.rng.randint(0, 4)) : self.read]):
+            if isinstance(news, Removed):
+                break
+            again.append(news)
+        for news in reversed(again):
+            deliver(store, news)
+
+    def relist(self, store: ClockedStore) -> None:
+        """Read a complete list of the present objects."""
+        there: dict[str, Vmi | Vmim | Unreadable] = {}
+        for news in self.news[: self.read]:
+            if isinstance(news, Removed):
+                there.pop(news.name, None)
+            else:
+                there[news.name] = news
+        listed = list(there.values())
+        self.rng.shuffle(listed)
+        for news in listed:
+            deliver(store, news)
+        store.retain(self.resource, {NAMESPACE: there.keys()}, None)
+
+
+def watched(cluster: Cluster, rng: random.Random, *, lossy: bool) -> ClockedStore:
+    """A store after two watches have read all events, each at its own speed."""
+    store = a_store()
+    vmis: list[News] = []
+    vmims: list[News] = []
+    for news in cluster.news:
+        is_vmi = isinstance(news, Vmi) or (not isinstance(news, Vmim) and news.name == NAME)
+        (vmis if is_vmi else vmims).append(news)
+    streams = [Stream(Resource.VMIS, vmis, rng), Stream(Resource.VMIMS, vmims, rng)]
+    while any(stream.read < len(stream.news) for stream in streams):
+        rng.choice(streams).step(store, lossy=lossy)
+        if rng.randrange(10) == 0:
+            rng.shuffle(streams)
+            for _ in range(rng.randrange(12)):
+                streams[0].step(store, lossy=lossy)
+    return store
+
+
+def verdicts_of(store: ClockedStore, cluster: Cluster) -> list[Verdict]:
+    """The verdicts after these events, under several policies and at several times."""
+    return [
+        decide(seen(store), policy, cluster.now + later, checkpoint=checkpoint)
+        for policy in (
+            a_policy(),
+            a_policy(count_failed_migrations=False),
+            a_policy(guard_pending_migrations=False, migration_history_window=120.0),
+        )
+        for later in (0.0, 60.0, 1_000.0)
+        for checkpoint in Checkpoint
+    ]
+
+
+@soaked(10_000)
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14),
+    rng=RNGS,
+)
+def test_any_interleaving_of_two_watches(steps: list[str], rng: random.Random) -> None:
+    """Any interleaving and repetition of the events of two watches gives the same verdicts."""
+    cluster = lived(steps)
+    in_order = a_store()
+    for news in cluster.news:
+        deliver(in_order, news)
+    store = watched(cluster, rng, lossy=False)
+    assert verdicts_of(store, cluster) == verdicts_of(in_order, cluster)
+    assert seen(store).history.endings(cluster.now) == seen(in_order).history.endings(cluster.now)
+
+
+@given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=14), rng=RNGS)
+def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.Random) -> None:
+    """Computing verdicts after each event does not change the final answers."""
+    cluster = lived(steps)
+    asked, unasked = a_store(), a_store()
+    pods = [a_pod(vmi_uid=cluster.vmi.uid, eviction_in_progress=on) for on in (True, False)]
+    for news in cluster.news:
+        for store in (asked, unasked):
+            deliver(store, news)
+        if rng.randrange(3) == 0:
+            sight, pod = rng.choice((True, False)), rng.choice(pods)
+            for store in (asked, unasked):
+                store.see(vmims=sight)
+                store.put(pod)
+        if asked.evidence(NAMESPACE, NAME) is not None:
+            verdicts_of(asked, cluster)
+    if asked.evidence(NAMESPACE, NAME) is not None:
+        kept, fresh = seen(asked), seen(unasked)
+        assert verdicts_of(asked, cluster) == verdicts_of(unasked, cluster)
+        assert (kept.vmi, kept.vmims, kept.vmims_seen) == (fresh.vmi, fresh.vmims, fresh.vmims_seen)
+        assert (kept.launcher, kept.pods) == (fresh.launcher, fresh.pods)
+
+
+@given(
+    steps=st.lists(st.sampled_from(LOSSLESS), max_size=14),
+    rng=RNGS,
+)
+def test_a_final_list_says_it_all(steps: list[str], rng: random.Random) -> None:
+    """After missed events and a relist, the verdicts depend only on the listed objects."""
+    cluster = lived(steps)
+    final: list[Fact] = [cluster.vmi, *cluster.vmims.values()]
+    rng.shuffle(final)
+    assert verdicts_of(watched(cluster, rng, lossy=True), cluster) == verdicts_of(
+        a_store(*final), cluster
+    )
+
+
+@given(
+    before=st.lists(st.sampled_from(sorted(STEPS)), max_size=10),
+    rng=RNGS,
+)
+def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> None:
+    """After any events a recreated VM has no history, and its eviction is allowed."""
+    cluster = lived([*before, "recreate"])
+    store = watched(cluster, rng, lossy=True)
+    assert seen(store).vmi.uid == cluster.vmi.uid
+    assert records(store) == {}
+    assert decide(seen(store), a_policy(), cluster.now) == Verdict(known=True)
+
+
+def count_entries(part: object) -> int:
+    """The number of entries in all containers of a store and of its parts."""
+    inside = vars(part).values()
+    containers = sum(len(one) for one in inside if isinstance(one, dict | set | list))
+    parts = (one for one in inside if hasattr(one, "__dict__") and not callable(one))
+    return containers + sum(map(count_entries, parts))
+
+
+@pytest.mark.parametrize("lives", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> None:
+    """After all VMIs are deleted, every container of the store is empty."""
+    store, rng = a_store(keep=4), random.Random(lives)
+    most = 0
+    for life in range(lives):
+        cluster = Cluster(born=100 * life, attempts=100 * life)
+        for step in rng.choices(sorted(STEPS), k=14):
+            STEPS[step](cluster)
+        for news in cluster.news:
+            deliver(store, news)
+        most = max(most, count_entries(store))
+        store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
+        store.remove(Resource.VMIS, NAMESPACE, NAME)
+        for name in cluster.vmims:
+            store.remove(Resource.VMIMS, NAMESPACE, name)
+    left = count_entries(store)
+    prove(f"churn of the store: {lives} lives, {most} entries at most, {left} at last")
+    assert most < 40
+    assert left == 0
+
+
+def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
+    """A marker's `not_before` is the last time at which the VMI was read without a marker, even if
+    the VMI had not changed.
+    """
+    store = a_store(a_vmi(), now=NOW)
+    store.now = NOW + 60
+    store.put(a_vmi())
+    store.now = NOW + 120
+    store.put(a_vmi(evacuation_node="n1"))
+    assert marker_of(store).not_before == NOW + 60
+
+
+@pytest.mark.parametrize(
+    ("node", "requested_at"),
+    [
+        pytest.param("n1", NOW - 100, id="the-same-evacuation"),
+        pytest.param("n2", NOW, id="of-another-node"),
+    ],
+)
+def test_a_stored_evacuation_is_joined_unless_it_is_over(node: str, requested_at: float) -> None:
+    """A stored request counts only if it belongs to the same evacuation."""
+    store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
+    stored = Marker(node=node, requested_at=NOW - 100, seen_at=NOW - 100)
+    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+    assert marker_of(store).requested_at == requested_at
+
+
+def test_a_success_that_another_replica_saw_begins_a_new_evacuation() -> None:
+    """After a success that only the stored history shows, the marker is of a new evacuation."""
+    store = a_store(a_vmi(evacuation_node="n1"), now=NOW)
+    store.now = NOW + 60
+    store.recall(
+        Remembered(uid=UID, namespace=NAMESPACE, migrations={"m1": a_migration(end=NOW + 30)})
+    )
+    assert marker_of(store).requested_at == NOW + 60
+    assert marker_of(store).not_before == NOW + 30
+
+
+def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
+    """A user's failed VMIM counts if it was created after a request that another replica saw."""
+    vmi = a_vmi(evacuation_node="n1", eviction_strategy="External")
+    failed = a_vmim(phase="Failed", created=NOW - 50.0, finished_at=NOW - 20.0)
+    store = a_store(vmi, failed, now=NOW)
+    assert marker_of(store).failed_since_request() == 0
+    stored = Marker(node="n1", requested_at=NOW - 100, seen_at=NOW - 100)
+    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+    assert marker_of(store).failed_since_request() == 1
+
+
+def test_an_object_that_can_be_read_again_is_a_change() -> None:
+    """An object that can be read again counts as a change once, even if it is unchanged."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"))
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
+    others = store.apply(Observed(a_vmi(name="db2", uid="2")), NOW)
+    again = [store.apply(Observed(a_vmi()), NOW) for _ in range(2)]
+    assert (others, again) == (0, [1, 0])
+
+
+def test_a_change_of_a_vmi_has_its_instant() -> None:
+    """`changed_at` is the time of the VMI's last change, not of the last time it was read."""
+    store = a_store(a_vmi())
+    store.now += 60.0
+    store.put(a_vmi(phase="Running"))
+    store.now += 60.0
+    store.put(a_vmi(phase="Running"))
+    assert seen(store).changed_at == store.now - 60.0
+
+
+@pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
+def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> None:
+    """An invalid VMI with a new UID is a new VMI; otherwise the last facts count."""
+    store = a_store(a_vmi(phase="Running"))
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, NAME, uid), store.now)
+    vmi = store.vmi((NAMESPACE, NAME))
+    assert vmi is not None
+    assert (vmi.uid, vmi.phase) == (kept, "Running" if kept == UID else "")
+    assert store.vmi((NAMESPACE, "new")) is None
+    store.apply(Unreadable(Resource.VMIS, NAMESPACE, "new", "u"), store.now)
+    assert store.vmi((NAMESPACE, "new")) is not None
+
+
+def test_what_is_forgotten_is_news_once() -> None:
+    """Forgetting the stored history of an unknown VMI is a change only once."""
+    store = a_store()
+    assert store.apply(Remembered(uid="u", namespace=NAMESPACE), store.now)
+    assert [store.apply(Forgotten("u"), store.now) for _ in range(2)] == [1, 0]
+
+
+def test_other_resources_are_neither_counted_nor_kept() -> None:
+    """The store neither counts ConfigMaps nor remembers invalid ones."""
+    store = a_store()
+    assert store.count(Resource.CONFIGMAPS) == 0
+    assert store.note_unreadable(Resource.CONFIGMAPS, NAMESPACE, "x") == 0
+
+
+def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
+    """A migration in `migrationState` was handed off; `handed_off_at` is when it was first seen."""
+    store = a_store(a_vmi())
+    store.now += 60.0
+    store.put(a_vmi(migration=a_running_state()))
+    store.now += 60.0
+    store.put(a_vmi(migration=a_running_state(), phase="Running"))
+    assert seen(store).handed_off_at == store.now - 60.0
+    assert records(store)["m1"].handed_off
+
+
+def test_a_stored_history_proves_whose_a_migration_is() -> None:
+    """A VMIM older than a VMI belongs to that VMI if the VMI's stored history has the VMIM."""
+    store = a_store(a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
+    memory = Remembered(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
+    assert seen(store).vmims == ()
+    store.recall(memory)
+    assert [one.uid for one in seen(store).vmims] == ["old"]
+
+
+def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:
+    """If the end in the VMI is an hour ahead, the VM left its node when its VMIM ended."""
+    store = a_store(
+        a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
+    )
+    store.apply(Visibility(vmims=True, pods=True), NOW)
+    store.put(an_ended_vmim(uid="m1", end=None, finished_at=NOW - 5.0))
+    load = store.load()
+    assert load is not None
+    assert load.departures == {"n9": NOW - 5.0}

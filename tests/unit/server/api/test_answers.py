@@ -1,0 +1,490 @@
+"""The API's answers about a VMI."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.counters import BlockedEviction
+from exporter.engine.evacuations.drain import Conditions
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import History
+from exporter.engine.facts.model import (
+    Checkpoint,
+    Outcome,
+    Reason,
+    Resource,
+    Why,
+)
+from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.verdicts.view import evaluate
+from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
+from exporter.server.api.answers import describe_status, write_verdict
+from exporter.server.api.explanation import explain_vmi
+from exporter.server.api.schemas import (
+    HistoryStatus,
+    ResourceAnswer,
+    RuleAnswer,
+    StatusAnswer,
+    VmiAnswer,
+)
+from exporter.text import to_datetime
+from tests.support.builders import (
+    KEEP,
+    NOW,
+    a_history,
+    a_migration,
+    a_pod,
+    a_policy,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+    some_evidence,
+)
+from tests.support.verdicts import decide
+from tests.unit.server.api.test_handlers import a_health
+
+
+def some_health(**overrides: Any) -> Health:
+    """A health with its last contact two seconds ago; `overrides` change the watch of VMIMs."""
+    health = a_health(contact=NOW - 2.0)
+    for name, value in overrides.items():
+        setattr(health.watched[1], name, value)
+    return health
+
+
+def explained(
+    evidence: Evidence,
+    policy: Policy | None = None,
+    *,
+    now: float = NOW,
+    health: Health | None = None,
+    why: tuple[Why, ...] = (),
+    blocked_evictions: Sequence[BlockedEviction] = (),
+) -> VmiAnswer:
+    """The explanation of this evidence; by default with the default policy and recent contact."""
+    policy, health = policy or a_policy(), health or some_health()
+    dead = health.find_dead(now)
+    return explain_vmi(
+        evaluate(evidence, policy, now, dead=dead.of(evidence.vmi.namespace)),
+        policy,
+        Conditions(
+            kubevirt=None,
+            load=None,
+            stuck=StuckPolicy(),
+            dead=dead,
+            now=now,
+            contacts=health.find_contacts(),
+        ),
+        health,
+        why=why,
+        blocked_evictions=blocked_evictions,
+    )
+
+
+def moved(times: int, took: float) -> Evidence:
+    """Evidence of a VMI that was moved this many times, the last time ten minutes ago."""
+    last = a_migration(start=NOW - 600.0 - took, end=NOW - 600.0)
+    older = {f"m{n}": a_migration(end=NOW - 700.0 - n - took) for n in range(1, times)}
+    return some_evidence(
+        vmi=a_vmi(migration=a_state(uid="m0", start=last.start)),
+        history=a_history(m0=last, **older),
+    )
+
+
+def rule(answer: VmiAnswer, name: str) -> RuleAnswer:
+    """One rule of the explanation."""
+    return next(one for one in answer.rules if one.rule == name)
+
+
+LEAVES = {"vmi": a_vmi(evacuation_node="n1")}
+
+
+class TestVerdict:
+    """A verdict in JSON."""
+
+    def test_an_allowed_vmi_has_its_cooldown(self) -> None:
+        """An allowed VMI still has its effective cooldown."""
+        state = a_state(start=NOW - 5060.0, end=NOW - 5000.0)
+        verdict = decide(some_evidence(vmi=a_vmi(migration=state)), a_policy(), NOW)
+        answer = write_verdict("shop", "db1", verdict, NOW)
+
+        assert answer.allowed
+        assert answer.effective_cooldown_seconds == 900.0
+        assert (answer.not_before, answer.retry_after_seconds) == (None, None)
+
+    def test_does_not_say_until_when_a_migration_runs(self) -> None:
+        """Only a cooldown has `notBefore`."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_running_state()))
+        answer = write_verdict("shop", "db1", decide(evidence, a_policy(), NOW), NOW)
+
+        assert answer.reason == "migration_in_progress"
+        assert (answer.not_before, answer.retry_after_seconds) == (None, None)
+
+    @given(
+        floor=st.floats(0.001, 40_000.0),
+        elapsed=st.floats(0.0, 40_000.0),
+        took=st.floats(0.0, 9_000.0),
+    )
+    def test_after_the_wait_it_is_allowed(self, floor: float, elapsed: float, took: float) -> None:
+        """At `notBefore` and after `retryAfterSeconds` the VM is allowed."""
+        policy = a_policy(migration_cooldown=floor, max_migration_cooldown=0.0)
+        state = a_state(start=NOW - elapsed - took, end=NOW - elapsed)
+        evidence = some_evidence(vmi=a_vmi(migration=state))
+        answer = write_verdict("shop", "db1", decide(evidence, policy, NOW), NOW)
+        if answer.allowed:
+            return
+
+        assert answer.not_before is not None
+        assert answer.retry_after_seconds is not None
+        not_before = answer.not_before.timestamp()
+        assert decide(evidence, policy, not_before).allowed
+        assert decide(evidence, policy, NOW + answer.retry_after_seconds).allowed
+
+
+class TestExplanation:
+    """The explanation of one VMI."""
+
+    def test_has_the_arithmetic_of_the_cooldown(self) -> None:
+        """The explanation has the base, backoff, cap and release after three migrations."""
+        state = a_state(uid="m3", start=NOW - 1800.0, end=NOW - 600.0)
+        history = a_history(
+            m1=a_migration(end=NOW - 40_000.0, start=NOW - 40_060.0),
+            m2=a_migration(end=NOW - 20_000.0, start=NOW - 20_060.0),
+            m3=a_migration(start=NOW - 1800.0, end=NOW - 600.0),
+        )
+        answer = explained(
+            some_evidence(vmi=a_vmi(migration=state), history=history),
+            a_policy(max_migration_cooldown=3600.0),
+        )
+
+        cooldown = answer.cooldown
+        assert cooldown is not None
+        assert cooldown.ended_at == to_datetime(NOW - 600)
+        assert cooldown.duration_seconds == 1200.0
+        assert cooldown.migrations_in_window == 3
+        assert cooldown.base_seconds == 1200.0
+        assert cooldown.backed_off_seconds == 4800.0
+        assert cooldown.effective_seconds == 3600.0
+        assert cooldown.not_before == to_datetime(NOW + 3000)
+        assert rule(answer, "cooldown").why == (
+            "migrations in the window: 3; base 20m, backed off to 1h20m, capped to 1h, from"
+            " 2027-01-15T07:50:00Z on"
+        )
+
+    @pytest.mark.parametrize(
+        ("policy", "took", "ends", "said"),
+        [
+            pytest.param({}, 60.0, 1, "migrations in the window: 1; base 15m, from", id="base"),
+            pytest.param(
+                {}, 1280.0, 1, "migrations in the window: 1; base 21m20s, from", id="duration"
+            ),
+            pytest.param(
+                {},
+                60.0,
+                2,
+                "migrations in the window: 2; base 15m, backed off to 30m, from",
+                id="backed",
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 1000.0},
+                1280.0,
+                1,
+                "migrations in the window: 1; base 21m20s, capped to 16m40s, from",
+                id="capped-alone",
+            ),
+            pytest.param(
+                {"max_migration_cooldown": 0.0},
+                60.0,
+                7,
+                "migrations in the window: 7; base 15m, backed off to 16h, from",
+                id="no-cap",
+            ),
+        ],
+    )
+    def test_names_backoff_and_cap_only_if_they_act(
+        self, policy: dict[str, float], took: float, ends: int, said: str
+    ) -> None:
+        """Backoff and cap are mentioned only where they change the cooldown."""
+        answer = explained(moved(ends, took), a_policy(**policy))
+
+        assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
+
+    def test_agrees_with_the_verdicts(self) -> None:
+        """The explanation has the verdicts of both checkpoints and the rules that cause them."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_state()), vmims=(a_vmim(uid="m2"),))
+        answer = explained(evidence)
+
+        for checkpoint, found in (
+            (Checkpoint.FILTER, answer.verdicts.filter),
+            (Checkpoint.PRE_EVICTION, answer.verdicts.pre_eviction),
+        ):
+            verdict = decide(evidence, a_policy(), NOW, checkpoint=checkpoint)
+            blocking = [r for r in answer.rules if r.blocks and r.checkpoint is checkpoint]
+            assert found == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
+            assert found.reason == blocking[0].reason
+            assert not found.allowed
+
+    @pytest.mark.parametrize(
+        ("name", "blocks", "facts", "why"),
+        [
+            ("running_migration", False, {}, "no migrationState"),
+            (
+                "running_migration",
+                True,
+                {"vmi": a_vmi(migration=a_running_state())},
+                "startTimestamp is 2027-01-15T07:59:00Z and there is no endTimestamp",
+            ),
+            (
+                "running_migration",
+                False,
+                {"vmi": a_vmi(migration=a_state())},
+                "endTimestamp is 2027-01-15T07:50:00Z",
+            ),
+            (
+                "running_migration",
+                False,
+                {"vmi": a_vmi(migration=a_state(ended=True, end=None))},
+                "endTimestamp is unreadable",
+            ),
+            (
+                "running_migration",
+                False,
+                {"vmi": a_vmi(migration=a_running_state(start=None))},
+                "no startTimestamp",
+            ),
+            ("pending_migration", True, {"vmims": (a_vmim(),)}, "VMIM mig-1 is Pending"),
+            ("pending_migration", True, {"vmims": (a_vmim(phase=""),)}, "VMIM mig-1 is new"),
+            ("pending_migration", False, {"vmims": (an_ended_vmim(),)}, "no unfinished VMIM"),
+            ("pending_migration", False, {"vmims_seen": False}, "cannot watch VMIMs"),
+            (
+                "requested_evacuation",
+                True,
+                LEAVES,
+                "virt-launcher-db1-x lacks eviction-in-progress",
+            ),
+            (
+                "requested_evacuation",
+                False,
+                LEAVES | {"launcher": a_pod(eviction_in_progress=True)},
+                "the descheduler knows of this",
+            ),
+            ("requested_evacuation", False, LEAVES | {"launcher": None}, "pod is unknown"),
+            (
+                "requested_evacuation",
+                False,
+                {"vmi": a_vmi(evacuation_node="n9")},
+                "evacuationNodeName is n9, the VMI is on n1",
+            ),
+            ("requested_evacuation", False, {}, "is not set"),
+            ("cooldown", False, {}, "no migration has ended"),
+        ],
+    )
+    def test_says_why(self, name: str, blocks: bool, facts: dict[str, Any], why: str) -> None:
+        """Each rule names the facts that explain its result."""
+        found = rule(explained(some_evidence(**facts)), name)
+
+        assert found.blocks is blocks
+        assert why in found.why
+
+    def test_says_that_a_vmi_has_ended(self) -> None:
+        """If a VMI has ended, every rule says so."""
+        found = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
+
+        assert (found.phase, found.cooldown) == ("Succeeded", None)
+        assert [one.why for one in found.rules] == [
+            "the VMI has stopped (phase Succeeded): nothing is left to move"
+        ] * 4
+
+    def test_says_that_a_guard_is_off(self) -> None:
+        """A guard that the policy turns off says so and does not block."""
+        policy = a_policy(guard_pending_migrations=False)
+        found = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
+
+        assert not found.enabled
+        assert not found.blocks
+        assert "policy.guards" in found.why
+
+    def test_says_that_dead_evidence_does_not_block(self) -> None:
+        """With dead evidence only the cooldown can block."""
+        evidence = some_evidence(vmi=a_vmi(migration=a_running_state(), evacuation_node="n1"))
+        health = some_health()
+        for watched in health.watched:
+            watched.contact = NOW - 780.0
+        answer = explained(evidence, health=health)
+
+        assert answer.stale
+        assert answer.verdicts.filter.allowed
+        assert [one.rule for one in answer.rules if not one.silenced] == ["cooldown"]
+        assert "a watch it needs is dead" in rule(answer, "running_migration").why
+
+    def test_has_the_facts(self) -> None:
+        """The explanation has the VMI, its launcher pod, its unfinished VMIMs and the policy."""
+        evidence = some_evidence(
+            vmi=a_vmi(evacuation_node="n1"),
+            vmims=(a_vmim(handed_off=True), an_ended_vmim(name="old", uid="m0")),
+        )
+        answer = explained(evidence, a_policy(guard_evacuations=False))
+
+        assert answer.observed_at == to_datetime(NOW - 2)
+        assert answer.as_of == to_datetime(NOW)
+        assert (answer.vmi_uid, answer.node, answer.evacuation_node_name) == (
+            "uid-of-db1",
+            "n1",
+            "n1",
+        )
+        assert [(vmim.name, vmim.handed_off) for vmim in answer.pending_migrations] == [
+            ("mig-1", True)
+        ]
+        assert answer.launcher is not None
+        assert answer.launcher.name == "virt-launcher-db1-x"
+        assert answer.policy.migration_cooldown_seconds == 900.0
+        assert not answer.policy.guard_evacuations
+
+    def test_has_nulls_for_what_is_not_there(self) -> None:
+        """Missing facts are null."""
+        health = some_health()
+        for watched in health.watched:
+            watched.contact = None
+        answer = explained(some_evidence(vmi=a_vmi(created=None), launcher=None), health=health)
+
+        assert answer.launcher is None
+        assert answer.created_at is None
+        assert answer.evacuation_node_name is None
+        assert answer.observed_at is None
+        assert answer.cooldown is None
+
+    def test_orders_the_migrations_by_their_ends(self) -> None:
+        """Migrations are sorted by their ends, the oldest first."""
+        history = a_history(
+            m1=a_migration(end=NOW - 5.0),
+            m2=a_migration(end=NOW - 5.5),
+            m3=a_migration(end=None, start=NOW - 1.0),
+        )
+        answer = explained(some_evidence(history=history))
+
+        assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
+
+    def test_has_a_migration_without_uid(self) -> None:
+        """A migration without UID is listed and counted."""
+        history = History()
+        history.put("", a_migration(), keep=KEEP)
+        answer = explained(some_evidence(history=history))
+
+        assert [(one.uid, one.in_window) for one in answer.migrations] == [(None, True)]
+
+    @given(
+        st.lists(
+            st.builds(
+                dict,
+                uid=st.sampled_from(["", "m1", "m2", "m3"]),
+                end=st.one_of(
+                    st.none(),
+                    st.sampled_from(
+                        [NOW - 90_000.0, NOW - 60.0, NOW - 30.0, NOW + 100.0, NOW + 900.0]
+                    ),
+                ),
+                finished_at=st.sampled_from([None, NOW - 60.0, NOW - 20.0]),
+                outcome=st.sampled_from(Outcome),
+                handed_off=st.booleans(),
+            ),
+            max_size=6,
+        ),
+        st.booleans(),
+    )
+    def test_marks_as_many_migrations_as_it_counts(
+        self,
+        found: list[dict[str, Any]],
+        count_failed: bool,
+    ) -> None:
+        """The number of migrations with `inWindow` equals the verdict's count."""
+        policy = a_policy(count_failed_migrations=count_failed)
+        history = History()
+        for fields in found:
+            uid = fields.pop("uid")
+            history.put(uid, a_migration(**fields), keep=KEEP)
+        evidence = some_evidence(history=history)
+        answer = explained(evidence, policy)
+
+        marked = [one for one in answer.migrations if one.in_window]
+        assert len(marked) == answer.verdicts.filter.migrations_in_window
+        assert all(one.handed_off for one in marked)
+        assert len(answer.migrations) == len(history)
+
+
+def status_of(
+    health: Health, *, vmis: int = 0, blocked: Mapping[Reason, int] = MappingProxyType({})
+) -> StatusAnswer:
+    """The status with this many VMIs."""
+    return describe_status(
+        health, vmis=vmis, drain={}, blocked=blocked, reasons=Policy().reasons, now=NOW
+    )
+
+
+class TestStatus:
+    """The exporter's status."""
+
+    def test_has_the_state_of_each_watch(self) -> None:
+        """The status says for each watch whether it is synced or forbidden, and its last error."""
+        health = some_health(
+            synced=False, rejected="forbidden", trouble="cut", contact=None, invalid_objects=3
+        )
+        answer = status_of(health)
+
+        assert answer.resources[1] == ResourceAnswer(
+            resource=Resource.VMIMS,
+            namespace=None,
+            synced=False,
+            rejected="forbidden",
+            trouble="cut",
+            contact_at=None,
+            invalid_objects=3,
+        )
+        assert answer.resources[0].contact_at == answer.observed_at == to_datetime(NOW - 2)
+        assert (answer.resources[0].rejected, answer.resources[0].trouble) == (None, None)
+        assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
+        assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
+
+    def test_before_it_is_ready_counts_nothing(self) -> None:
+        """Before the first sync the status has no counts, and says what the exporter waits for."""
+        answer = status_of(some_health(synced=False), vmis=7)
+
+        assert (answer.ready, answer.vmis) == (False, None)
+        assert answer.waiting_for == ["virtualmachineinstancemigrations"]
+
+    def test_counts_vms(self) -> None:
+        """VMs are counted as allowed or by the reason that blocks them."""
+        held = {Reason.MIGRATION_IN_PROGRESS: 1, Reason.COOLDOWN: 1}
+        counts = status_of(some_health(), vmis=5, blocked=held).vmis
+
+        assert counts is not None
+        assert (counts.known, counts.allowed) == (5, 3)
+        assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
+
+    def test_the_state_of_the_stored_history(self) -> None:
+        """The status of the stored history has its writer, its times, its size and its faults."""
+        health = some_health()
+        assert status_of(health).history is None
+        health.history = HistoryHealth(
+            may_write=lambda: True,
+            find_unwritten=lambda: NOW - 7.0,
+            written_at=NOW - 9.0,
+            vmis=2,
+            size=126,
+        )
+        health.history.faults[HistoryFault.CONFLICT] += 1
+        health.history.faults[HistoryFault.DAMAGED] = 0
+
+        assert status_of(health).history == HistoryStatus(
+            writes=True,
+            written_at=to_datetime(NOW - 9),
+            unwritten_since=to_datetime(NOW - 7),
+            vmis=2,
+            bytes=126,
+            faults={HistoryFault.CONFLICT: 1},
+        )
