@@ -20,6 +20,7 @@ from exporter.settings.values import (
     ConfigMaps,
     parse_address,
     parse_boolean,
+    parse_cipher_suites,
     parse_duration,
     parse_file_mode,
     parse_group,
@@ -49,8 +50,10 @@ __all__ = [
     "Limits",
     "Listen",
     "LogSettings",
+    "MinVersion",
     "Settings",
     "Tls",
+    "TlsVersions",
     "load_settings",
     "parse_address",
     "parse_positive_duration",
@@ -115,16 +118,33 @@ class Limits:
     idle_timeout: PositiveDuration = 120.0
 
 
+class MinVersion(StrEnum):
+    """The oldest version of TLS that a listener accepts, with the names of Kubernetes."""
+
+    TLS_1_2 = "VersionTLS12"
+    TLS_1_3 = "VersionTLS13"
+
+
+@dataclass(frozen=True)
+class TlsVersions:
+    """What all listeners accept; without `cipher_suites`, OpenSSL's defaults for TLS 1.2."""
+
+    min_version: MinVersion = MinVersion.TLS_1_2
+    cipher_suites: Annotated[tuple[str, ...], parse_cipher_suites] = ()
+
+
 @dataclass(frozen=True)
 class Tls:
     """One listener's TLS files; without a certificate the listener serves plain HTTP.
 
-    With `client_ca_file` callers need a certificate that this CA signed.
+    With `client_ca_file` callers need a certificate that this CA signed. `versions` is the same for
+    every listener.
     """
 
     cert_file: Path | None = None
     key_file: Path | None = None
     client_ca_file: Path | None = None
+    versions: TlsVersions = TlsVersions()
 
 
 class Authentication(StrEnum):
@@ -208,14 +228,18 @@ def load_settings(path: Path | None) -> Settings:
     return Settings() if path is None else read_settings(read_yaml(path))
 
 
-def read_settings(document: object) -> Settings:
-    """Read a decoded document. Raises `InvalidSettings` with every fault."""
+def read_settings(document: object, sections: type[Section] = Section) -> Settings:
+    """Read a decoded document. Raises `InvalidSettings` with every fault.
+
+    A subclass as `sections` sees each key that is read, with its parser.
+    """
     faults: list[str] = []
-    root = Section("", document, faults)
+    root = sections("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
     kube.renamed("checkpointInterval", "historyInterval")
     tls = root.section("tls")
+    versions = tls.read(TlsVersions())
     settings = Settings(
         policy=_read_policy(root.section("policy"), remarks),
         stuck=structs.replace(
@@ -230,9 +254,9 @@ def read_settings(document: object) -> Settings:
         events=root.take("events", parse_boolean, Settings.events),
         kube=_read(kube, KubeSettings()),
         limits=_read(root.section("limits"), Limits()),
-        tls_query=_read_tls(tls.section("query")),
-        tls_metrics=_read_tls(tls.section("metrics")),
-        tls_admission=_read_tls(tls.section("admission")),
+        tls_query=_read_tls(tls.section("query"), versions),
+        tls_metrics=_read_tls(tls.section("metrics"), versions),
+        tls_admission=_read_tls(tls.section("admission"), versions),
         admission=_read(root.section("admission"), AdmissionSettings()),
         auth=_read(root.section("auth"), AuthSettings()),
         log=_read(root.section("log"), LogSettings()),
@@ -422,8 +446,8 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
     ]
 
 
-def _read_tls(section: Section) -> Tls:
-    tls = _read(section, Tls())
+def _read_tls(section: Section, versions: TlsVersions) -> Tls:
+    tls = _read(section, Tls(versions=versions), skip=("versions",))
     if (tls.cert_file is None) != (tls.key_file is None):
         section.report("", "expected both certFile and keyFile, or neither")
     if tls.client_ca_file is not None and tls.cert_file is None:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -15,7 +16,7 @@ from exporter.settings.values import (
     parse_boolean,
     parse_count,
     parse_duration,
-    parse_one_of,
+    parse_member,
     parse_path,
 )
 
@@ -90,12 +91,12 @@ class Section:
         if self.is_broken:
             self.report("", f"expected a mapping, got {value!r}")
 
-    def section(self, key: str) -> "Section":
+    def section(self, key: str) -> Self:
         """The mapping below a key; an absent mapping is empty."""
         self._expect(key)
-        return Section(self._at(key), self._values.get(key), self._faults)
+        return type(self)(self._at(key), self._values.get(key), self._faults)
 
-    def sections(self, key: str) -> "list[Section]":
+    def sections(self, key: str) -> list[Self]:
         """The mappings in the list at a key; an absent list is empty."""
         self._expect(key)
         entries = self._values.get(key)
@@ -105,7 +106,7 @@ class Section:
             self.report(key, f"expected a list, got {entries!r}")
             return []
         return [
-            Section(f"{self._at(key)}[{number}]", one, self._faults)
+            type(self)(f"{self._at(key)}[{number}]", one, self._faults)
             for number, one in enumerate(entries)
         ]
 
@@ -170,6 +171,5 @@ def _find_parser(hint: Any) -> Callable[[object], Any]:
         parse: Callable[[object], Any] = get_args(hint)[1]
         return parse
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        choices = parse_one_of(*hint)
-        return lambda value: hint(choices(value))
+        return partial(parse_member, hint)
     return _PARSERS[hint]

@@ -4,8 +4,10 @@ Durations have Go's format (`1h30m`).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +16,7 @@ from exporter.engine.facts.model import Seconds
 
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -24,6 +27,19 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
 """A DNS subdomain that is also a valid label value, because the name is used as a label value."""
+
+_OPENSSL_NAMES = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+}
+"""The cipher suites of TLS 1.2 with forward secrecy and authenticated encryption: Go's name
+(KubeVirt's `tlsConfiguration.ciphers`), and OpenSSL's name (OpenShift's TLS profile)."""
+_OF_TLS_1_3 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+"""The cipher suites of TLS 1.3, which are always on, as in Go."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +230,16 @@ def parse_path(value: object) -> Path:
     return Path(value)
 
 
+def parse_cipher_suites(value: object) -> tuple[str, ...]:
+    """The suites of TLS 1.2 by OpenSSL's names; those of TLS 1.3 are always on, and left out."""
+    parsed = tuple(_OPENSSL_NAMES.get(name, name) for name in parse_names(value))
+    known = {*_OPENSSL_NAMES.values(), *_OF_TLS_1_3}
+    if unknown := [name for name in parsed if name not in known]:
+        expected = ", ".join((*_OPENSSL_NAMES, *_OF_TLS_1_3))
+        raise ValueError(f"{unknown[0]} is not one of the supported suites: {expected}")
+    return tuple(name for name in parsed if name not in _OF_TLS_1_3)
+
+
 def parse_file_mode(value: object) -> int:
     expected = f'expected a file mode such as "0660", in quotes, got {value!r}'
     if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value, re.ASCII):
@@ -228,9 +254,14 @@ def parse_group(value: object) -> str:
 
 
 def parse_one_of(*choices: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
-        return value
+    return partial(parse_choice, choices)
 
-    return parse
+
+def parse_choice(choices: Collection[str], value: object) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def parse_member(enum: type[E], value: object) -> E:
+    return enum(parse_choice([*enum], value))

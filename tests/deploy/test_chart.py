@@ -1,13 +1,18 @@
 """The Helm chart: it renders what kustomize renders, and a real API server accepts it."""
 
+import itertools
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from exporter.settings import read_settings
 from tests.cluster import RealCluster, find_binary
@@ -15,14 +20,17 @@ from tests.deploy.schemas import find_faults
 from tests.deploy.server import apply
 from tests.generate.manifests import (
     CHART,
+    CHART_COPIES,
     ELSEWHERE,
     NAME,
     NAMESPACE,
     Object,
     build,
     config_of,
+    containers,
     only,
     overlay,
+    pod_templates,
 )
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.program import ROOT
@@ -33,7 +41,12 @@ CI = {
     path.name.removesuffix("-values.yaml"): yaml.safe_load(path.read_text(encoding="utf-8"))
     for path in sorted((CHART / "ci").glob("*-values.yaml"))
 }
-TOOL_LABELS = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
+TOOL_LABELS = {
+    "helm.sh/chart",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+}
 MONITORING = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
@@ -179,6 +192,25 @@ def test_each_mode_has_values_for_ci() -> None:
         ({"mode": "side-car"}, "mode"),
         ({"podmonitor": {"enabled": True}}, "podmonitor"),
         ({"podMonitor": {"interval": 30}}, "podMonitor"),
+        ({"config": {"foo": 1}}, "at '/config': additional properties 'foo' not allowed"),
+        (
+            {"config": {"policy": {"migrationCooldown": "banana"}}},
+            "at '/config/policy/migrationCooldown': 'banana'",
+        ),
+        (
+            {"config": {"stuck": {"failedAttempts": 0}}},
+            "at '/config/stuck/failedAttempts': minimum: got 0, want 1",
+        ),
+        (
+            {"image": {"exporter": {"tag": "sha256:" + "0" * 64}}},
+            "at '/image/exporter/tag': 'sha256:",
+        ),
+        (
+            {"mode": "sidecar", "descheduler": {"policy": {"kind": "DeschedulerPolicy"}}},
+            "descheduler.policy: expected the plugin KubeVirtVerdicts",
+        ),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name: expected the name"),
+        ({"extraEnv": [{"name": "POD_NAMESPACE"}]}, "extraEnv: POD_NAMESPACE is set by the chart"),
         (
             {"prometheusRule": {"enabled": True, "disabled": ["KubeVirtVMChurns"]}},
             "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
@@ -192,6 +224,65 @@ def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
 
     assert refused.returncode != 0
     assert said in refused.stderr
+
+
+def leaves(schema: Object) -> st.SearchStrategy[Any]:
+    """Values of a schema: of each key one of its examples or choices, or none."""
+    if "examples" in schema:
+        return st.sampled_from(schema["examples"])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema.get("type") == "boolean":
+        return st.booleans()
+    optional = {key: leaves(one) for key, one in schema["properties"].items() if key != "global"}
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+SENTENCES = (
+    "tls.enabled=false needs mode=metrics",
+    "admission.enabled needs mode=standalone",
+    "descheduler.policy: expected the plugin KubeVirtVerdicts",
+    "serviceAccount.name: expected the name of an existing account",
+    "extraEnv: POD_NAMESPACE is set by the chart",
+    "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
+)
+"""Why the chart refuses values that its schema accepts."""
+
+
+async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
+    cluster: RealCluster, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """Of any values from the schema, the API server accepts the objects, or the chart says why."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    openapi = await cluster.admin.request("GET", "/openapi/v2")
+    sets: list[Object] = []
+
+    @seed(2611)
+    @settings(max_examples=40, database=None, deadline=None, phases=[Phase.generate])
+    @given(leaves(schema))
+    def draw(values: Object) -> None:
+        sets.append(values)
+
+    draw()
+    for space in ("shop", "db", "dashboards"):
+        await cluster.namespace(space)
+    refused = Counter[str]()
+    for values in sets:
+        made = template(values)
+        if made.returncode:
+            (why,) = [one for one in SENTENCES if one in made.stderr]
+            refused[why] += 1
+            continue
+        assert not made.stderr, made.stderr
+        objects = tuple(filter(None, yaml.safe_load_all(made.stdout)))
+        read_settings(config_of(objects))
+        found = find_faults(objects, openapi, tmp_path)
+        assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+        await apply(cluster.admin, objects, dryRun="All")
+    accepted = len(sets) - refused.total()
+    prove(f"chart: of {len(sets)} sets of values {accepted} are accepted, refused: {dict(refused)}")
+    assert accepted
+    assert refused
 
 
 async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
@@ -298,6 +389,79 @@ def test_a_changed_setting_makes_new_pods() -> None:
     }
 
     assert len(names) == 2
+
+
+def test_values_that_admins_expect_reach_the_pods() -> None:
+    """Account, images, labels, class, affinity, environment and volumes are those of the values."""
+    digest = "sha256:" + "0123456789abcdef" * 4
+    values: Object = {
+        "mode": "sidecar",
+        "replicas": 2,
+        "image": {"exporter": {"digest": digest, "pullPolicy": "Always"}},
+        "serviceAccount": {"create": False, "name": "ours"},
+        "commonLabels": {"team": "virt", "app.kubernetes.io/name": "mine"},
+        "podLabels": {"inject": "false"},
+        "podAnnotations": {"owner": "virt"},
+        "priorityClassName": "",
+        "affinity": {"nodeAffinity": {}},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+        "extraVolumes": [{"name": "ours", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours"}],
+        "descheduler": {"interval": "5m", "verbosity": 4, "args": ["--dry-run"]},
+    }
+    objects = charted(values)
+    deployment = only(objects, "Deployment")
+    (template,) = pod_templates(objects)
+    pod, parts = template["spec"], containers(template)
+    exporter, arguments = parts["exporter"], parts["descheduler"]["args"]
+
+    assert deployment["spec"]["replicas"] == 2
+    assert exporter["image"].endswith(f"/exporter@{digest}")
+    assert (exporter["imagePullPolicy"], exporter["env"]) == ("Always", values["extraEnv"])
+    assert values["extraVolumes"][0] in pod["volumes"]
+    assert values["extraVolumeMounts"][0] in exporter["volumeMounts"]
+    assert (pod["serviceAccountName"], pod["affinity"]) == ("ours", {"nodeAffinity": {}})
+    assert "priorityClassName" not in pod
+    assert template["metadata"]["labels"].items() >= {"team": "virt", "inject": "false"}.items()
+    assert template["metadata"]["annotations"]["owner"] == "virt"
+    assert {"--descheduling-interval=5m", "--v=4", "--dry-run"} <= set(arguments)
+    names = {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in objects}
+    assert names == {NAME}
+    assert all(one["metadata"]["labels"]["team"] == "virt" for one in objects)
+    accounts = [one for one in objects if one["kind"] == "ServiceAccount"]
+    assert not accounts
+    subjects = {
+        subject["name"]
+        for one in objects
+        if one["kind"].endswith("RoleBinding")
+        for subject in one["subjects"]
+    }
+    assert subjects == {"ours"}
+
+
+def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
+    """With `config.namespaces`, only KubeVirt objects and nodes are read in the whole cluster."""
+    objects = charted({"config": {"namespaces": ["shop", "db"]}, "events": {"enabled": True}})
+    named = [
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects
+    ]
+
+    everywhere = only(objects, "ClusterRole", f"{NAME}-reader")
+    read = {one for rule in everywhere["rules"] for one in rule["resources"]}
+    assert read == {"kubevirts", "nodes"}
+    for role, space in itertools.product(("reader", "events"), ("shop", "db")):
+        assert ("Role", space, f"{NAME}-{role}") in named
+        assert ("RoleBinding", space, f"{NAME}-{role}") in named
+    assert ("ClusterRole", None, f"{NAME}-events") not in named
+
+
+def test_the_files_of_the_chart_are_copies() -> None:
+    """Each file that Helm reads equals the file that kustomize uses; `make manifests` copies it."""
+    for copy, source in CHART_COPIES.items():
+        assert copy.read_bytes() == source.read_bytes(), copy
+        assert not copy.is_symlink()
+    found = {path for path in (CHART / "files").rglob("*") if path.is_file()}
+    assert found == CHART_COPIES.keys()
 
 
 def test_every_value_has_a_meaning_and_every_key_a_default() -> None:

@@ -20,6 +20,7 @@ import yaml
 from exporter import __version__
 from tests.cluster.binaries import find_binary
 from tests.generate import REPOSITORY
+from tests.generate.settings_schema import build_schema
 
 
 Object: TypeAlias = dict[str, Any]
@@ -58,6 +59,23 @@ VALUES = DEPLOY / "helm/values.yaml"
 CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
 ELSEWHERE = "virt-evictions"
 """A namespace other than our default."""
+_BOARDS = ("kubevirt-eviction-overview.json", "kubevirt-eviction-vm.json")
+CHART_COPIES = {
+    CHART / "files" / copy: ROOT / source
+    for copy, source in {
+        "policy.yaml": "deploy/descheduler/policy.yaml",
+        "prometheusrule.yaml": "alerts/prometheusrule.yaml",
+        "config/admission.yaml": "deploy/components/admission/config.yaml",
+        "config/metrics.yaml": "deploy/base/config.yaml",
+        "config/plain.yaml": "deploy/components/plain-metrics/config.yaml",
+        "config/sidecar.yaml": "deploy/overlays/sidecar/config.yaml",
+        "config/standalone.yaml": "deploy/overlays/standalone/config.yaml",
+        **{f"dashboards/{one}": f"dashboards/{one}" for one in _BOARDS},
+        **{f"dashboards/fleet/{one}": f"dashboards/fleet/{one}" for one in _BOARDS},
+        **{f"dashboards/perses/{one}": f"dashboards/perses/{one}" for one in _BOARDS},
+    }.items()
+}
+"""The files of the chart that are copies, because Helm reads no file outside of a chart."""
 _VALUES_HEAD = "| value | default | meaning |\n|---|---|---|\n"
 _IN_BOTH = (
     "# Derived from ../overlays/sidecar and ../descheduler/policy.yaml by `make manifests`.\n"
@@ -223,6 +241,14 @@ def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[
             yield f"{prefix}{name}", value, about["description"]
 
 
+def derive_schema(text: str) -> str:
+    """The schema of the chart's values, with every key of the configuration and its type."""
+    head, marker, _ = text.rpartition('  "definitions": {\n')
+    assert marker
+    made = json.dumps({"config": build_schema()}, indent=2, ensure_ascii=False)
+    return head + marker.replace("{\n", made.replace("\n", "\n  ")) + "\n}\n"
+
+
 def derive_references(text: str) -> str:
     """A document with this version in its image tags and its URLs for kustomize."""
     return re.sub(r"(\?ref=v|registry\.example/\w+:)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
@@ -231,6 +257,7 @@ def derive_references(text: str) -> str:
 DERIVED: dict[Path, Callable[[str], str]] = {
     IMAGES: derive_images,
     CHART / "Chart.yaml": derive_chart,
+    CHART / "values.schema.json": derive_schema,
     CHART / "README.md": derive_chart_readme,
     ROOT / "README.md": derive_references,
     ROOT / "docs/install.md": derive_references,
@@ -244,6 +271,8 @@ def main() -> None:
     for path, derive in DERIVED.items():
         path.write_text(derive(path.read_text(encoding="utf-8")), encoding="utf-8")
     POLICY_COPY.write_bytes(POLICY.read_bytes())
+    for copy, source in CHART_COPIES.items():
+        copy.write_bytes(source.read_bytes())
     render.cache_clear()
     VALUES.write_text(derive_values(VALUES.read_text(encoding="utf-8")), encoding="utf-8")
 

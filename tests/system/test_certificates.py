@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from exporter.counters import Counters
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import Certificates, UnusableCertificate
 from exporter.server.http.connections import Connections
-from exporter.settings import Limits, Tls
+from exporter.settings import Limits, MinVersion, Tls, TlsVersions
 from tests.cluster import PATIENCE
 from tests.cluster.cluster import write_certificates
 
@@ -97,6 +98,27 @@ async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
         return await ask(port, context)
     except (ssl.SSLError, OSError):
         return b""
+
+
+async def test_old_versions_and_other_suites_are_refused(tmp_path: Path) -> None:
+    """A client needs TLS of at least `tls.minVersion`, and for TLS 1.2 one of the suites."""
+    files = a_pair(tmp_path / "a")
+    old, other = trusting(files), trusting(files)
+    for context, suite in ((old, "ECDHE-ECDSA-AES256-GCM-SHA384"), (other, "CHACHA20")):
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(suite)
+    suites = TlsVersions(cipher_suites=("ECDHE-ECDSA-AES256-GCM-SHA384",))
+    for versions, accepted in (
+        (TlsVersions(), {old, other}),
+        (suites, {old}),
+        (TlsVersions(MinVersion.TLS_1_3), set()),
+    ):
+        certificates = Certificates("query", replace(tls_of(files), versions=versions))
+        async with serving(certificates) as port:
+            for context in (old, other):
+                answer = await try_to_ask(port, context)
+                assert answer == (b"ok" if context in accepted else b""), versions
+            assert await ask(port, trusting(files)) == b"ok"
 
 
 async def test_renewed_in_place(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from exporter.settings import (
     Address,
     ConfigMaps,
     InvalidSettings,
+    MinVersion,
     Settings,
     Tls,
+    TlsVersions,
     load_settings,
     parse_address,
     read_settings,
@@ -114,6 +116,8 @@ limits:
   requestTimeout: 5s
   idleTimeout: 6s
 tls:
+  minVersion: VersionTLS13
+  cipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]
   query: {certFile: /c, keyFile: /k, clientCAFile: /a}
   metrics: {certFile: /c2, keyFile: /k2}
   admission: {certFile: /c3, keyFile: /k3, clientCAFile: /a3}
@@ -162,7 +166,8 @@ def test_every_key(tmp_path: Path) -> None:
     }
     assert settings.listen.query == (Address("127.0.0.1", 1), Address(path="/run/q.sock"))
     assert settings.listen.hosts == settings.namespaces == ("b", "a")
-    assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"))
+    versions = TlsVersions(MinVersion.TLS_1_3, ("ECDHE-RSA-AES128-GCM-SHA256",))
+    assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"), versions)
     assert settings.admission.users == ("descheduler",)
     assert (settings.auth.socket_mode, settings.auth.socket_group) == (0o600, "7")
 

@@ -11,11 +11,16 @@ from pathlib import Path
 
 from exporter.credentials import no_password
 from exporter.engine.facts.model import Instant
-from exporter.settings import Tls
+from exporter.settings import MinVersion, Tls
 
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
+
+_VERSIONS = {
+    MinVersion.TLS_1_2: ssl.TLSVersion.TLSv1_2,
+    MinVersion.TLS_1_3: ssl.TLSVersion.TLSv1_3,
+}
 
 
 class UnusableCertificate(Exception):
@@ -53,7 +58,9 @@ class Certificates:
     def _load(self) -> ssl.SSLContext:
         tls = self._tls
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = _VERSIONS[tls.versions.min_version]
+        if tls.versions.cipher_suites:
+            context.set_ciphers(":".join(tls.versions.cipher_suites))
         context.set_alpn_protocols(["http/1.1"])
         try:
             if tls.cert_file is not None:

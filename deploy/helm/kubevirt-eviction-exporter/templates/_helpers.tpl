@@ -2,10 +2,19 @@
 {{- define "name" -}}kubevirt-eviction-exporter{{- end }}
 
 {{- define "labels" -}}
-app.kubernetes.io/name: {{ include "name" . }}
-app.kubernetes.io/part-of: kubevirt
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- include "labelsAnd" (dict "root" . "more" dict) }}
+{{- end }}
+
+{{/* The labels of an object; our own cannot be replaced by `more` or by `commonLabels`. */}}
+{{- define "labelsAnd" -}}
+{{- $own := dict
+  "app.kubernetes.io/name" (include "name" .root)
+  "app.kubernetes.io/instance" .root.Release.Name
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/part-of" "kubevirt"
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- merge $own .more .root.Values.commonLabels | toYaml }}
 {{- end }}
 
 {{- define "selector" -}}
@@ -17,7 +26,22 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- end }}
 
 {{- define "image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- if .image.digest -}}
+image: {{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+image: {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+{{- with .image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "name" .) }}
+{{- end }}
+
+{{- define "replicas" -}}
+{{- if kindIs "invalid" .Values.replicas }}{{ eq .Values.mode "standalone" | ternary 2 1 }}{{ else }}{{ .Values.replicas }}{{ end }}
 {{- end }}
 
 {{/* Values that do not fit the mode are refused before anything is installed. */}}
@@ -27,6 +51,17 @@ app.kubernetes.io/name: {{ include "name" . }}
 {{- end }}
 {{- if and .Values.admission.enabled (ne .Values.mode "standalone") }}
 {{- fail (printf "admission.enabled needs mode=standalone, not mode=%s" .Values.mode) }}
+{{- end }}
+{{- if and (eq .Values.mode "sidecar") .Values.descheduler.policy (not (contains "KubeVirtVerdicts" (include "policy" .))) }}
+{{- fail "descheduler.policy: expected the plugin KubeVirtVerdicts in a profile; without it, the descheduler asks for no verdict" }}
+{{- end }}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
+{{- fail "serviceAccount.name: expected the name of an existing account, because serviceAccount.create is false" }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if eq .name "POD_NAMESPACE" }}
+{{- fail "extraEnv: POD_NAMESPACE is set by the chart" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
