@@ -169,7 +169,8 @@ release-dry-run: sbom
 	@tests/tools/build helm kustomize
 	@$(BIN)/python -m tests.generate.release $(DIST)
 
-# Fails if a base image of the Dockerfiles is not pinned by its digest. A release needs these pins.
+# Fails if what a row of docs/versions.md tested has changed since its run, or if a base image of the
+# Dockerfiles is not pinned by its digest.
 release-check: $(DEVELOPMENT)
 	@$(BIN)/python -m tests.generate.release --check
 

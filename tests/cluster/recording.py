@@ -2,10 +2,11 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from exporter.demo import objects
 from exporter.demo.objects import Object
@@ -89,7 +90,9 @@ async def record(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     kept = json.loads(path.read_bytes())
-    assert Scene(kept["vmi"], kept["vmims"], kept["pods"]).outline == scene.outline
+    before = Scene(kept["vmi"], kept["vmims"], kept["pods"]).outline
+    differences = list(_find_differences("", before, scene.outline))
+    assert not differences, "\n".join([f"{path.relative_to(RECORDED)} differs:", *differences])
 
 
 def _outline(made: Object) -> Object:
@@ -100,6 +103,22 @@ def _outline(made: Object) -> Object:
         "labels": sorted(objects.labels(made)),
         "annotations": sorted(objects.annotations(made)),
     }
+
+
+def _find_differences(at: str, kept: Any, seen: Any) -> Iterator[str]:
+    """A line for each value that differs between the outlines, with its path."""
+    if isinstance(kept, dict) and isinstance(seen, dict):
+        for key in sorted(kept.keys() | seen.keys()):
+            yield from _find_differences(f"{at}.{key}", kept.get(key), seen.get(key))
+    elif _is_of_objects(kept) and _is_of_objects(seen) and len(kept) == len(seen):
+        for number, pair in enumerate(zip(kept, seen, strict=True)):
+            yield from _find_differences(f"{at}[{number}]", *pair)
+    elif kept != seen:
+        yield f"  {at.lstrip('.')}: kept {kept}, seen {seen}"
+
+
+def _is_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
 def _cleaned(made: Object) -> Object:

@@ -32,3 +32,10 @@ def since(version: str, what: str) -> pytest.MarkDecorator:
 
 def _order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+OWN_SCHEDULER = pytest.mark.skipif(
+    not is_kubernetes_at_least(PINNED["kube-apiserver"]),
+    reason=f"kube-apiserver {RUNNING['kube-apiserver']}: no kube-scheduler that starts with it",
+)
+"""Skip a test with an older kube-apiserver than the kube-scheduler, which is not built for it."""

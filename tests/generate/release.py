@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +27,7 @@ from tests.cluster.binaries import find_binary
 from tests.generate import REPOSITORY
 from tests.generate.manifests import CHART, ROOT, overlay
 from tests.generate.rules import RULES
+from tests.matrix.pairs import TESTED, Result, read_results
 
 
 CHECKSUMS = "SHA256SUMS"
@@ -100,8 +102,36 @@ def find_unpinned(dockerfile: str) -> list[str]:
     return [one for one in images if one != "scratch" and not pinned.fullmatch(one)]
 
 
+def find_stale(rows: Iterable[Result]) -> list[str]:
+    """What is wrong with each row of docs/versions.md that what it tested has changed since."""
+    stale = []
+    for row in rows:
+        if row.unbuilt:
+            continue
+        versions = ", ".join(f"{part} {version}" for part, version in row.versions.items())
+        changed = _find_changed(row.commit)
+        if changed is None:
+            said = f"commit {row.commit or 'unknown'} is not in this history"
+        elif changed:
+            said = f"{changed[0]} and {len(changed) - 1} more files changed after {row.commit}"
+        else:
+            continue
+        only = row.versions["kubevirt"]
+        stale.append(f"{versions}: {said}: run make matrix ONLY={only}")
+    return stale
+
+
+def _find_changed(commit: str) -> list[str] | None:
+    """The tested files that differ from a commit; None if git does not know the commit."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", commit, "--", *TESTED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stdout.splitlines() if commit and done.returncode == 0 else None
+
+
 def check() -> None:
-    """Exit with an error that names the base images without a digest."""
+    """Exit with an error that names stale rows of the versions, and base images without digest."""
+    if stale := find_stale(read_results()):
+        sys.exit("docs/versions.md has stale rows:\n" + "\n".join(stale))
     unpinned = {one for path in DOCKERFILES for one in find_unpinned(path.read_text("utf-8"))}
     if unpinned:
         sys.exit(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -34,7 +35,7 @@ def main(only: Sequence[str]) -> int:
 
 def run(pair: Pair) -> Result:
     """Build the versions that are not pinned, and run the pair's suites."""
-    result = Result(pair.versions)
+    result = Result(pair.versions, date=datetime.now(UTC).date().isoformat(), commit=_describe())
     for part, version in pair.changed.items():
         command = [str(ROOT / "tests/tools/build"), f"{part}@{version}"]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -62,7 +63,7 @@ def read_report(report: Path, suite: str, result: Result) -> None:
     if not report.exists():
         result.failed.append(f"{suite} did not run")
         return
-    result.passed[suite] = 0
+    result.tests[suite] = []
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 (written by pytest)
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
@@ -70,9 +71,17 @@ def read_report(report: Path, suite: str, result: Result) -> None:
         elif skipped is not None:
             result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
         else:
-            result.passed[suite] += 1
+            result.tests[suite].append(str(case.get("name")))
             lines = [str(one.get("value")) for one in case.iter("property")]
             result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
+
+
+def _describe() -> str:
+    """The checked out commit, with `+` if the checkout has changes."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.strip()
 
 
 def reason(said: str) -> str:

@@ -21,7 +21,16 @@ def fill(text: str, results: Sequence[Result]) -> str:
     """The document with these results between its markers."""
     tables = {
         "matrix:pairs": build_table(
-            ["KubeVirt", "Kubernetes", "descheduler", *SUITES, "failed", "missing"],
+            [
+                "KubeVirt",
+                "Kubernetes",
+                "descheduler",
+                *SUITES,
+                "failed",
+                "missing",
+                "run on",
+                "commit",
+            ],
             (_pair_row(one) for one in results),
         ),
         "matrix:proven": "".join(f"- {line}\n" for line in _measured(results)),
@@ -33,10 +42,11 @@ def fill(text: str, results: Sequence[Result]) -> str:
 def _pair_row(one: Result) -> Row:
     versions = [one.versions[part] for part in ("kubevirt", "kube-apiserver", "descheduler")]
     if one.unbuilt:
-        return [*versions, *("" for _ in SUITES), "", f"cannot be built: {one.unbuilt}"]
-    passed = [str(one.passed.get(suite, "not run")) for suite in SUITES]
+        said = f"cannot be built: {one.unbuilt}"
+        return [*versions, *("" for _ in SUITES), "", said, one.date, one.commit]
+    passed = [str(len(one.tests[suite])) if suite in one.tests else "not run" for suite in SUITES]
     failed = ", ".join(f"`{name}`" for name in one.failed) or "none"
-    return [*versions, *passed, failed, ", ".join(one.lacks)]
+    return [*versions, *passed, failed, ", ".join(one.lacks), one.date, one.commit]
 
 
 def _measured(results: Iterable[Result]) -> Iterable[str]:

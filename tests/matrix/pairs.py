@@ -57,13 +57,24 @@ PAIRS = (
 """Each tested version of a part, with versions of the other parts that work with it."""
 
 
+TESTED = (
+    *("exporter", "deploy/descheduler/verdicts", "tests/cluster", "tests/descheduling"),
+    *SUITES.values(),
+)
+"""What a run tests: the package with its simulated nodes, the plugin, the rig and the suites."""
+
+
 @dataclass(slots=True)
 class Result:
     """The result of a run of one pair."""
 
     versions: Mapping[str, str]
-    passed: dict[str, int] = field(default_factory=dict)
-    """Tests that passed, by suite."""
+    date: str = ""
+    """The day of the run."""
+    commit: str = ""
+    """The commit that was tested; with `+` if the checkout had changes."""
+    tests: dict[str, list[str]] = field(default_factory=dict)
+    """The names of the tests that passed, by suite."""
     failed: list[str] = field(default_factory=list)
     """The names of the tests that failed."""
     lacks: list[str] = field(default_factory=list)
@@ -78,7 +89,7 @@ class Result:
         """The result in one phrase."""
         if self.unbuilt:
             return f"cannot be built: {self.unbuilt}"
-        passed = ", ".join(f"{suite} {number}" for suite, number in self.passed.items())
+        passed = ", ".join(f"{suite} {len(names)}" for suite, names in self.tests.items())
         parts = [f"passed: {passed}"]
         if self.failed:
             parts.append(f"failed: {', '.join(self.failed)}")

@@ -19,7 +19,7 @@ from tests.cluster.recording import Scene
 from tests.cluster.resources import PODS, QUOTAS, VMIMS, VMIS
 from tests.cluster.rig import Rig
 from tests.cluster.servers import Scheduler
-from tests.cluster.versions import RUNNING, is_kubevirt_at_least, since
+from tests.cluster.versions import OWN_SCHEDULER, RUNNING, is_kubevirt_at_least, since
 from tests.support.evacuation_log import (
     FAILED_ATTEMPTS,
     EvacuationLog,
@@ -317,6 +317,7 @@ async def test_an_unschedulable_target_waits_and_the_evacuation_can_be_cancelled
         assert ended.vmims == []
 
 
+@OWN_SCHEDULER
 async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
     """The exporter keeps the scheduler's message about a target pod after the pod is gone."""
     key, rig = "nowhere/db1", stage.rig
