@@ -123,7 +123,7 @@ def find_stale(rows: Iterable[Result]) -> list[str]:
 
 def _find_changed(commit: str) -> list[str] | None:
     """The tested files that differ from a commit; None if git does not know the commit."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", commit, "--", *TESTED]
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", commit, "HEAD", "--", *TESTED]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.splitlines() if commit and done.returncode == 0 else None
 

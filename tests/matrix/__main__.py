@@ -78,10 +78,9 @@ def read_report(report: Path, suite: str, result: Result) -> None:
 
 def _describe() -> str:
     """The checked out commit, with `+` if the checkout has changes."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*"]
+    done = subprocess.run([*command, "--dirty=+"], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def reason(said: str) -> str:

@@ -1,9 +1,13 @@
 """How `make matrix` reads the results of a run."""
 
+import re
+import subprocess
 from pathlib import Path
 
+from tests.generate.release import find_stale
 from tests.matrix.__main__ import read_report
 from tests.matrix.pairs import Result
+from tests.support.documents import ROOT
 
 
 REPORT = """<testsuites><testsuite>
@@ -26,6 +30,24 @@ def test_what_pytest_reports(tmp_path: Path) -> None:
 
     assert result.verdict == "passed: rig 1; failed: test_b, test_c; missing: backup"
     assert result.proven == ["rig: KubeVirt waits 20 s"]
+
+
+def test_a_row_is_stale_if_what_it_tested_has_changed() -> None:
+    """`make release-check` names stale rows, and the command that runs them again."""
+    command = ["git", "-C", str(ROOT), "rev-list", "--max-parents=0", "HEAD"]
+    first = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    versions = {"kubevirt": "1.7.0", "kube-apiserver": "1.36.3"}
+    unbuilt = Result(versions, unbuilt="no module")
+    rows = [Result(versions, commit=one) for one in ("HEAD", first, "", "unknown")]
+
+    changed, without, unknown = find_stale([*rows, unbuilt])
+    assert re.fullmatch(
+        r"kubevirt 1\.7\.0, kube-apiserver 1\.36\.3: \S+ and \d+ more files changed after"
+        rf" {first}: run make matrix ONLY=1\.7\.0",
+        changed,
+    )
+    assert "commit unknown is not in this history" in without
+    assert "commit unknown is not in this history" in unknown
 
 
 def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
