@@ -37,7 +37,9 @@ FILES = {
     f"{NAME}-{__version__}.tgz",
     f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl",
     f"{NAME.replace('-', '_')}-{__version__}.tar.gz",
+    "evictions.yaml",
     "install.yaml",
+    "kubectl-evictions.tar.gz",
     "rules.yaml",
     "sbom.cdx.json",
     CHECKSUMS,
@@ -68,6 +70,19 @@ def test_two_runs_are_equal(dist: Path, tmp_path: Path) -> None:
         digest, _, name = line.partition("  ")
         assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
     print(first)
+
+
+def test_krew_installs_a_plugin_that_runs(dist: Path, tmp_path: Path) -> None:
+    """Krew's manifest has the archive's checksum, and the program in it runs alone."""
+    (platform,) = yaml.safe_load((dist / "evictions.yaml").read_text())["spec"]["platforms"]
+    packed = dist / platform["uri"].rpartition("/")[2]
+    assert hashlib.sha256(packed.read_bytes()).hexdigest() == platform["sha256"]
+    assert f"/v{__version__}/" in platform["uri"]
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    program = [sys.executable, "-I", tmp_path / platform["bin"], "--help"]
+    said = subprocess.run(program, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "kubectl evictions explain shop/db1" in said.stdout
 
 
 def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
@@ -153,12 +168,15 @@ def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
 
 
 def test_the_package_s_page_leads_to_the_project() -> None:
-    """The package's URLs are those of the project."""
+    """The package's URLs are those of the project, and it has the plugin of kubectl."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert project["urls"]
     assert all(url.startswith(REPOSITORY) for url in project["urls"].values())
-    assert project["scripts"] == {NAME: "exporter.__main__:main"}
+    assert project["scripts"] == {
+        NAME: "exporter.__main__:main",
+        "kubectl-evictions": "exporter.cli.kubectl:main",
+    }
 
 
 def test_actionlint_finds_no_fault() -> None:

@@ -249,6 +249,11 @@ def derive_schema(text: str) -> str:
     return head + marker.replace("{\n", made.replace("\n", "\n  ")) + "\n}\n"
 
 
+def derive_krew(text: str) -> str:
+    """Krew's manifest with this version."""
+    return re.sub(r"(?<=[ /]v)\d+\.\d+\.\d+", __version__, text)
+
+
 def derive_references(text: str) -> str:
     """A document with this version in its image tags and its URLs for kustomize."""
     return re.sub(r"(\?ref=v|registry\.example/\w+:)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
@@ -259,6 +264,7 @@ DERIVED: dict[Path, Callable[[str], str]] = {
     CHART / "Chart.yaml": derive_chart,
     CHART / "values.schema.json": derive_schema,
     CHART / "README.md": derive_chart_readme,
+    DEPLOY / "krew/evictions.yaml": derive_krew,
     ROOT / "README.md": derive_references,
     ROOT / "docs/install.md": derive_references,
     ROOT / "docs/hold-evictions.md": derive_references,

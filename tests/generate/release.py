@@ -31,6 +31,8 @@ from tests.matrix.pairs import TESTED, Result, read_results
 
 
 CHECKSUMS = "SHA256SUMS"
+LICENSE = ROOT / "LICENSE"
+KREW = ROOT / "deploy/krew/evictions.yaml"
 DOCKERFILES = (ROOT / "Dockerfile", ROOT / "deploy/descheduler/Dockerfile")
 
 
@@ -85,6 +87,24 @@ def build_manifests(folder: Path) -> None:
     )
     (folder / "rules.yaml").write_text(
         pin_urls(RULES.read_text(encoding="utf-8")), encoding="utf-8"
+    )
+
+
+def build_plugin(folder: Path, epoch: int) -> None:
+    """Write kubectl's plugin as an archive for Krew, and Krew's manifest with its checksum."""
+    program = b"#!/usr/bin/env python3\n" + (ROOT / "exporter/cli/kubectl.py").read_bytes()
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as written:
+        for name, body in {"kubectl-evictions": program, "LICENSE": LICENSE.read_bytes()}.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(body), epoch, 0o755
+            written.addfile(member, io.BytesIO(body))
+    packed = gzip.compress(tar.getvalue(), mtime=epoch)
+    (folder / "kubectl-evictions.tar.gz").write_bytes(packed)
+    manifest = KREW.read_text(encoding="utf-8")
+    digest = hashlib.sha256(packed).hexdigest()
+    (folder / "evictions.yaml").write_text(
+        manifest.replace('sha256: ""', f"sha256: {digest}"), encoding="utf-8"
     )
 
 
@@ -148,6 +168,7 @@ def main(folder: Path) -> None:
     build_packages(folder, epoch)
     build_chart(folder, epoch)
     build_manifests(folder)
+    build_plugin(folder, epoch)
     write_checksums(folder)
     print((folder / CHECKSUMS).read_text(encoding="ascii"), end="")
 
