@@ -23,6 +23,7 @@ from exporter.engine.evacuations.drain_outcomes import (
 )
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
+    DRAIN_TAINT,
     Contacts,
     DeadResources,
     Instant,
@@ -37,9 +38,9 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import REASONS_SHOWN
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
@@ -52,8 +53,7 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
-    `cordons` is None if it is unknown which nodes are cordoned. `budgets` is None if it is unknown
-    what budgets allow.
+    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -62,7 +62,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     dead: DeadResources
     now: Instant
     contacts: Contacts = _NO_CONTACTS
-    cordons: Cordons | None = None
+    nodes: NodeIndex | None = None
     budgets: Budgets | None = None
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
@@ -77,12 +77,18 @@ class Conditions(Struct, frozen=True, kw_only=True):
             self.now,
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
-            cordons=self.cordons,
+            nodes=self.nodes,
+            drain_taint=self.drain_taint,
         )
+
+    @property
+    def drain_taint(self) -> str:
+        """The key of the taint that makes KubeVirt evacuate a node."""
+        return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
 
     def is_schedulable(self, node: str) -> bool | None:
         """Whether pods can be scheduled onto a node; None if that is unknown."""
-        return None if self.cordons is None else node not in self.cordons
+        return None if self.nodes is None else not self.nodes.is_cordoned(node)
 
     def find_budget(self, evidence: Evidence) -> str:
         """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
@@ -112,7 +118,7 @@ def read_conditions(
         dead=dead,
         now=now,
         contacts=contacts,
-        cordons=store.cordons if Resource.NODES in seen else None,
+        nodes=store.node_index if Resource.NODES in seen else None,
         budgets=store.budgets if Resource.BUDGETS in seen else None,
     )
 
@@ -136,7 +142,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is the least time that the migrations take; None if that is unknown, or if the node
     cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown. `cordon` is None if the node is not cordoned.
+    `schedulable` is None if that is unknown. `facts` is None if the node cannot be read.
     """
 
     node: str
@@ -144,7 +150,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     at_least: Seconds | None
     progress: DrainProgress | None
     schedulable: bool | None
-    cordon: Node | None
+    facts: Node | None
 
     @property
     def vmis(self) -> int:
@@ -385,7 +391,7 @@ def _forecast(
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),
-        cordon=None if conditions.cordons is None else conditions.cordons.find(node),
+        facts=None if conditions.nodes is None else conditions.nodes.find(node),
     )
 
 

@@ -3,7 +3,13 @@
 from collections import OrderedDict
 from enum import StrEnum
 
-from exporter.engine.facts.evidence import ASKED_WITHIN, Evidence, Marker, Requester
+from exporter.engine.facts.evidence import (
+    ASKED_WITHIN,
+    Evidence,
+    Marker,
+    RequestedThrough,
+    Requester,
+)
 from exporter.engine.facts.model import Instant, Priority, Seconds
 
 
@@ -46,7 +52,7 @@ class Source(StrEnum):
     """Priority system-maintenance, or no priority and the annotation
     kubevirt.io/eviction-source."""
     OTHER = "other"
-    """Priority system-critical: a drain, or an eviction by anybody else."""
+    """Priority system-critical: a drain, or an eviction by anybody else; or a drain by a taint."""
     UNKNOWN = "unknown"
     """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
@@ -56,6 +62,8 @@ def find_source(evidence: Evidence, marker: Marker) -> Source:
 
     The annotation counts only if no attempt has a priority: it may belong to an older request.
     """
+    if marker.through is RequestedThrough.TAINT:
+        return Source.OTHER
     since = marker.requested_at - SAME_REQUEST
     attempts = [
         v
