@@ -110,7 +110,7 @@ async def follow_drain(
                 raise
             return f"{node} has no VMs any more.\n"
         if answer.drain is None:
-            return f"No VM is being evacuated from {node}; VMs on it: {answer.vmis}.\n"
+            return f"{node} is not being drained; VMs on it: {answer.vmis}.\n"
         line = write_progress(answer.drain, answer.as_of)
         if line != shown:
             show(line)
@@ -122,7 +122,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     """The progress of a drain in one line, with a bar."""
     done = BAR * drain.left // max(1, drain.asked)
     parts = [
-        f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
+        f"[{'#' * done}{'.' * (BAR - done)}] {_count_left(drain)}",
         *([f"{drain.failing} fail or stay"] if drain.failing else []),
         *([f"{drain.external} need another controller"] if drain.external else []),
     ]
@@ -133,6 +133,10 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
         idle = (as_of - (drain.last_left_at or drain.since)).total_seconds()
         parts.append(f"no VM has left for {write_span(round(idle), units=2)}")
     return ", ".join(parts)
+
+
+def _count_left(drain: DrainProgressAnswer) -> str:
+    return f"{drain.left} of {drain.asked} {'VM has' if drain.asked == 1 else 'VMs have'} left"
 
 
 def write_bound(answer: DrainAnswer) -> str:

@@ -159,7 +159,7 @@ def diagnose(
     if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
         return None
     dead = dead | evidence.dead_at(now)
-    source = find_source(evidence, marker)
+    source = find_source(evidence.vmi, evidence.vmims, marker)
     seen, evidence = evidence, evidence.without(dead)
     attempt = evidence.unfinished()
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)

@@ -251,7 +251,7 @@ def forecast_nodes(
         outcome = recount(counts, evidence, diagnosis, conditions)
         if diagnosis is not None:
             evacuating.append(((evidence.vmi, diagnosis), outcome))
-    progress = follow_drains(store.drains.read(), evacuating, conditions)
+    progress = follow_drains(store.drains.read(), counts, evacuating, conditions)
     return [
         _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
         for node, outcomes in counts.items()
@@ -282,7 +282,9 @@ def forecast_node(
         for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
         if diagnosis is not None
     )
-    progress = follow_drains(store.drains.read(), evacuating, conditions).get(node)
+    drains = store.drains.read()
+    own = {node: drains[node]} if node in drains else {}
+    progress = follow_drains(own, {node: outcomes}, evacuating, conditions).get(node)
     return _forecast(node, outcomes, known, conditions, progress), candidates
 
 
@@ -297,35 +299,45 @@ def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> t
 
 def follow_drains(
     drains: Mapping[str, Departed],
+    counts: Mapping[str, Mapping[DrainOutcome, int]],
     evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
     conditions: Conditions,
 ) -> dict[str, DrainProgress]:
-    """The progress of each drain; `evacuating` are all evacuations of these nodes.
+    """The progress of each drain of `drains`, the drains in the store by node.
 
-    `drains` are the drains in the store, by node.
+    `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations from them. On
+    a closed node, a VMI that stays or fails remains, although KubeVirt may have refused its
+    eviction without marking it. On an open node, only a VMI that was asked to leave remains.
     """
-    remaining = defaultdict[str, list[tuple[Diagnosis, DrainOutcome]]](list)
+    remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
     for (vmi, diagnosis), outcome in evacuating:
-        if vmi.node == diagnosis.node:
-            remaining[diagnosis.node].append((diagnosis, outcome))
+        if vmi.node in drains and vmi.node == diagnosis.node:
+            remaining[vmi.node].append(((vmi, diagnosis), outcome))
     progress = {}
     for node, departed in drains.items():
-        outcomes = Counter(outcome for _, outcome in remaining[node])
-        diagnoses = [diagnosis for diagnosis, _ in remaining[node]]
-        is_drained = conditions.is_schedulable(node) is False or any(
-            one.source is Source.OTHER for one in diagnoses
-        )
-        progress[node] = measure_progress(
-            departed,
-            (one.requested_at for one in diagnoses),
-            failing=sum(outcomes[one] for one in KEPT),
-            external=outcomes[DrainOutcome.EXTERNAL],
-            stuck_after=conditions.stuck.after
-            if is_drained and any(one.stuck for one in diagnoses)
-            else None,
-            now=conditions.now,
-        )
+        closed = departed.closed and conditions.nodes is not None
+        mine = [one for one in remaining[node] if closed or _is_drained(one[0][1])]
+        outcomes = Counter(outcome for _, outcome in mine)
+        kept = counts.get(node, {}) if closed else outcomes
+        failing = sum(kept.get(one, 0) for one in KEPT)
+        present = failing + sum(outcomes[one] for one in outcomes if one not in KEPT)
+        if present:
+            progress[node] = measure_progress(
+                departed,
+                present,
+                evacuating={vmi.uid for (vmi, _), _ in mine},
+                failing=failing,
+                external=outcomes[DrainOutcome.EXTERNAL],
+                needs_person=bool(failing) or any(one.stuck for (_, one), _ in mine),
+                stuck_after=conditions.stuck.after,
+                now=conditions.now,
+            )
     return progress
+
+
+def _is_drained(diagnosis: Diagnosis) -> bool:
+    """Whether an evacuation from an open node is a drain."""
+    return diagnosis.source is not Source.DESCHEDULER and not diagnosis.given_up
 
 
 def find_outcome(

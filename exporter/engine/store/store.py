@@ -77,7 +77,9 @@ class Store:
         self._load_is_known = False
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
-        self._evacuations = EvacuationTracker(self._vmims, self._launchers, objects.nodes)
+        self._evacuations = EvacuationTracker(
+            self._vmis, self._vmims, self._launchers, objects.nodes
+        )
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
         self.node_index = objects.nodes
@@ -290,17 +292,18 @@ class Store:
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
             if vmim.evacuates and self.visibility.nodes is False:
                 self._update_evacuations([record], at)
+            self._evacuations.ask(record)
             self._note_evidence(record)
         return True
 
     def _put_node(self, node: Node, at: Instant) -> bool:
-        key = self._evacuations.kubevirt.drain_taint
-        known = self.node_index.find(node.name)
-        before = None if known is None else known.find_taint(key)
-        changed = self.node_index.put(node, at)
-        if before != node.find_taint(key):
+        known = self.node_index.find(node.name) or Node(name=node.name)
+        if not self.node_index.put(node, at):
+            return False
+        self._evacuations.note_node(node.name, at)
+        if (known.schedulable, known.taints) != (node.schedulable, node.taints):
             self._update_evacuations(self._vmis.on_node(node.name), at)
-        return changed
+        return True
 
     def _update_evacuations(self, records: Iterable[VmiRecord], at: Instant) -> None:
         """Begin or end evacuations because something other than their VMIs has changed."""
@@ -342,6 +345,8 @@ class Store:
             now.drain_taint,
             now.eviction_strategy,
         ):
+            for name in self.node_index.names():
+                self._evacuations.note_node(name, at)
             self._update_evacuations(self._vmis.by_key.values(), at)
         if was_updating != self.platform_updating:
             self._notify(NoticeKind.EVERYTHING)
@@ -361,6 +366,7 @@ class Store:
             return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
             gone = self.node_index.remove(removed.name, at)
+            self._evacuations.note_node(removed.name, at)
             self._update_evacuations(self._vmis.on_node(removed.name), at)
             return gone
         if resource is Resource.BUDGETS:
@@ -387,7 +393,7 @@ class Store:
         """Drop a VMI with its history."""
         uid = record.vmi.uid
         self._vmis.remove(record)
-        self._evacuations.remove(uid, at)
+        self._evacuations.remove(record.vmi, at)
         self._reasons.remove_vmi(record.vmi)
         self._notify(NoticeKind.GONE, record.key, uid)
         self._notify(NoticeKind.MEMORY, uid=uid)

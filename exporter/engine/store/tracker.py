@@ -22,10 +22,10 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
-from exporter.engine.store.node_drains import NodeDrains
+from exporter.engine.store.node_drains import DrainEnd, NodeDrains
 from exporter.engine.store.nodes import NodeIndex
-from exporter.engine.store.requesters import Requesters
-from exporter.engine.store.vmi_record import VmiRecord
+from exporter.engine.store.requesters import Requesters, Source, find_source
+from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
 
 
 ENDS_AFTER: Seconds = 600.0
@@ -55,7 +55,9 @@ class EvacuationTracker:
     In all methods, `now` is the instant at which the fact was read.
     """
 
-    def __init__(self, vmims: VmimIndex, launchers: LauncherIndex, nodes: NodeIndex) -> None:
+    def __init__(
+        self, vmis: VmiIndex, vmims: VmimIndex, launchers: LauncherIndex, nodes: NodeIndex
+    ) -> None:
         self._vmims = vmims
         self._launchers = launchers
         self._nodes = nodes
@@ -63,7 +65,7 @@ class EvacuationTracker:
         self.kubevirt = KubeVirtSettings()
         self.sees_nodes: bool | None = None
         self._next_end = math.inf
-        self.drains = NodeDrains()
+        self.drains = NodeDrains(vmis.mobilities)
         self.requesters = Requesters()
 
     def __iter__(self) -> Iterator[VmiRecord]:
@@ -95,11 +97,48 @@ class EvacuationTracker:
             self._records.pop(vmi.uid, None)
         else:
             self._follow(record, request, now)
+        if before is not None and not before.finished:
+            if vmi.node != before.node:
+                self.drains.leave(before.node, vmi.uid, _find_departure(before, vmi, now))
+            elif vmi.finished:
+                self.drains.leave(vmi.node, vmi.uid, now)
         if known is not None and known is not record.marker:
-            self._end(vmi, known, now, left=vmi.finished or vmi.node != known.node)
-        if record.marker is not None:
-            self.drains.ask(record.marker.node, vmi.uid, now)
+            self.drains.cancel(known.node, vmi.uid, now)
+        self.ask(record)
         return known is not record.marker
+
+    def ask(self, record: VmiRecord) -> None:
+        """Note in the drain of its node that a VMI is evacuating, and who requested that.
+
+        An evacuation that an uncordon did not end belongs to no drain.
+        """
+        vmi, marker = record.vmi, record.marker
+        if marker is None or vmi.node != marker.node:
+            return
+        source = find_source(vmi, self._vmims.owned_by(vmi), marker)
+        opened_at = self._nodes.uncordoned_at(vmi.node)
+        self.drains.ask(
+            vmi.node,
+            vmi.uid,
+            marker.requested_at,
+            is_drain=source is not Source.DESCHEDULER
+            and (opened_at is None or marker.requested_at > opened_at),
+        )
+
+    def note_node(self, name: str, now: Instant) -> None:
+        """Begin or end the drain of a node that has changed or is gone."""
+        node = self._nodes.find(name)
+        if node is None:
+            self.drains.open(name, now, DrainEnd.NODE_DELETED)
+            return
+        taint = node.find_taint(self.kubevirt.drain_taint)
+        if node.schedulable and taint is None:
+            self.drains.open(name, now)
+            return
+        dates = (node.cordoned_at, None if taint is None else taint.added)
+        since = min((at for at in dates if at is not None), default=now)
+        # KubeVirt dates a request in whole seconds. It must not seem to be before the cordon.
+        self.drains.close(name, math.floor(since))
 
     def _follow(self, record: VmiRecord, request: _Request, now: Instant) -> None:
         """Begin the evacuation, or update it."""
@@ -175,20 +214,11 @@ class EvacuationTracker:
         self._next_end = min((end for end in ends.values() if end > now), default=math.inf)
         return [self._records[uid] for uid, end in ends.items() if end <= now]
 
-    def remove(self, uid: str, now: Instant) -> None:
+    def remove(self, vmi: Vmi, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""
-        record = self._records.pop(uid, None)
-        if record is not None and record.marker is not None:
-            self._end(record.vmi, record.marker, now, left=True)
-
-    def _end(self, vmi: Vmi, marker: Marker, now: Instant, *, left: bool) -> None:
-        """End an evacuation: its VMI has left the node, or KubeVirt has cleared the marker."""
-        if left:
-            end = settle(None if vmi.migration is None else vmi.migration.end, now)
-            at = end if end is not None and end > marker.requested_at else now
-            self.drains.leave(marker.node, vmi.uid, marker.requested_at, at)
-        else:
-            self.drains.cancel(marker.node, vmi.uid, now)
+        self._records.pop(vmi.uid, None)
+        if not vmi.finished:
+            self.drains.leave(vmi.node, vmi.uid, now)
 
     def note_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success; older attempts may have been read before it.
@@ -280,6 +310,15 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
         marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+
+
+def _find_departure(before: Vmi, vmi: Vmi, now: Instant) -> Instant:
+    """When a VMI left its node: the end of the migration that moved it, if that is known."""
+    was, state = before.migration, vmi.migration
+    if state is None or (was is not None and was.uid == state.uid and was.end == state.end):
+        return now
+    end = settle(state.end, now)
+    return now if end is None else end
 
 
 def _find_arrival(record: VmiRecord, tainted_at: Instant) -> Instant:

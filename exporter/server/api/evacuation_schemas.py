@@ -183,13 +183,27 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """The progress of a node's drain, as the exporter has observed it."""
 
-    since: Annotated[Timestamp, means("when the first evacuation of this drain was requested")]
-    asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
-    left: Annotated[int, means("VMs that have left")]
-    remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
+    since: Annotated[
+        Timestamp,
+        means(
+            "when it began: with the cordon or the drain taint, or, on a schedulable node, with the"
+            " first evacuation that the descheduler did not request"
+        ),
+    ]
+    asked: Annotated[int, means("VMs of this drain, each counted once: `left` plus `remaining`")]
+    left: Annotated[int, means("VMs that have left since then")]
+    remaining: Annotated[
+        int,
+        means(
+            "VMs that are still on the node, and are being evacuated or have the outcome `fails` or"
+            " `stays`"
+        ),
+    ]
     failing: Annotated[int, means("how many of `remaining` have the outcome `fails` or `stays`")]
     external: Annotated[int, means("how many of `remaining` have the outcome external")]
-    last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
+    last_left_at: Annotated[
+        Timestamp | None, means("when a VM last left; null: none has left in this drain")
+    ]
     seconds_per_vmi: Annotated[
         float | None,
         means("the median interval between departures; null: fewer than three VMs have left"),
@@ -262,7 +276,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     ]
     drain: Annotated[
         DrainProgressAnswer | None,
-        means("the progress of its drain; null: no VM is being evacuated from it"),
+        means("the progress of its drain; null: it is not being drained"),
     ]
 
 

@@ -44,6 +44,7 @@ from tests.support.builders import (
     KEEP,
     NAMESPACE,
     NOW,
+    a_cordon,
     a_pod,
     a_policy,
     a_state,
@@ -88,6 +89,7 @@ def a_view() -> View:
     store.put(a_vmi(name="db3", uid="3", node="n2", migration=a_state(), **leaves))
     store.put(a_pod(name="virt-launcher-db3", uid="p3", vmi_uid="3", node="n2"))
     store.put(an_ended_vmim(name="gone", uid="gone", vmi_name="db3", trigger=Trigger.EVACUATION))
+    store.put(a_cordon(name="n2", cordoned_at=NOW - 4000.0))
     store.put(a_vmim())
     store.put(a_pod())
     store.put(KubeVirtSettings(MigrationLimits(cluster=7, outbound_per_node=3)))

@@ -129,12 +129,12 @@ def test_it_ends_with_the_taint() -> None:
 
 def test_it_ends_when_the_vm_has_left() -> None:
     """A VM that has left the tainted node is no longer evacuating, and counts as left."""
-    store = a_store(a_tainted(), a_movable(), a_movable(name="db2", uid="u2"))
-    assert store.drains.read()["n1"].count == 0
+    store = a_store(a_tainted(), a_movable(), a_movable(name="db2", uid="u2"), now=NOW)
+    assert not store.drains.read()["n1"].left
     state = a_state(end=NOW - 5.0, outcome=Outcome.SUCCEEDED, source_node="n1")
     store.put(a_movable(node="n2", migration=state))
     assert [one.vmi.name for one in store.evacuating()] == ["db2"]
-    assert store.drains.read()["n1"].count == 1
+    assert store.drains.read()["n1"].left == {UID: NOW - 5.0}
 
 
 def test_without_a_date_the_oldest_attempt_counts() -> None:
