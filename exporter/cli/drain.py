@@ -29,11 +29,12 @@ QUOTED = 100
 
 _STALE = ("no contact with the API server: this may be out of date.",)
 _MEANINGS = {
-    DrainOutcome.STAYS: "never leaves: not migratable (LiveMigrate), or a budget forbids eviction",
-    DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
+    DrainOutcome.STAYS: "never leaves: not migratable, a budget forbids it, or its deletion hangs",
+    DrainOutcome.FAILS: "does not migrate until somebody acts, or has failed too often",
     DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
     DrainOutcome.RESTARTS: "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
     DrainOutcome.WAITS: "it migrates, has no LiveMigratable yet, or KubeVirt's limits are reached",
+    DrainOutcome.ENDS: "is being deleted",
     DrainOutcome.LEAVES: "is migrated",
 }
 """What each outcome means."""
@@ -90,6 +91,10 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         for one in found
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
+    steps = [one for one in found if one.outcome is DrainOutcome.FAILS and one.next_step]
+    if steps:
+        sheet.head("Next steps")
+        sheet.rows([(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]])
     return sheet.text()
 
 
@@ -181,8 +186,11 @@ def _name(found: list[NodeCandidate]) -> str:
 
 
 def write_why(one: NodeCandidate) -> str:
-    """Why a VM does not leave the node: the cause, as in `explain`."""
-    return "" if one.cause is None else f"{one.cause.source}: {write_reason(one.cause)}"
+    """Why a VM does not leave: the cause as in `explain`, or the state if nothing has failed."""
+    if one.cause is not None:
+        return f"{one.cause.source}: {write_reason(one.cause)}"
+    is_known = one.state is not None and one.outcome in KEPT and not one.failed_attempts
+    return str(one.state) if is_known else ""
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

@@ -86,6 +86,17 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
+NEEDS_PERSON = frozenset(
+    {
+        State.MIGRATION_STALLED,
+        State.ZOMBIE_STATE,
+        State.WAITING_FOR_SYNC,
+        State.QUOTA,
+    }
+)
+"""The states of a migratable VM that only a person can end, whether or not it is evacuating."""
+
+
 class Cause(StrEnum):
     """Why an evacuation counts as stuck."""
 

@@ -3,7 +3,7 @@
 The module `drain_outcomes` says what a drain does to one VM.
 
 The counts of all nodes come from totals that the store updates with each change. So this visits
-only VMIs with an unfinished VMIM, an evacuation or a budget that forbids their eviction.
+only VMIs that are not settled (`Store.unsettled`), that are evacuating, or that a budget protects.
 """
 
 from collections import Counter, defaultdict
@@ -12,8 +12,9 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.evacuations.diagnosis import NEEDS_PERSON, Diagnosis, State, diagnose
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -21,7 +22,7 @@ from exporter.engine.evacuations.drain_outcomes import (
     decide_outcome,
     measure_mobility,
 )
-from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Contacts,
@@ -46,6 +47,8 @@ from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
 
 
+FAILED_WITHIN: Seconds = 3600.0
+"""Migrations that failed longer ago do not count in the outcome of a drain."""
 _NO_CONTACTS = Contacts()
 Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
@@ -128,10 +131,13 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 
     `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
     `last_duration` is how long its newest successful migration took; None if that is unknown.
+    `diagnosis` is that of its evacuation or, if it does not leave, of the evacuation that a drain
+    would request now; otherwise None.
     """
 
     evidence: Evidence
     outcome: DrainOutcome
+    diagnosis: Diagnosis | None
     reasons: tuple[Why, ...]
     failed_attempts: int
     last_duration: Seconds | None
@@ -183,25 +189,29 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
     full = {node for node in counts if conditions.is_full(node)}
 
     def outcome(node: str, mobility: Mobility) -> DrainOutcome:
-        return decide_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
+        return decide_outcome(mobility, conditions.kubevirt, waits=node in full)
 
     for (node, mobility), vmis in store.mobilities.items():
         if node:
             counts[node][outcome(node, mobility)] += vmis
-    for evidence in store.waiting():
+    unsettled = set()
+    for evidence in store.unsettled():
+        unsettled.add(evidence.vmi.uid)
         node, mobility = evidence.vmi.node, evidence.vmi.mobility
         if node:
             counts[node][outcome(node, mobility)] -= 1
             counts[node][find_outcome(evidence, conditions, None)] += 1
-    for evidence in _find_guarded(store, conditions):
+    for evidence in _find_guarded(store, conditions, unsettled):
         if find_outcome(evidence, conditions, None) is DrainOutcome.STAYS:
             counts[evidence.vmi.node][DrainOutcome.RESTARTS] -= 1
             counts[evidence.vmi.node][DrainOutcome.STAYS] += 1
     return counts
 
 
-def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """VMIs without an unfinished VMIM: a drain would restart them if no budget forbade it."""
+def _find_guarded(
+    store: Store, conditions: Conditions, without: AbstractSet[str]
+) -> Iterator[Evidence]:
+    """The VMIs, except those `without`, that a drain would restart if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -209,7 +219,7 @@ def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
         if found is None or found[1].finished or not found[1].node:
             continue
         evidence = store.evidence(found[1].namespace, found[1].name)
-        if evidence is None or evidence.launcher != found[0] or evidence.unfinished() is not None:
+        if evidence is None or evidence.launcher != found[0] or evidence.vmi.uid in without:
             continue
         if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
             yield evidence
@@ -267,7 +277,8 @@ def forecast_node(
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=find_outcome(evidence, conditions, diagnosis),
+            outcome=(outcome := find_outcome(evidence, conditions, diagnosis)),
+            diagnosis=_find_obstruction(evidence, conditions, diagnosis, outcome),
             reasons=_find_reasons(store, evidence, conditions),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
@@ -286,6 +297,17 @@ def forecast_node(
     own = {node: drains[node]} if node in drains else {}
     progress = follow_drains(own, {node: outcomes}, evacuating, conditions).get(node)
     return _forecast(node, outcomes, known, conditions, progress), candidates
+
+
+def _find_obstruction(
+    evidence: Evidence,
+    conditions: Conditions,
+    diagnosis: Diagnosis | None,
+    outcome: DrainOutcome,
+) -> Diagnosis | None:
+    if diagnosis is None and outcome is DrainOutcome.FAILS:
+        return conditions.diagnose(_ask(evidence, conditions.now))
+    return diagnosis
 
 
 def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
@@ -354,15 +376,40 @@ def _find_own_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
     """The outcome without regard to budgets."""
-    dead, fails = conditions.dead.of(evidence.vmi.namespace), False
+    vmi, now = evidence.vmi, conditions.now
+    if vmi.deleted_at is not None:
+        is_late = now > vmi.deleted_at + conditions.stuck.after
+        return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
+    fails, waits = False, conditions.is_full(vmi.node)
+    evidence = evidence.without(conditions.dead.of(vmi.namespace))
+    mobility = measure_mobility(evidence)
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts
         fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
-    return decide_outcome(
-        measure_mobility(evidence.without(dead)),
-        conditions.kubevirt,
-        full=conditions.is_full(evidence.vmi.node),
-        fails=fails,
+    elif evidence.unsettled and decide_outcome(mobility, conditions.kubevirt) in MOVED:
+        diagnosis = conditions.diagnose(_ask(evidence, now))
+        fails = _fails_again_and_again(evidence, conditions.stuck, now)
+    if diagnosis is not None:
+        fails = fails or diagnosis.state in NEEDS_PERSON
+        waits = waits or diagnosis.state is State.MULTIPLE_ACTIVE_PODS
+    return decide_outcome(mobility, conditions.kubevirt, waits=waits, fails=fails)
+
+
+def _ask(evidence: Evidence, now: Instant) -> Evidence:
+    """The evidence about a VMI as if it were asked to leave its node now."""
+    marker = Marker(node=evidence.vmi.node, requested_at=now, seen_at=now)
+    return replace(evidence, marker=marker)
+
+
+def _fails_again_and_again(evidence: Evidence, stuck: StuckPolicy, now: Instant) -> bool:
+    """Whether the newest migrations have failed one after the other, and one of them lately."""
+    finished = [vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted]
+    finished.sort(key=lambda vmim: vmim.created or 0.0, reverse=True)
+    newest = finished[: stuck.failed_attempts]
+    return (
+        len(newest) == stuck.failed_attempts
+        and all(vmim.phase == "Failed" for vmim in newest)
+        and any(now - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in newest)
     )
 
 
@@ -373,8 +420,8 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     migrating, because the progress of that migration is unknown.
     """
     mobility = measure_mobility(evidence)
-    outcome = decide_outcome(mobility, settings, full=False, fails=False)
-    if mobility.migrating or outcome not in MOVED:
+    outcome = decide_outcome(mobility, settings)
+    if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
         return None
     return evidence.history.last_duration()
 

@@ -206,8 +206,9 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     its launcher pod cannot be read any more, and since when. Their last versions are believed for
     `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
     VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
-    or None if none is visible. Only an evacuating VMI has a `marker`, its launcher pods in `pods`,
-    and in `namesakes` the VMIMs of an earlier VMI of that name.
+    or None if none is visible. Only an evacuating VMI has a `marker`, and in `namesakes` the VMIMs
+    of an earlier VMI of that name. `pods` are its launcher pods, if it is evacuating or has more
+    than one active launcher pod.
     """
 
     vmi: Vmi
@@ -281,6 +282,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if Resource.PODS in dead:
             seen = replace(seen, launcher=None, pods=(), pods_seen=False)
         return seen
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether more than the VMI's mobility decides what a drain would do to it."""
+        return (
+            self.vmi.unsettled
+            or sum(not pod.finished for pod in self.pods) > 1
+            or any(not vmim.finished or vmim.phase == "Failed" for vmim in self.vmims)
+        )
 
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""

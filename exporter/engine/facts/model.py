@@ -271,6 +271,14 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def unsettled(self) -> bool:
+        """Whether it is being deleted, or its last migration has not ended."""
+        state = self.migration
+        return self.deleted_at is not None or (
+            state is not None and bool(state.uid) and not state.ended
+        )
+
+    @property
     def is_external(self) -> bool:
         """Whether somebody other than KubeVirt has to evacuate the VMI."""
         return self.eviction_strategy == "External"

@@ -103,6 +103,8 @@ class ClusterObjects:
             dead_after=dead_after,
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,
-            pods=self.launchers.of(vmi) if marker is not None and pods_seen else (),
+            pods=self.launchers.of(vmi)
+            if pods_seen and (marker is not None or vmi.uid in self.launchers.crowded)
+            else (),
             pods_seen=pods_seen,
         )

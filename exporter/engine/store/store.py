@@ -185,11 +185,18 @@ class Store:
         """The evidence about every VMI that is on a node and has not ended."""
         return [self._gather(one) for one in self._vmis.on_node(node) if not one.vmi.finished]
 
-    def waiting(self) -> Iterator[Evidence]:
-        """The evidence about every VMI that has not ended and has an unfinished VMIM."""
-        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+    def unsettled(self) -> Iterator[Evidence]:
+        """The evidence about every VMI that a drain may treat otherwise than its mobility says.
+
+        These are the VMIs, except ended ones, with an unfinished or a failed VMIM, with more than
+        one active launcher pod, with a migration that has not ended, or in deletion.
+        """
+        unfinished = (binding.vmi_key for binding in self._vmims.unfinished)
+        crowded = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
+        keys = {*unfinished, *self._vmims.failing, *self._vmis.unsettled}
+        for key in keys.union(record.key for record in crowded if record is not None):
             evidence = self.evidence(*key)
-            if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
+            if evidence is not None and not evidence.vmi.finished and evidence.unsettled:
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:

@@ -154,25 +154,34 @@ def write_node(forecast: Forecast) -> NodeAnswer:
 
 
 def describe_drain(
-    forecast: Forecast, candidates: Sequence[DrainCandidate], now: Instant, health: Health
+    forecast: Forecast, candidates: Sequence[DrainCandidate], conditions: Conditions, health: Health
 ) -> DrainAnswer:
     """The forecast of one node and of each VMI on it."""
+    now = conditions.now
     return DrainAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
-        candidates=[
-            NodeCandidate(
-                namespace=one.evidence.vmi.namespace,
-                name=one.evidence.vmi.name,
-                outcome=one.outcome,
-                why=convert_attributes(one.reasons, list[WhyAnswer]),
-                cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
-                failed_attempts=one.failed_attempts,
-                last_duration_seconds=_round(one.last_duration),
-            )
-            for one in candidates
-        ],
+        candidates=[_write_candidate(one, conditions) for one in candidates],
         **structs.asdict(write_node(forecast)),
+    )
+
+
+def _write_candidate(one: DrainCandidate, conditions: Conditions) -> NodeCandidate:
+    advice = None
+    if one.diagnosis is not None:
+        advice = advise(one.evidence, one.diagnosis, one.reasons, taint=conditions.drain_taint)
+    return NodeCandidate(
+        namespace=one.evidence.vmi.namespace,
+        name=one.evidence.vmi.name,
+        outcome=one.outcome,
+        state=None if one.diagnosis is None else one.diagnosis.state,
+        why=convert_attributes(one.reasons, list[WhyAnswer]),
+        cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
+        failed_attempts=one.failed_attempts,
+        last_duration_seconds=_round(one.last_duration),
+        next_step=None if advice is None else advice.sentence,
+        command=None if advice is None else advice.command,
+        runbook=None if advice is None else advice.runbook,
     )
 
 

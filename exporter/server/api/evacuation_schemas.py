@@ -221,7 +221,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
     node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
+    vmis: Annotated[int, means("VMs on the node; the sum of the next seven counts")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
         int,
@@ -234,8 +234,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     fails: Annotated[
         int,
         means(
-            "VMs whose evacuation is stuck, or has failed `stuck.failedAttempts` times since it was"
-            " requested"
+            "VMs that would not leave until somebody acts: their evacuation is stuck, they failed"
+            " to migrate `stuck.failedAttempts` times, or only a person can end their state"
         ),
     ]
     restarts: Annotated[
@@ -246,10 +246,11 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         int,
         means(
             "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
-            " restart and a PodDisruptionBudget forbids their eviction"
+            " restart and a PodDisruptionBudget forbids their eviction, or their deletion hangs"
         ),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    ends: Annotated[int, means("VMs that are being deleted")]
     can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
     depends_on_others: Annotated[bool, means("true while `external` is above 0")]
     at_least_seconds: Annotated[
@@ -294,6 +295,13 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     namespace: str
     name: str
     outcome: Annotated[DrainOutcome, means("what would happen to the VM")]
+    state: Annotated[
+        State | None,
+        means(
+            "the state of its evacuation or, if the outcome is `fails`, of the evacuation that a"
+            " drain would request; null: neither"
+        ),
+    ]
     why: Annotated[
         list[WhyAnswer],
         means(
@@ -315,6 +323,9 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     last_duration_seconds: Annotated[
         float | None, means("how long its last successful migration took; null: not known")
     ]
+    next_step: Annotated[str | None, means("what to do, in one sentence; null: no `state`")]
+    command: Annotated[str | None, means("the shell command to begin with; null: no `state`")]
+    runbook: Annotated[str | None, means("the name of the runbook; null: no `state`")]
 
 
 class DrainAnswer(NodeAnswer, kw_only=True):
