@@ -19,6 +19,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.store.node_drains import DrainEnd
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
     ONE_VMI,
@@ -411,6 +412,17 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
         read=lambda view: view.counters.returned_migrations,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_drains_total",
+        help="Drains of nodes that ended since this process started, by how they ended (outcome).",
+        labels=("outcome",),
+        read=lambda view: [(end, view.counters.drains[end]) for end in DrainEnd],
+    ),
+    HistogramFamily(
+        name="kubevirt_eviction_exporter_drain_duration_seconds",
+        help="How long the drains of nodes took that succeeded.",
+        read=lambda view: [((), view.counters.drain_durations)],
     ),
 )
 FAMILIES: tuple[Family, ...] = (

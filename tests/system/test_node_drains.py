@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from exporter.demo import objects
+from exporter.engine.store.node_drains import DrainEnd
 from tests.cluster.player import Fate
 from tests.cluster.recording import Scene
 from tests.cluster.resources import BUDGETS, NODES
@@ -93,6 +94,10 @@ async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> Non
         took = time.monotonic() - began
         await stage.exporter.until(f"/v1/nodes/{NODE}", lambda status, _: status == 404)
 
+    sample = partial(stage.exporter.sample, "kubevirt_eviction_exporter_drains_total")
+    assert [await sample(outcome=end) for end in DrainEnd] == [1, 0, 0]
+    duration = "kubevirt_eviction_exporter_drain_duration_seconds_sum"
+    assert await stage.exporter.sample(duration) > 0
     prove(
         f"rig: drain of {len(keys)} VMs: after {estimated_at:.0f} s {drain['left']} had left, one"
         f" each {drain['secondsPerVmi']:.0f} s, {drain['estimateSeconds']:.0f} s to go; took"

@@ -34,6 +34,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import Override, StuckPolicy
+from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, sample
@@ -98,6 +99,8 @@ def a_view() -> View:
     pods = view.health.of(Resource.PODS)[0]
     pods.synced, pods.rejected, pods.invalid_objects = False, "403 no", 4
     pods.restarts[Restart.DENIED] = 7
+    counters.count_drain(DrainEnd.SUCCEEDED, 700.0)
+    counters.count_drain(DrainEnd.CANCELLED, 9000.0)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
     counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)
