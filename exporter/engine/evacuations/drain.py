@@ -333,7 +333,7 @@ def follow_drains(
     """
     remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
     for (vmi, diagnosis), outcome in evacuating:
-        if vmi.node in drains and vmi.node == diagnosis.node:
+        if vmi.node == diagnosis.node:
             remaining[vmi.node].append(((vmi, diagnosis), outcome))
     progress = {}
     for node, departed in drains.items():

@@ -490,8 +490,9 @@ def test_what_counts_before_anybody_drains(facts: list[Fact], outcome: DrainOutc
         ([3601.0, 5000.0, 9000.0], "Failed", LEAVES),
         ([3500.0, 5000.0], "Failed", LEAVES),
         ([3500.0, 5000.0, 9000.0], "Succeeded", LEAVES),
+        ([100.0, 200.0, 300.0, 400.0], "Succeeded", LEAVES),
     ],
-    ids=["fails", "long-ago", "too-few", "succeeded"],
+    ids=["fails", "long-ago", "too-few", "succeeded", "succeeded-lately"],
 )
 def test_migrations_that_fail_one_after_the_other(
     ends: list[float], newest: str, outcome: DrainOutcome
@@ -508,7 +509,13 @@ def test_migrations_that_fail_one_after_the_other(
         )
         for number, age in enumerate(ends)
     ]
-    assert outcomes_of(a_store(a_movable(1), *failed, now=NOW)) == {"db1": outcome}
+    unfinished = a_vmim(vmi_name="db1", phase="Scheduling", created=NOW)
+    aborted = {"phase": "Failed", "finished": True, "finished_at": NOW, "aborted": True}
+    cancelled = a_vmim(name="c", uid="c", vmi_name="db1", created=NOW - 9.0, **aborted)
+    for some in (failed, failed[::-1], [cancelled, *failed]):
+        assert outcomes_of(a_store(a_movable(1), *some, now=NOW)) == {"db1": outcome}
+    waits = WAITS if outcome is LEAVES else outcome
+    assert outcomes_of(a_store(a_movable(1), unfinished, *failed, now=NOW)) == {"db1": waits}
 
 
 @soaked(10_000)

@@ -236,6 +236,66 @@ def test_a_node_that_is_deleted() -> None:
     assert ends == [DrainEnd.NODE_DELETED]
 
 
+def test_an_earlier_request_dates_an_open_node_only() -> None:
+    """The drain of an open node begins with its earliest request, that of a closed one does not."""
+    drains = NodeDrains({})
+    drains.close("n2", NOW - 60.0)
+    for node in ("n1", "n2"):
+        for uid, requested_at in (("a", NOW), ("b", NOW - 90.0), ("c", NOW - 30.0)):
+            drains.ask(node, uid, requested_at, is_drain=True)
+    assert {node: one.since for node, one in drains.read().items()} == {
+        "n1": NOW - 90.0,
+        "n2": NOW - 60.0,
+    }
+
+
+def test_a_change_of_an_open_node_ends_no_drain() -> None:
+    """A change of a node that was not closed leaves its drain as it is."""
+    ends: list[object] = []
+    drains = NodeDrains({})
+    drains.note_end = lambda *one: ends.append(one)
+    drains.ask("n1", "a", NOW, is_drain=True)
+    drains.open("n1", NOW)
+    assert drains.read()["n1"].since == NOW
+    drains.leave("n1", "a", NOW - 5.0)
+    assert (drains.read(), ends) == ({}, [(DrainEnd.SUCCEEDED, 0.0)])
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_the_next_drain_of_an_open_node_is_another_one(*, cancelled: bool) -> None:
+    """Nothing of a drain that is over counts in the next one."""
+    drains = NodeDrains({})
+    drains.ask("n1", "a", NOW - 900.0, is_drain=True)
+    drains.ask("n1", "b", NOW - 900.0, is_drain=True)
+    drains.leave("n1", "a", NOW - 800.0)
+    if cancelled:
+        drains.cancel("n1", "b", NOW - 700.0)
+    else:
+        drains.leave("n1", "b", NOW - 700.0)
+    assert drains.read() == {}
+    drains.ask("n1", "c", NOW, is_drain=True)
+    assert drains.read()["n1"] == Departed(closed=False, since=NOW, left={})
+
+
+def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
+    """A VM that comes to a cordoned node later, and is moved away, is drained."""
+    drains = NodeDrains({})
+    drains.close("n1", NOW - 900.0)
+    drains.leave("n1", "a", NOW - 800.0)
+    assert drains.read() == {}
+    drains.ask("n1", "b", NOW, is_drain=False)
+    assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
+
+
+def test_a_departure_without_a_migration_is_now() -> None:
+    """A VM that is on another node without a new migration has left when this was seen."""
+    state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
+    store = a_store(a_cordon(), asked(1, migration=state), asked(2), now=NOW - 60.0)
+    store.now = NOW
+    store.put(asked(1, node="n2", migration=state))
+    assert drain_of(store).last_left_at == NOW
+
+
 def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
     """The departure of another VM from an open node changes nothing."""
     drains = NodeDrains({})

@@ -141,6 +141,15 @@ def test_only_a_change_is_news() -> None:
     assert news == [(True, 1), (False, 1), (True, 1), (False, 1)]
 
 
+def test_a_node_that_is_deleted_was_not_uncordoned() -> None:
+    """The deletion of a schedulable node is not the end of a cordon."""
+    known = NodeIndex()
+    known.put(a_cordon(schedulable=True), NOW)
+    assert known.remove("n1", NOW)
+    assert not known.remove("n1", NOW)
+    assert known.uncordoned_at("n1") is None
+
+
 def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
     monkeypatch.setattr(nodes, "NODES_KEPT", 2)

@@ -146,6 +146,24 @@ def test_without_a_date_the_oldest_attempt_counts() -> None:
     assert (found.requested_at, found.failed_attempts) == (NOW - 900.0, 1)
 
 
+def test_the_date_of_the_taint_counts_and_not_our_clock() -> None:
+    """An attempt after the taint's date counts, although we saw the taint later."""
+    store = a_store(
+        Node(name="n1"), a_movable(), an_attempt(1, created=NOW - 150.0), now=NOW - 60.0
+    )
+    store.put(a_tainted(at=NOW - 200.0))
+    found = diagnose(store)
+    assert found is not None
+    assert (found.requested_at, found.failed_attempts) == (NOW - 200.0, 1)
+
+
+def test_the_earlier_of_cordon_and_taint_begins_the_drain() -> None:
+    """A node that is cordoned and tainted is drained since the first of the two."""
+    for cordoned_at, since in ((TAINTED - 60.0, TAINTED - 60.0), (TAINTED + 60.0, TAINTED)):
+        store = a_store(a_tainted(schedulable=False, cordoned_at=cordoned_at))
+        assert store.drains.read()["n1"].since == since
+
+
 def test_attempts_before_the_taint_do_not_count() -> None:
     """If the exporter saw the taint appear, older attempts belong to another drain."""
     store = a_store(
@@ -262,6 +280,21 @@ class TestNodesNotSeen:
         assert [*store.evacuating()]
         store.put(a_pod(name="other", uid="other", vmi_uid="other"))
         assert not [*store.evacuating()]
+
+    def test_several_end_one_after_the_other(self) -> None:
+        """Each evacuation ends at its own time."""
+        store = self.a_blind_store(
+            a_movable(),
+            a_movable(name="db2", uid="u2"),
+            an_attempt(1, created=NOW - 60.0),
+            an_attempt(2, created=NOW - 30.0, vmi_name="db2"),
+        )
+        left = []
+        for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0):
+            store.now = at
+            store.put(a_pod(name="other", uid=f"{at}", vmi_uid="other"))
+            left.append([one.vmi.name for one in store.evacuating()])
+        assert left == [["db1", "db2"], ["db2"], ["db2"], []]
 
     def test_a_new_attempt_keeps_it_open(self) -> None:
         """The next attempt continues the evacuation."""
