@@ -57,7 +57,7 @@ _TESTS = {
     "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
     "engine/store/unreadable": "store evidence",
     "engine/store/migrations": "migrations store evidence",
-    "engine/store/launchers": "launchers store evidence",
+    "engine/store/launchers": "launchers drain store evidence",
     "engine/store/tracker": "tracker taints evidence reasons store node_drains requesters",
     "engine/store/vmi_record": "store evidence history/changes history/replicas",
     "engine/facts/model": (

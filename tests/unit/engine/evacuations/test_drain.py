@@ -18,7 +18,7 @@ from exporter.engine.evacuations.drain import (
     read_conditions,
     sum_outcomes,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome, decide_outcome
 from exporter.engine.facts.model import (
     ALL_ALIVE,
     Contacts,
@@ -27,6 +27,7 @@ from exporter.engine.facts.model import (
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
+    Mobility,
     Outcome,
     Resource,
     Vmi,
@@ -112,6 +113,12 @@ def test_the_strategy_decides(
         KubeVirtSettings(eviction_strategy=cluster),
     )
     assert outcomes_of(store) == {"db1": outcome}
+
+
+def test_nothing_else_delays_a_movable_vm() -> None:
+    """Unless something else is known, a movable VM leaves."""
+    movable = Mobility("LiveMigrate", migratable=True, migrating=False)
+    assert decide_outcome(movable, None) is LEAVES
 
 
 def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:

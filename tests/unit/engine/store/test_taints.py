@@ -288,13 +288,15 @@ class TestNodesNotSeen:
             a_movable(name="db2", uid="u2"),
             an_attempt(1, created=NOW - 60.0),
             an_attempt(2, created=NOW - 30.0, vmi_name="db2"),
+            a_movable(name="db3", uid="u3"),
+            an_attempt(3, created=NOW - 9.0, vmi_name="db3"),
         )
         left = []
-        for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0):
+        for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0, NOW + 651.0):
             store.now = at
             store.put(a_pod(name="other", uid=f"{at}", vmi_uid="other"))
             left.append([one.vmi.name for one in store.evacuating()])
-        assert left == [["db1", "db2"], ["db2"], ["db2"], []]
+        assert left == [["db1", "db2", "db3"], ["db2", "db3"], ["db2", "db3"], ["db3"], []]
 
     def test_a_new_attempt_keeps_it_open(self) -> None:
         """The next attempt continues the evacuation."""
