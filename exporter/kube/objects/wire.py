@@ -165,7 +165,6 @@ class PodObject(Object, gc=False):
 
 
 class Migrations(Struct, gc=False):
-    nodeDrainTaintKey: str | None = None
     parallelMigrationsPerCluster: int | None = None
     parallelOutboundMigrationsPerNode: int | None = None
 
@@ -181,7 +180,6 @@ class KubeVirtSpec(Struct, gc=False):
 
 class Taint(Struct, gc=False):
     key: str | None = None
-    effect: str | None = None
     timeAdded: Any = None
 
 
