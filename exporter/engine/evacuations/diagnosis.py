@@ -1,12 +1,14 @@
-"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the action.
+"""Diagnoses an evacuation or another move: what holds it up, and whether it is stuck.
 
-`status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
-evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
-forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
-its pods to one `State`, the first that applies in the order of the enum:
+`status.evacuationNodeName`, or a taint on the node, makes KubeVirt move a VMI off its node.
+KubeVirt then creates evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is
+gone. It retries forever, keeps five finished VMIMs, and raises no alert. People and controllers
+create VMIMs too; such a move has the same states (`diagnose_move`). The diagnosis maps the VMI, its
+VMIMs and its pods to one `State`, the first that applies in the order of the enum:
 
-1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
-2. A migration is running.
+1. KubeVirt does not retry: the VMI is being deleted, somebody else has to act, or the VMI has left
+   already.
+2. A migration is running. Without a start, a migration is stalled `stuck.after` after its hand-off.
 3. Something prevents every attempt.
 4. Something delays the present attempt.
 
@@ -33,23 +35,25 @@ from the end of the last successful migration in the cluster if that was earlier
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from itertools import takewhile
 
 from msgspec import Struct
 
 from exporter.engine.evacuations.backoff import Backoff, compute_backoff
-from exporter.engine.facts.evidence import Evidence, Marker
+from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
     Instant,
     Outcome,
     Pod,
     Resource,
     Seconds,
+    Trigger,
     Vmim,
     WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
 
 
@@ -58,6 +62,8 @@ DIVERGED_AFTER: Seconds = 120.0
 NEXT_ATTEMPT: Seconds = 120.0
 """KubeVirt may take this long to start the next migration after one has ended, or to clear the
 marker of a VMI that has left its node."""
+FAILED_WITHIN: Seconds = 3600.0
+"""A move without an unfinished VMIM is over this long after its last failure."""
 _NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
@@ -66,6 +72,7 @@ class State(StrEnum):
     """What delays an evacuation."""
 
     # In the order of evaluation.
+    SHUTTING_DOWN = "shutting_down"
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     MIGRATION_STALLED = "migration_stalled"
@@ -103,17 +110,19 @@ class LastSeen(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
-    `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
+    `through`: how it was requested. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
     started. `backoff` is None if there is none, or if it is unknown. `due_at` is when the age of
     the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
     is over, because its node is schedulable again; never true for the descheduler's requests.
     `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
-    resources without which the state is unknown. `last_seen` is set while the VMI's data are too
+    resources without which the state is unknown; `is_quiet`: they are visible, but have not been
+    read since the VMI changed. `last_seen` is set while the VMI's data are too
     old.
     """
 
     node: str
     requested_at: Instant
+    through: RequestedThrough
     source: Source
     state: State
     stuck_by: tuple[Cause, ...]
@@ -125,6 +134,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     diverged: bool
     attempt: Vmim | None
     missing: tuple[Resource, ...] = ()
+    is_quiet: bool = False
     last_seen: LastSeen | None = None
 
     @property
@@ -141,16 +151,16 @@ def diagnose(
     *,
     dead: AbstractSet[Resource] = frozenset(),
     contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
-    cordons: Cordons | None = None,
+    nodes: NodeIndex | None = None,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
     From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
     last contacts with the watches of its namespace; a watch without an entry counts as up to date.
-    `cordons` is None if it is unknown which nodes are cordoned.
+    `nodes` is None if nodes cannot be read.
     """
     marker = evidence.marker
-    if marker is None:
+    if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
         return None
     dead = dead | evidence.dead_at(now)
     source = find_source(evidence, marker)
@@ -165,16 +175,18 @@ def diagnose(
         )
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
-    since = None if cordons is None else cordons.schedulable_since(marker.node)
-    was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
+    since = None if nodes is None else nodes.schedulable_since(marker.node)
+    was_seen = nodes is not None and nodes.uncordoned_at(marker.node) is not None
     is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
     leftover = is_drain and since is not None and marker.requested_at <= since
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
+    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
+        through=marker.through,
         source=source,
         state=state,
         stuck_by=()
@@ -190,9 +202,83 @@ def diagnose(
         and lacking_since is not None
         and now - lacking_since >= DIVERGED_AFTER,
         attempt=attempt,
-        missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
+        missing=missing,
+        is_quiet=_is_quiet(evidence, missing),
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """The state of a move without an evacuation: a user's, or a controller's.
+
+    `since`: when the unfinished VMIM was created, or else the first of those that failed one after
+    the other; None if that is unknown. `failed_attempts` is their number, a lower bound, because
+    KubeVirt keeps five finished VMIMs. `stuck`: a person has to act.
+    """
+
+    node: str
+    state: State
+    trigger: Trigger
+    since: Instant | None
+    stuck: bool
+    failed_attempts: int
+    attempt: Vmim | None
+    backoff: Backoff | None
+    missing: tuple[Resource, ...] = ()
+    is_quiet: bool = False
+
+
+def diagnose_move(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    *,
+    dead: AbstractSet[Resource] = frozenset(),
+    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
+) -> Move | None:
+    """The move at `now` of a VMI that is not evacuating; None if it is not being moved.
+
+    It is being moved if it has an unfinished VMIM, or if its newest `stuck.failedAttempts` VMIMs
+    failed one after the other, the last one within `FAILED_WITHIN`. A move is stuck if it has
+    failed that often, if its VMIM is older than `stuck.migrationTimeout`, or if it hangs after its
+    hand-off. The arguments are those of `diagnose`.
+    """
+    dead = dead | evidence.dead_at(now)
+    evidence = evidence.without(dead)
+    if evidence.vmi.finished or not evidence.vmims or Resource.VMIS in dead:
+        return None
+    attempt, failures = evidence.unfinished(), _find_failures(evidence)
+    has_failed = len(failures) >= stuck.failed_attempts
+    is_recent = bool(failures) and now - (failures[-1].finished_at or 0.0) <= FAILED_WITHIN
+    if attempt is None and not (has_failed and is_recent):
+        return None
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts)
+    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
+    begun = failures[0] if attempt is None else attempt
+    created = begun.created
+    is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
+    return Move(
+        node=evidence.vmi.node,
+        state=state,
+        trigger=begun.trigger,
+        since=created,
+        stuck=is_old or has_failed or state is State.MIGRATION_STALLED,
+        failed_attempts=len(failures),
+        attempt=attempt,
+        backoff=holds,
+        missing=missing,
+        is_quiet=_is_quiet(evidence, missing),
+    )
+
+
+def _find_failures(evidence: Evidence) -> list[Vmim]:
+    """The finished VMIMs that failed one after the other, up to the newest one, oldest first."""
+    finished = (vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted)
+    newest = sorted(finished, key=lambda vmim: vmim.created or 0.0, reverse=True)
+    return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))[::-1]
 
 
 def _find_last_seen(
@@ -224,6 +310,12 @@ def _find_missing(
     return tuple(missing) or (Resource.KUBEVIRTS,)
 
 
+def _is_quiet(evidence: Evidence, missing: tuple[Resource, ...]) -> bool:
+    """Whether the missing resources are visible, but their watches have been quiet for a while."""
+    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
+    return bool(missing) and all(seen.get(resource, False) for resource in missing)
+
+
 def _is_behind(
     resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
 ) -> bool:
@@ -241,10 +333,12 @@ def _find_state(
     backoff: Backoff | None,
     contacts: Mapping[Resource, Instant],
 ) -> State:
-    vmi = evidence.vmi
-    if vmi.is_external and attempt is None:
+    vmi, marker = evidence.vmi, evidence.marker
+    if vmi.deleted_at is not None:
+        return State.SHUTTING_DOWN
+    if marker is not None and vmi.is_external and attempt is None:
         return State.EXTERNAL
-    if vmi.evacuation_node != vmi.node:
+    if marker is not None and marker.node != vmi.node:
         return State.STALE_MARKER
     if _is_stalled(evidence, attempt, stuck, now):
         return State.MIGRATION_STALLED
@@ -289,7 +383,7 @@ def _why_waiting(
         return _WAIT_REASONS[attempt.wait_reason]
     if backoff is not None:
         return State.BACKOFF
-    target = _target_of(attempt, evidence.pods)
+    target = find_target(attempt, evidence.pods)
     if target is not None:
         return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
     if not pods_seen:
@@ -303,6 +397,9 @@ def _why_waiting(
 
 def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
     state = evidence.vmi.migration
+    handed_off_at = find_hand_off(evidence, attempt)
+    if handed_off_at is not None:
+        return now - handed_off_at > stuck.after
     if state is None or state.start is None or evidence.is_contradicted(now):
         return False
     if not state.ended:
@@ -315,6 +412,17 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
         and end is not None
         and now - end > stuck.migration_timeout
     )
+
+
+def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
+    """When an attempt was handed off that has not begun to copy; None if it is not in between."""
+    if attempt is None or attempt.phase not in _COPYING_PHASES or attempt.start is not None:
+        return None
+    state = evidence.vmi.migration
+    own = () if state is None or state.start is None else (state.uid, *evidence.vmi.other_uids)
+    if attempt.uid in own:
+        return None
+    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
 
 
 def _judge_hand_off(
@@ -339,7 +447,13 @@ def _judge_hand_off(
     return State.MIGRATING if is_news else State.ZOMBIE_STATE
 
 
-def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+def is_zombie(evidence: Evidence, now: Instant, contacts: Mapping[Resource, Instant]) -> bool:
+    """Whether the VMI's last migration never ended, so that KubeVirt starts no other."""
+    return _judge_hand_off(evidence, now, contacts) is State.ZOMBIE_STATE
+
+
+def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+    """The active target pod of an attempt, or None."""
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
 
@@ -362,6 +476,8 @@ def _find_causes(
     elif attempt is not None:
         began = attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
     causes = []
+    if state is State.SHUTTING_DOWN:
+        return (Cause.AGE,) if due is not None and now > due else ()
     if due is not None and now > due:
         in_time = state is State.MIGRATING and (began is None or began <= due)
         if not in_time:
@@ -381,6 +497,8 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
+    if evidence.vmi.deleted_at is not None:
+        return evidence.vmi.deleted_at + stuck.after
     since = marker.requested_at - SAME_REQUEST
     made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
     if evidence.vmi.is_external and not made and not marker.failed_since_request():
@@ -407,7 +525,7 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
     """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
     turns = marker.failures_since_request()
     if attempt is not None:
-        target = _target_of(attempt, evidence.pods)
+        target = find_target(attempt, evidence.pods)
         if target is not None and target.created is not None:
             turns.append(target.created)
         elif attempt.phase != "Pending" and attempt.created is not None:

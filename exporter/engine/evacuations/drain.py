@@ -13,7 +13,14 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.evacuations.diagnosis import (
+    Diagnosis,
+    Move,
+    State,
+    diagnose,
+    diagnose_move,
+    is_zombie,
+)
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -37,8 +44,8 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.load import Load
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
 from exporter.engine.store.reasons import REASONS_SHOWN
 from exporter.engine.store.requesters import Source
@@ -52,7 +59,7 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
-    `cordons` is None if it is unknown which nodes are cordoned. `budgets` is None if it is unknown
+    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown
     what budgets allow.
     """
 
@@ -62,7 +69,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     dead: DeadResources
     now: Instant
     contacts: Contacts = _NO_CONTACTS
-    cordons: Cordons | None = None
+    nodes: NodeIndex | None = None
     budgets: Budgets | None = None
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
@@ -77,12 +84,26 @@ class Conditions(Struct, frozen=True, kw_only=True):
             self.now,
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
-            cordons=self.cordons,
+            nodes=self.nodes,
+        )
+
+    def diagnose_move(self, evidence: Evidence) -> Move | None:
+        """The move of a VMI that is not evacuating, or None if it is not being moved."""
+        if evidence.marker is not None or not evidence.vmims:
+            return None
+        namespace = evidence.vmi.namespace
+        return diagnose_move(
+            evidence,
+            self.stuck,
+            self.load,
+            self.now,
+            dead=self.dead.of(namespace),
+            contacts=self.contacts.of(namespace),
         )
 
     def is_schedulable(self, node: str) -> bool | None:
         """Whether pods can be scheduled onto a node; None if that is unknown."""
-        return None if self.cordons is None else node not in self.cordons
+        return None if self.nodes is None else not self.nodes.is_cordoned(node)
 
     def find_budget(self, evidence: Evidence) -> str:
         """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
@@ -112,7 +133,7 @@ def read_conditions(
         dead=dead,
         now=now,
         contacts=contacts,
-        cordons=store.cordons if Resource.NODES in seen else None,
+        nodes=store.node_index if Resource.NODES in seen else None,
         budgets=store.budgets if Resource.BUDGETS in seen else None,
     )
 
@@ -171,7 +192,10 @@ def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[Dr
 
 
 def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation."""
+    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation.
+
+    The mobility decides the outcome of most VMIs; the others are visited one by one.
+    """
     counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
     counts.pop("", None)
     full = {node for node in counts if conditions.is_full(node)}
@@ -182,7 +206,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
     for (node, mobility), vmis in store.mobilities.items():
         if node:
             counts[node][outcome(node, mobility)] += vmis
-    for evidence in store.waiting():
+    for evidence in store.unsettled():
         node, mobility = evidence.vmi.node, evidence.vmi.mobility
         if node:
             counts[node][outcome(node, mobility)] -= 1
@@ -336,10 +360,16 @@ def _find_own_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
     """The outcome without regard to budgets."""
-    dead, fails = conditions.dead.of(evidence.vmi.namespace), False
+    vmi, dead = evidence.vmi, conditions.dead.of(evidence.vmi.namespace)
+    if vmi.deleted_at is not None:
+        is_late = conditions.now > vmi.deleted_at + conditions.stuck.after
+        return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
+    fails = is_zombie(evidence.without(dead), conditions.now, conditions.contacts.of(vmi.namespace))
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts
         fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
+    elif (move := conditions.diagnose_move(evidence)) is not None:
+        fails = fails or move.stuck
     return decide_outcome(
         measure_mobility(evidence.without(dead)),
         conditions.kubevirt,
@@ -385,7 +415,7 @@ def _forecast(
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),
-        cordon=None if conditions.cordons is None else conditions.cordons.find(node),
+        cordon=None if conditions.nodes is None else conditions.nodes.find(node),
     )
 
 

@@ -5,10 +5,13 @@ A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
 counts:
 
+- `ends`: the VMI is being deleted. It `stays` if that takes longer than `stuck.after` beyond its
+  grace period.
 - `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
   eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
 - `external`: the strategy is External. Somebody else must move or stop the VM.
-- `fails`: the VM's evacuation is stuck, or has failed `stuck.failedAttempts` times.
+- `fails`: the VM's evacuation or other move is stuck, or has failed `stuck.failedAttempts` times;
+  or its last migration never ended, so that KubeVirt starts no other.
 - `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
   LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.
 - `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
@@ -31,6 +34,7 @@ class DrainOutcome(StrEnum):
     RESTARTS = "restarts"
     STAYS = "stays"
     EXTERNAL = "external"
+    ENDS = "ends"
 
 
 GRAVEST = (
@@ -39,6 +43,7 @@ GRAVEST = (
     DrainOutcome.EXTERNAL,
     DrainOutcome.RESTARTS,
     DrainOutcome.WAITS,
+    DrainOutcome.ENDS,
     DrainOutcome.LEAVES,
 )
 """The outcomes, the worst first."""

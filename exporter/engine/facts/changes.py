@@ -59,10 +59,14 @@ class EvictionAdmitted(Struct, frozen=True):
 
 
 class Visibility(Struct, frozen=True):
-    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not."""
+    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not.
+
+    `nodes`: whether nodes are visible; None if the first list has not been answered yet.
+    """
 
     vmims: bool = False
     pods: bool = False
+    nodes: bool | None = None
     blind: Mapping[Resource, AbstractSet[str]] = {}
 
     def sees_vmims_of(self, namespace: str) -> bool:

@@ -128,6 +128,10 @@ class WhySource(StrEnum):
     """A failed VMIM, or `migrationState.failureReason` of the VMI."""
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
+    DELETION = "Deletion"
+    """The finalizers that the deletion of the VMI waits for."""
+    NODE = "Node"
+    """The condition Ready of the VM's node or of the target's node, if it is Unknown."""
     POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
     """A budget that selects the VM's pod and allows no disruption; `reason` is its name."""
 
@@ -240,7 +244,9 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `eviction_requested_at` is when its condition EvictionRequested was set (since KubeVirt 1.7).
     `evicted_by_descheduler`: it has the annotation eviction-source, which may be of an older
     request. `migratable_unknown`: it has no condition LiveMigratable yet, for example while it
-    boots. `hotplugs`: its CPUs or memory are being changed. `override`: the name of the entry of
+    boots. `hotplugs`: its CPUs or memory are being changed. `deleted_at`: its deletionTimestamp,
+    at which the grace period of its deletion ends. `hotplugs_volumes`: it has hot-plugged volumes,
+    which pods of their own attach. `override`: the name of the entry of
     `policy.overrides` that applies to it.
     """
 
@@ -259,6 +265,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     migratable_unknown: bool = False
     hotplugs: bool = False
     phase: str = ""
+    deleted_at: Instant | None = None
+    hotplugs_volumes: bool = False
     override: str = ""
 
     @property
@@ -270,6 +278,13 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     def is_external(self) -> bool:
         """Whether somebody other than KubeVirt has to evacuate the VMI."""
         return self.eviction_strategy == "External"
+
+    def leaves_when_evicted(self, settings: "KubeVirtSettings") -> bool:
+        """Whether KubeVirt migrates the VMI if its node is drained (`VMIMigratableOnEviction`)."""
+        strategy = self.eviction_strategy or settings.eviction_strategy
+        return strategy == "LiveMigrate" or (
+            strategy == "LiveMigrateIfPossible" and self.migratable
+        )
 
     @property
     def mobility(self) -> Mobility:
@@ -353,25 +368,43 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 class KubeVirtSettings(Struct, frozen=True, gc=False):
     """The settings and the status that are read from the KubeVirt object.
 
-    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`:
-    KubeVirt reports VMIs that it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `drain_taint`:
+    the key of the taint that makes KubeVirt evacuate a node. `updating`: KubeVirt reports VMIs that
+    it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
     """
 
     limits: MigrationLimits = MigrationLimits()
     eviction_strategy: str = ""
+    drain_taint: str = "kubevirt.io/drain"
     updating: bool = False
+
+
+class Taint(NamedTuple):
+    """A taint with the effect NoSchedule, and when it was added; None if that is unknown."""
+
+    key: str
+    added: Instant | None = None
 
 
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `conditions` has the conditions about drains (Kubernetes 1.37) that are true.
+    `taints` has all other taints with the effect NoSchedule. `conditions` has the conditions about
+    drains (Kubernetes 1.37) that are true. `is_silent`: its condition Ready is Unknown, because its
+    kubelet does not answer; `silent_since` is since when, if that is known.
     """
 
     name: str
     schedulable: bool = True
     cordoned_at: Instant | None = None
+    taints: tuple[Taint, ...] = ()
     conditions: tuple[str, ...] = ()
+    is_silent: bool = False
+    silent_since: Instant | None = None
+
+    def find_taint(self, key: str) -> Taint | None:
+        """The taint with this key, or None."""
+        return next((taint for taint in self.taints if taint.key == key), None)
 
 
 class Requirement(NamedTuple):

@@ -25,6 +25,8 @@ REASONS_SHOWN = 8
 """An evacuation has at most this many reasons."""
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
 """The reason words of the node selectors of a VMI and of an attempt (source PodScheduled)."""
+SOURCE_SILENT, TARGET_SILENT = "SourceNodeUnknown", "TargetNodeUnknown"
+"""The reason words of nodes that do not answer: the VM's own, and the target pod's."""
 TERMINATING = "Terminating"
 """The reason word of a target pod that runs and is being deleted (source TargetContainer)."""
 

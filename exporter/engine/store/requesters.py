@@ -3,7 +3,13 @@
 from collections import OrderedDict
 from enum import StrEnum
 
-from exporter.engine.facts.evidence import ASKED_WITHIN, Evidence, Marker, Requester
+from exporter.engine.facts.evidence import (
+    ASKED_WITHIN,
+    Evidence,
+    Marker,
+    RequestedThrough,
+    Requester,
+)
 from exporter.engine.facts.model import Instant, Priority, Seconds
 
 
@@ -46,7 +52,8 @@ class Source(StrEnum):
     """Priority system-maintenance, or no priority and the annotation
     kubevirt.io/eviction-source."""
     OTHER = "other"
-    """Priority system-critical: a drain, or an eviction by anybody else."""
+    """Priority system-critical: a drain, or an eviction by anybody else; or a taint without
+    priority."""
     UNKNOWN = "unknown"
     """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
@@ -69,5 +76,7 @@ def find_source(evidence: Evidence, marker: Marker) -> Source:
     if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
         return Source.DESCHEDULER
     if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
+        return Source.OTHER
+    if marker.through is RequestedThrough.TAINT:
         return Source.OTHER
     return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN

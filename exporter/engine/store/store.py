@@ -8,7 +8,7 @@ the changes that are applied and the notices that are sent. `migrations` finds t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from exporter.engine.facts.changes import (
@@ -38,12 +38,18 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
     Why,
+    WhySource,
 )
 from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
 from exporter.engine.store.migrations import bind
 from exporter.engine.store.objects import ClusterObjects
-from exporter.engine.store.reasons import ReasonTable
+from exporter.engine.store.reasons import (
+    REASONS_SHOWN,
+    SOURCE_SILENT,
+    TARGET_SILENT,
+    ReasonTable,
+)
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiRecord
 
@@ -57,8 +63,8 @@ class Store:
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended. `drains`
-    has the present drains, `cordons` the cordoned nodes, and `budgets` the launcher pods that no
-    one may evict.
+    has the present drains, `node_index` the nodes, and `budgets` the launcher pods that no one may
+    evict.
     """
 
     def __init__(
@@ -77,10 +83,10 @@ class Store:
         self._load_is_known = False
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
-        self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self._evacuations = EvacuationTracker(self._vmims, self._launchers, objects.nodes)
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
-        self.cordons = objects.cordons
+        self.node_index = objects.nodes
         self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
@@ -109,7 +115,7 @@ class Store:
                 self._note_admitted(change, at)
                 changed = False
             case Visibility():
-                changed = self._set_visibility(change)
+                changed = self._set_visibility(change, at)
             case Remembered():
                 changed = self._remember(change, at)
             case Forgotten():
@@ -180,16 +186,18 @@ class Store:
 
     def on_node(self, node: str) -> list[Evidence]:
         """The evidence about every VMI that is on a node and has not ended."""
-        records = self._vmis.by_key.values()
-        return [
-            self._gather(one) for one in records if one.vmi.node == node and not one.vmi.finished
-        ]
+        return [self._gather(one) for one in self._vmis.on_node(node) if not one.vmi.finished]
 
-    def waiting(self) -> Iterator[Evidence]:
-        """The evidence about every VMI that has not ended and has an unfinished VMIM."""
-        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+    def unsettled(self) -> Iterator[Evidence]:
+        """The evidence about every VMI that a drain may treat otherwise than its mobility says.
+
+        It has an unfinished or a failed VMIM, it is being deleted, or it shows a migration that has
+        not ended.
+        """
+        unfinished = (binding.vmi_key for binding in self._vmims.unfinished)
+        for key in {*unfinished, *self._vmims.failing, *self._vmis.unsettled}:
             evidence = self.evidence(*key)
-            if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
+            if evidence is not None and not evidence.vmi.finished:
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
@@ -197,7 +205,18 @@ class Store:
 
         If the VMI is not evacuating, it has only the reason word of its condition LiveMigratable.
         """
-        return self._reasons.of(vmi)
+        reasons = self._reasons.of(vmi)
+        return (*self._find_silent(vmi), *reasons)[:REASONS_SHOWN]
+
+    def _find_silent(self, vmi: Vmi) -> Iterator[Why]:
+        """A reason for each node of the VMI's pods that does not answer, the VMI's own first."""
+        pods = {pod.node for pod in self._launchers.of(vmi) if not pod.finished}
+        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(pods - {vmi.node}, TARGET_SILENT)
+        for name, reason in places.items():
+            node = self.node_index.find(name)
+            if node is not None and node.is_silent:
+                message = f"the kubelet of {name} does not answer"
+                yield Why(WhySource.NODE, reason, message, node.silent_since)
 
     def load(self) -> Load | None:
         """How many migrations run; None if that is unknown (see `Load`)."""
@@ -206,9 +225,10 @@ class Store:
         self._load, self._load_is_known = None, True
         visible = self.visibility
         if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
-            counts = self._vmims.count_running(self._launchers, self.vmi)
+            running, movers = self._vmims.count_running(self._launchers, self.vmi)
+            outbound = {node: len(names) for node, names in movers.items()}
             departures = self._merger.departures.read_newest()
-            self._load = Load(*counts, self.kubevirt.limits, *departures)
+            self._load = Load(running, outbound, self.kubevirt.limits, *departures, movers=movers)
         return self._load
 
     def remember(self, uid: str) -> Remembered | None:
@@ -236,9 +256,9 @@ class Store:
             case Pod():
                 resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
-                return self._set_kubevirt(fact)
+                return self._set_kubevirt(fact, at)
             case Node():
-                return self.cordons.put(fact, at)
+                return self._put_node(fact, at)
             case Budget():
                 return self.budgets.put(fact)
             case _:
@@ -290,8 +310,28 @@ class Store:
             if bind(binding, record):
                 self._merger.merge_vmim(binding, record, at)
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
+            if vmim.evacuates and self.visibility.nodes is False:
+                self._update_evacuations([record], at)
             self._note_evidence(record)
         return True
+
+    def _put_node(self, node: Node, at: Instant) -> bool:
+        key = self._evacuations.kubevirt.drain_taint
+        known = self.node_index.find(node.name)
+        before = None if known is None else known.find_taint(key)
+        changed = self.node_index.put(node, at)
+        if before != node.find_taint(key):
+            self._update_evacuations(self._vmis.on_node(node.name), at)
+        return changed
+
+    def _update_evacuations(self, records: Iterable[VmiRecord], at: Instant) -> None:
+        """Begin or end evacuations because something other than their VMIs has changed."""
+        for record in records:
+            if self._evacuations.update(record, None, at):
+                if record.marker is None:
+                    self._reasons.end(record.vmi)
+                self._note_evidence(record)
+                self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
 
     def _put_pod(self, pod: Pod, at: Instant) -> bool:
         known = self._launchers.pods.get((pod.namespace, pod.name))
@@ -303,18 +343,28 @@ class Store:
         self._note_pod(pod, at)
         return True
 
-    def _set_visibility(self, visibility: Visibility) -> bool:
+    def _set_visibility(self, visibility: Visibility, at: Instant) -> bool:
         if visibility == self.visibility:
             return False
         self.visibility = visibility
+        if visibility.nodes is not self._evacuations.sees_nodes:
+            self._evacuations.sees_nodes = visibility.nodes
+            self._update_evacuations(self._vmis.by_key.values(), at)
         self._notify(NoticeKind.EVERYTHING)
         return True
 
-    def _set_kubevirt(self, settings: KubeVirtSettings | None) -> bool:
+    def _set_kubevirt(self, settings: KubeVirtSettings | None, at: Instant) -> bool:
         if settings == self.kubevirt:
             return False
         was_updating = self.platform_updating
         self.kubevirt = settings
+        before, now = self._evacuations.kubevirt, settings or KubeVirtSettings()
+        self._evacuations.kubevirt = now
+        if (before.drain_taint, before.eviction_strategy) != (
+            now.drain_taint,
+            now.eviction_strategy,
+        ):
+            self._update_evacuations(self._vmis.by_key.values(), at)
         if was_updating != self.platform_updating:
             self._notify(NoticeKind.EVERYTHING)
         return True
@@ -324,15 +374,17 @@ class Store:
         if listed.resource is Resource.KUBEVIRTS and not listed.names:
             unlisted = [Removed(listed.resource, "", "")]
         if listed.resource is Resource.NODES:
-            self.cordons.note_list(at)
+            self.node_index.note_list(at)
         return sum(self.apply(one, at) for one in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
-            return self._set_kubevirt(None)
+            return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
-            return self.cordons.remove(removed.name, at)
+            gone = self.node_index.remove(removed.name, at)
+            self._update_evacuations(self._vmis.on_node(removed.name), at)
+            return gone
         if resource is Resource.BUDGETS:
             return self.budgets.remove(*key)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)

@@ -1,28 +1,63 @@
-"""Tracks evacuations: when each was requested, and which attempts have failed since then."""
+"""Tracks evacuations: when each was requested, and which attempts have failed since then.
+
+An evacuation is requested through an eviction, which sets `status.evacuationNodeName`, or through
+KubeVirt's drain taint on the node: KubeVirt then migrates every VMI of the node whose strategy
+allows it, and marks none of them (`vmisToMigrate` in its `evacuation.go`). If nodes cannot be read,
+only the VMIMs that evacuate the node show such a drain.
+"""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from exporter.engine.facts.evidence import Marker
+from exporter.engine.facts.evidence import Marker, RequestedThrough
 from exporter.engine.facts.history import settle
-from exporter.engine.facts.model import CLOCK_SKEW, Instant, Vmi, Vmim
+from exporter.engine.facts.model import (
+    CLOCK_SKEW,
+    Instant,
+    KubeVirtSettings,
+    Seconds,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import NodeDrains
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import Requesters
 from exporter.engine.store.vmi_record import VmiRecord
+
+
+ENDS_AFTER: Seconds = 600.0
+"""An evacuation that only its attempts show ends this long after the newest attempt has ended."""
+
+
+class _Request(NamedTuple):
+    """What requests the evacuation of a VMI now.
+
+    `added`: when the taint was added, if that is known.
+    """
+
+    node: str
+    through: RequestedThrough
+    added: Instant | None = None
+    ends_at: Instant | None = None
 
 
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
-    `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. In all
-    methods, `now` is the instant at which the fact was read.
+    `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. `kubevirt`:
+    KubeVirt's settings. `sees_nodes`: whether nodes can be read; None if that is not known yet.
+    In all methods, `now` is the instant at which the fact was read.
     """
 
-    def __init__(self, vmims: VmimIndex, launchers: LauncherIndex) -> None:
+    def __init__(self, vmims: VmimIndex, launchers: LauncherIndex, nodes: NodeIndex) -> None:
         self._vmims = vmims
         self._launchers = launchers
+        self._nodes = nodes
         self._records: dict[str, VmiRecord] = {}
+        self.kubevirt = KubeVirtSettings()
+        self.sees_nodes: bool | None = None
         self.drains = NodeDrains()
         self.requesters = Requesters()
 
@@ -37,26 +72,70 @@ class EvacuationTracker:
         record = self._records.get(uid)
         return None if record is None or record.marker is None else record.marker.requested_at
 
-    def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
-        """Follow a change of the VMI's own evacuation fields."""
+    def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> bool:
+        """Follow what requests the VMI's evacuation; True if an evacuation began or ended.
+
+        `before` is the VMI before a change of its own; None if it is new or has not changed.
+        """
         vmi, known = record.vmi, record.marker
         if before is not None and _is_requested_again(before, vmi):
             record.marker = None
-        if not vmi.evacuation_node or vmi.finished:
+        request = self._find_request(record)
+        if request is None:
             record.marker = None
             self._records.pop(vmi.uid, None)
         else:
-            marker = record.marker
-            if marker is None or marker.node != vmi.evacuation_node:
-                not_before = record.seen_at if vmi.eviction_requested_at is None else None
-                marker = self._begin(record, now, not_before=not_before)
-            self._date(marker, record, now)
-            self.note_success(record, now)
-            self.note_launcher(vmi.uid, now)
+            self._follow(record, request, now)
         if known is not None and known is not record.marker:
             self._end(vmi, known, now, left=vmi.finished or vmi.node != known.node)
         if record.marker is not None:
             self.drains.ask(record.marker.node, vmi.uid, now)
+        return known is not record.marker
+
+    def _follow(self, record: VmiRecord, request: _Request, now: Instant) -> None:
+        """Begin the evacuation, or update it."""
+        vmi, marker = record.vmi, record.marker
+        if marker is None or marker.node != request.node:
+            not_before = None if vmi.eviction_requested_at or request.added else record.seen_at
+            marker = self._begin(record, request, now, not_before=not_before)
+        was_by_taint = marker.through is RequestedThrough.TAINT
+        marker.through, marker.ends_at = request.through, request.ends_at
+        if request.through is RequestedThrough.TAINT:
+            if request.added is not None and marker.date(self._since(record, request.added)):
+                self.note_attempts(record, now)
+        elif not was_by_taint:
+            self._date(marker, record, now)
+        self.note_success(record, now)
+        self.note_launcher(vmi.uid, now)
+
+    def _find_request(self, record: VmiRecord) -> _Request | None:
+        vmi = record.vmi
+        if vmi.finished:
+            return None
+        if vmi.evacuation_node:
+            return _Request(vmi.evacuation_node, RequestedThrough.EVICTION)
+        if not vmi.node or vmi.deleted_at is not None or not vmi.leaves_when_evicted(self.kubevirt):
+            return None
+        if self.sees_nodes is False:
+            return self._find_attempts(vmi)
+        node = self._nodes.find(vmi.node)
+        taint = None if node is None else node.find_taint(self.kubevirt.drain_taint)
+        return None if taint is None else _Request(vmi.node, RequestedThrough.TAINT, taint.added)
+
+    def _find_attempts(self, vmi: Vmi) -> _Request | None:
+        """The request that the attempts to evacuate the VMI's node show, if nodes are not seen."""
+        attempts = [vmim for vmim in self._vmims.owned_by(vmi) if vmim.evacuates == vmi.node]
+        if not attempts:
+            return None
+        newest = max(attempts, key=lambda vmim: (not vmim.finished, vmim.created or 0.0))
+        ended = newest.finished_at or newest.end or newest.created
+        ends_at = None if ended is None or not newest.finished else ended + ENDS_AFTER
+        return _Request(vmi.node, RequestedThrough.TAINT, ends_at=ends_at)
+
+    def _since(self, record: VmiRecord, added: Instant) -> Instant:
+        """When a taint first applied to the VMI: it may have come to the node after the taint."""
+        arrived = record.vmi.created, record.history.newest_success()
+        return max(added, *(instant for instant in arrived if instant is not None))
 
     def remove(self, uid: str, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""
@@ -86,7 +165,8 @@ class EvacuationTracker:
         if success is None:
             return
         if marker.was_left(vmi, success):
-            self._begin(record, now, not_before=success)
+            request = _Request(marker.node, marker.through)
+            self._begin(record, request, now, not_before=success)
         elif marker.note_success(success):
             self.note_attempts(record, now)
 
@@ -120,16 +200,22 @@ class EvacuationTracker:
         elif marker.date(requested):
             self.note_attempts(record, now)
 
-    def _begin(self, record: VmiRecord, now: Instant, *, not_before: Instant | None) -> Marker:
-        vmi = record.vmi
+    def _begin(
+        self, record: VmiRecord, request: _Request, now: Instant, *, not_before: Instant | None
+    ) -> Marker:
+        vmi, stored = record.vmi, record.stored
         marker = record.marker = Marker(
-            node=vmi.evacuation_node,
+            node=request.node,
             requested_at=now,
+            through=request.through,
             seen_at=now,
             not_before=not_before,
             asked_by=self.requesters.take(vmi.uid, now),
         )
         self._records[vmi.uid] = record
+        if stored is not None and not stored.is_over(vmi, record.history.newest_success()):
+            marker.join(stored)
+        record.stored = None
         self.note_attempts(record, now)
         self.note_launcher(vmi.uid, now)
         return marker

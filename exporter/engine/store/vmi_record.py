@@ -15,13 +15,14 @@ class VmiRecord(Struct, gc=False):
 
     `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
-    `Evidence`.
+    `Evidence`. `stored` is the stored marker of an evacuation by a taint, until the taint is read.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
     proofs: tuple[str, ...] = ()
     marker: Marker | None = None
+    stored: Marker | None = None
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
@@ -51,12 +52,16 @@ class VmiRecord(Struct, gc=False):
 
 
 class VmiIndex:
-    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
+    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node.
+
+    `unsettled` are the VMIs that are being deleted, or whose last migration has not ended.
+    """
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, str], VmiRecord] = {}
         self.by_uid: dict[str, VmiRecord] = {}
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
+        self.unsettled: set[tuple[str, str]] = set()
 
     def add(self, vmi: Vmi) -> VmiRecord:
         """Add a VMI."""
@@ -77,6 +82,10 @@ class VmiIndex:
         self.by_uid.pop(record.vmi.uid, None)
         self._count(record.vmi, -1)
 
+    def on_node(self, node: str) -> list[VmiRecord]:
+        """The VMIs on a node, ended ones included."""
+        return [record for record in self.by_key.values() if record.vmi.node == node]
+
     def count_by_node(self) -> Counter[str]:
         """The number of VMIs on each node, without VMIs that have ended."""
         nodes: Counter[str] = Counter()
@@ -90,6 +99,10 @@ class VmiIndex:
         return None if record is None or record.vmi.namespace != pod.namespace else record
 
     def _count(self, vmi: Vmi, vmis: int) -> None:
+        state = vmi.migration
+        if vmi.deleted_at is not None or (state is not None and state.uid and not state.ended):
+            change = self.unsettled.add if vmis > 0 else self.unsettled.discard
+            change((vmi.namespace, vmi.name))
         if vmi.finished:
             return
         kind = (vmi.node, vmi.mobility)
