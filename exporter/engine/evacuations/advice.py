@@ -18,8 +18,8 @@ from exporter.engine.evacuations.diagnosis import (
     find_hand_off,
     find_target,
 )
-from exporter.engine.facts.evidence import Evidence, RequestedThrough
-from exporter.engine.facts.model import KubeVirtSettings, Why, WhySource
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
 from exporter.engine.store.load import Load
 from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 
@@ -147,7 +147,7 @@ ACTIONS = {
         "kubectl -n {namespace} describe pods -l kubevirt.io/migrationJobUID={uid}",
     ),
     Obstacle.POST_COPY_LOST: Action(
-        "Restart the VM: its migration failed after the switch to post-copy, so its memory is lost.",
+        "Restart the VM: its migration failed in post-copy, so the VM's memory is lost.",
         "virtctl -n {namespace} restart {name}",
         _FAILING,
     ),
@@ -194,8 +194,8 @@ ACTIONS = {
         "kubectl describe nodes -l kubevirt.io/schedulable=true",
     ),
     Obstacle.NO_TARGET_POD: Action(
-        "Read virt-controller's log: KubeVirt has made no target pod, although its limits allow one.",
-        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 --prefix | grep {attempt}",
+        "Read virt-controller's log: KubeVirt has made no target pod, but its limits are free.",
+        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 | grep {attempt}",
     ),
     Obstacle.ATTACHMENT: Action(
         "Repair the pods that attach the VM's hot-plugged volumes: the target pod is ready, and"
@@ -254,7 +254,7 @@ def advise(
     why: tuple[Why, ...] = (),
     *,
     load: Load | None = None,
-    taint: str = KubeVirtSettings().drain_taint,
+    taint: str = DRAIN_TAINT,
 ) -> Advice:
     """What to do about an evacuation or another move; `why` are the VMI's reasons, newest first.
 
@@ -266,9 +266,11 @@ def advise(
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
     obstacle = _find_obstacle(evidence, diagnosis, cause)
-    if isinstance(diagnosis, Diagnosis) and diagnosis.given_up and may_cancel(evidence):
-        by_taint = diagnosis.through is RequestedThrough.TAINT
-        obstacle = Obstacle.TAINT_LEFT if by_taint else Obstacle.LEFTOVER
+    if isinstance(diagnosis, Diagnosis) and diagnosis.given_up:
+        if diagnosis.tainted:
+            obstacle = Obstacle.TAINT_LEFT
+        elif may_cancel(evidence):
+            obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
     limit = None if load is None else load.find_limit(evidence.vmi.node)
     vmi, attempt, launcher = evidence.vmi, diagnosis.attempt, evidence.launcher

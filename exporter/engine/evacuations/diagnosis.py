@@ -42,6 +42,7 @@ from msgspec import Struct
 from exporter.engine.evacuations.backoff import Backoff, compute_backoff
 from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
+    DRAIN_TAINT,
     Instant,
     Outcome,
     Pod,
@@ -110,10 +111,12 @@ class LastSeen(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
-    `through`: how it was requested. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
-    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when the age of
-    the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
-    is over, because its node is schedulable again; never true for the descheduler's requests.
+    `through`: how it was requested. `tainted`: its node has KubeVirt's drain taint, so KubeVirt
+    refuses to cancel it. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs
+    before the exporter started. `backoff` is None if there is none, or if it is unknown. `due_at`
+    is when the age of the evacuation makes it stuck; None means never. `leftover`: the evacuation
+    was for a drain that is over, because its node is schedulable again; never true for the
+    descheduler's requests.
     `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
     resources without which the state is unknown; `is_quiet`: they are visible, but have not been
     read since the VMI changed. `last_seen` is set while the VMI's data are too
@@ -122,7 +125,6 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     node: str
     requested_at: Instant
-    through: RequestedThrough
     source: Source
     state: State
     stuck_by: tuple[Cause, ...]
@@ -133,6 +135,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     given_up: bool
     diverged: bool
     attempt: Vmim | None
+    through: RequestedThrough = RequestedThrough.EVICTION
+    tainted: bool = False
     missing: tuple[Resource, ...] = ()
     is_quiet: bool = False
     last_seen: LastSeen | None = None
@@ -152,12 +156,13 @@ def diagnose(
     dead: AbstractSet[Resource] = frozenset(),
     contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
     nodes: NodeIndex | None = None,
+    drain_taint: str = DRAIN_TAINT,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
     From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
     last contacts with the watches of its namespace; a watch without an entry counts as up to date.
-    `nodes` is None if nodes cannot be read.
+    `nodes` is None if nodes cannot be read. `drain_taint` is the key of KubeVirt's drain taint.
     """
     marker = evidence.marker
     if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
@@ -175,9 +180,11 @@ def diagnose(
         )
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
+    # A taint alone drains a schedulable node too.
+    by_taint = marker.through is RequestedThrough.TAINT
     since = None if nodes is None else nodes.schedulable_since(marker.node)
     was_seen = nodes is not None and nodes.uncordoned_at(marker.node) is not None
-    is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
+    is_drain = was_seen if by_taint or source is Source.UNKNOWN else source is Source.OTHER
     leftover = is_drain and since is not None and marker.requested_at <= since
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
@@ -187,6 +194,8 @@ def diagnose(
         node=marker.node,
         requested_at=marker.requested_at,
         through=marker.through,
+        tainted=by_taint
+        or (nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None),
         source=source,
         state=state,
         stuck_by=()

@@ -16,7 +16,6 @@ from msgspec import Struct
 from exporter.engine.evacuations.diagnosis import (
     Diagnosis,
     Move,
-    State,
     diagnose,
     diagnose_move,
     is_zombie,
@@ -30,6 +29,7 @@ from exporter.engine.evacuations.drain_outcomes import (
 )
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
+    DRAIN_TAINT,
     Contacts,
     DeadResources,
     Instant,
@@ -45,8 +45,8 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
 from exporter.engine.store.load import Load
-from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import REASONS_SHOWN
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
@@ -59,8 +59,7 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
-    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown
-    what budgets allow.
+    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -85,6 +84,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
             nodes=self.nodes,
+            drain_taint=self.drain_taint,
         )
 
     def diagnose_move(self, evidence: Evidence) -> Move | None:
@@ -100,6 +100,11 @@ class Conditions(Struct, frozen=True, kw_only=True):
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
         )
+
+    @property
+    def drain_taint(self) -> str:
+        """The key of the taint that makes KubeVirt evacuate a node."""
+        return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
 
     def is_schedulable(self, node: str) -> bool | None:
         """Whether pods can be scheduled onto a node; None if that is unknown."""
@@ -157,7 +162,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is the least time that the migrations take; None if that is unknown, or if the node
     cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown. `cordon` is None if the node is not cordoned.
+    `schedulable` is None if that is unknown. `facts` is None if the node cannot be read.
     """
 
     node: str
@@ -165,7 +170,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     at_least: Seconds | None
     progress: DrainProgress | None
     schedulable: bool | None
-    cordon: Node | None
+    facts: Node | None
 
     @property
     def vmis(self) -> int:
@@ -415,7 +420,7 @@ def _forecast(
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),
-        cordon=None if conditions.nodes is None else conditions.nodes.find(node),
+        facts=None if conditions.nodes is None else conditions.nodes.find(node),
     )
 
 

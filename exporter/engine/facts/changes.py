@@ -66,8 +66,8 @@ class Visibility(Struct, frozen=True):
 
     vmims: bool = False
     pods: bool = False
-    nodes: bool | None = None
     blind: Mapping[Resource, AbstractSet[str]] = {}
+    nodes: bool | None = None
 
     def sees_vmims_of(self, namespace: str) -> bool:
         """Whether the VMIMs of a namespace are visible."""

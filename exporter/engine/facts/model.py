@@ -14,6 +14,8 @@ from msgspec import Struct
 Instant: TypeAlias = float
 Seconds: TypeAlias = float
 
+DRAIN_TAINT = "kubevirt.io/drain"
+"""KubeVirt's default of `spec.configuration.migrations.nodeDrainTaintKey`."""
 CLOCK_SKEW: Seconds = 300.0
 """How far the end of a migration may lie ahead of our clock and still count as now."""
 
@@ -375,7 +377,7 @@ class KubeVirtSettings(Struct, frozen=True, gc=False):
 
     limits: MigrationLimits = MigrationLimits()
     eviction_strategy: str = ""
-    drain_taint: str = "kubevirt.io/drain"
+    drain_taint: str = DRAIN_TAINT
     updating: bool = False
 
 

@@ -1,6 +1,6 @@
-"""The nodes: which are cordoned or drained by a taint, and since when the others are schedulable."""
+"""The nodes: which are cordoned or tainted, and since when the others are schedulable."""
 
-from exporter.engine.facts.model import Instant, Node
+from exporter.engine.facts.model import Instant, Node, Taint
 from exporter.engine.facts.newest import put_newest
 
 
@@ -15,6 +15,7 @@ class NodeIndex:
         self.known_since: Instant | None = None
         self._nodes: dict[str, Node] = {}
         self._uncordoned: dict[str, Instant] = {}
+        self._tainted: dict[str, Instant] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -36,6 +37,8 @@ class NodeIndex:
         self._nodes[node.name] = node
         if known is not None and node.schedulable and not known.schedulable:
             put_newest(self._uncordoned, node.name, at, most=NODES_KEPT)
+        if known is not None and node.taints != known.taints:
+            put_newest(self._tainted, node.name, at, most=NODES_KEPT)
         return True
 
     def remove(self, name: str, at: Instant) -> bool:
@@ -53,6 +56,15 @@ class NodeIndex:
         """Whether a node is unschedulable; a node that is not known is schedulable."""
         node = self._nodes.get(name)
         return node is not None and not node.schedulable
+
+    def find_taint(self, name: str, key: str) -> Taint | None:
+        """The taint of a node with this key, or None."""
+        node = self._nodes.get(name)
+        return None if node is None else node.find_taint(key)
+
+    def untainted_until(self, name: str) -> Instant | None:
+        """When the taints of a node were last seen to change; None if they were never."""
+        return self._tainted.get(name)
 
     def uncordoned_at(self, name: str) -> Instant | None:
         """When the cordon of a node was seen to end; None if it is cordoned, or no end was seen."""

@@ -52,8 +52,7 @@ class Source(StrEnum):
     """Priority system-maintenance, or no priority and the annotation
     kubevirt.io/eviction-source."""
     OTHER = "other"
-    """Priority system-critical: a drain, or an eviction by anybody else; or a taint without
-    priority."""
+    """Priority system-critical: a drain, or an eviction by anybody else; or a drain by a taint."""
     UNKNOWN = "unknown"
     """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
@@ -63,6 +62,8 @@ def find_source(evidence: Evidence, marker: Marker) -> Source:
 
     The annotation counts only if no attempt has a priority: it may belong to an older request.
     """
+    if marker.through is RequestedThrough.TAINT:
+        return Source.OTHER
     since = marker.requested_at - SAME_REQUEST
     attempts = [
         v
@@ -76,7 +77,5 @@ def find_source(evidence: Evidence, marker: Marker) -> Source:
     if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
         return Source.DESCHEDULER
     if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
-        return Source.OTHER
-    if marker.through is RequestedThrough.TAINT:
         return Source.OTHER
     return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN

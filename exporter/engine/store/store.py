@@ -120,6 +120,7 @@ class Store:
                 changed = self._remember(change, at)
             case Forgotten():
                 changed = self._forget(change.uid)
+        self._update_evacuations(self._evacuations.find_expired(at), at)
         if changed:
             self._load_is_known = False
         return changed

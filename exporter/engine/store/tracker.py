@@ -6,6 +6,7 @@ allows it, and marks none of them (`vmisToMigrate` in its `evacuation.go`). If n
 only the VMIMs that evacuate the node show such a drain.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -34,12 +35,15 @@ ENDS_AFTER: Seconds = 600.0
 class _Request(NamedTuple):
     """What requests the evacuation of a VMI now.
 
-    `added`: when the taint was added, if that is known.
+    `tainted_at`: when the drain taint of the node was added; None if that is unknown, or if there
+    is no taint. `ends_at` is that of `Marker`. `not_before` is when the node was last seen without
+    the taint.
     """
 
     node: str
     through: RequestedThrough
-    added: Instant | None = None
+    tainted_at: Instant | None = None
+    not_before: Instant | None = None
     ends_at: Instant | None = None
 
 
@@ -58,6 +62,7 @@ class EvacuationTracker:
         self._records: dict[str, VmiRecord] = {}
         self.kubevirt = KubeVirtSettings()
         self.sees_nodes: bool | None = None
+        self._next_end = math.inf
         self.drains = NodeDrains()
         self.requesters = Requesters()
 
@@ -80,9 +85,13 @@ class EvacuationTracker:
         vmi, known = record.vmi, record.marker
         if before is not None and _is_requested_again(before, vmi):
             record.marker = None
-        request = self._find_request(record)
+        if before is not None and before.evacuation_node and not vmi.evacuation_node:
+            record.cancelled_at = now
+        request = self._find_request(record, now)
         if request is None:
             record.marker = None
+            if self.sees_nodes is not None:
+                record.stored = None
             self._records.pop(vmi.uid, None)
         else:
             self._follow(record, request, now)
@@ -96,46 +105,75 @@ class EvacuationTracker:
         """Begin the evacuation, or update it."""
         vmi, marker = record.vmi, record.marker
         if marker is None or marker.node != request.node:
-            not_before = None if vmi.eviction_requested_at or request.added else record.seen_at
+            not_before = None if vmi.eviction_requested_at else request.not_before
             marker = self._begin(record, request, now, not_before=not_before)
-        was_by_taint = marker.through is RequestedThrough.TAINT
         marker.through, marker.ends_at = request.through, request.ends_at
-        if request.through is RequestedThrough.TAINT:
-            if request.added is not None and marker.date(self._since(record, request.added)):
+        if marker.ends_at is not None:
+            self._next_end = min(self._next_end, marker.ends_at)
+        if request.tainted_at is not None:
+            since = _find_arrival(record, request.tainted_at)
+            if vmi.eviction_requested_at is not None:
+                since = min(since, vmi.eviction_requested_at)
+            if marker.date(since):
                 self.note_attempts(record, now)
-        elif not was_by_taint:
+        else:
             self._date(marker, record, now)
-        self.note_success(record, now)
+            self.note_success(record, now)
         self.note_launcher(vmi.uid, now)
 
-    def _find_request(self, record: VmiRecord) -> _Request | None:
+    def _find_request(self, record: VmiRecord, now: Instant) -> _Request | None:
         vmi = record.vmi
         if vmi.finished:
             return None
+        taint = None
+        if vmi.node and vmi.leaves_when_evicted(self.kubevirt):
+            if self.sees_nodes is False and not vmi.evacuation_node:
+                return self._find_attempts(record, now)
+            taint = self._nodes.find_taint(vmi.node, self.kubevirt.drain_taint)
+        added = None if taint is None else taint.added
         if vmi.evacuation_node:
-            return _Request(vmi.evacuation_node, RequestedThrough.EVICTION)
-        if not vmi.node or vmi.deleted_at is not None or not vmi.leaves_when_evicted(self.kubevirt):
+            added = added if vmi.evacuation_node == vmi.node else None
+            return _Request(vmi.evacuation_node, RequestedThrough.EVICTION, added, record.seen_at)
+        if taint is None:
             return None
-        if self.sees_nodes is False:
-            return self._find_attempts(vmi)
-        node = self._nodes.find(vmi.node)
-        taint = None if node is None else node.find_taint(self.kubevirt.drain_taint)
-        return None if taint is None else _Request(vmi.node, RequestedThrough.TAINT, taint.added)
+        since = self._nodes.untainted_until(vmi.node)
+        return _Request(vmi.node, RequestedThrough.TAINT, added, since)
 
-    def _find_attempts(self, vmi: Vmi) -> _Request | None:
-        """The request that the attempts to evacuate the VMI's node show, if nodes are not seen."""
-        attempts = [vmim for vmim in self._vmims.owned_by(vmi) if vmim.evacuates == vmi.node]
+    def _find_attempts(self, record: VmiRecord, now: Instant) -> _Request | None:
+        """The request that the attempts to evacuate the VMI's node show, if nodes are not seen.
+
+        Attempts before the VMI's newest success, or before an eviction was cancelled, show nothing.
+        """
+        vmi = record.vmi
+        bounds = (record.history.newest_success(), record.cancelled_at)
+        since = max((instant for instant in bounds if instant is not None), default=None)
+        attempts = [
+            vmim
+            for vmim in self._vmims.owned_by(vmi)
+            if vmim.evacuates == vmi.node
+            and (since is None or (vmim.created is not None and vmim.created > since))
+        ]
         if not attempts:
             return None
         newest = max(attempts, key=lambda vmim: (not vmim.finished, vmim.created or 0.0))
-        ended = newest.finished_at or newest.end or newest.created
-        ends_at = None if ended is None or not newest.finished else ended + ENDS_AFTER
-        return _Request(vmi.node, RequestedThrough.TAINT, ends_at=ends_at)
+        request = _Request(vmi.node, RequestedThrough.TAINT, not_before=since)
+        if not newest.finished:
+            return request
+        ends = (newest.finished_at, newest.end, newest.created, now)
+        ends_at = next(end for end in ends if end is not None) + ENDS_AFTER
+        return request._replace(ends_at=ends_at) if now < ends_at else None
 
-    def _since(self, record: VmiRecord, added: Instant) -> Instant:
-        """When a taint first applied to the VMI: it may have come to the node after the taint."""
-        arrived = record.vmi.created, record.history.newest_success()
-        return max(added, *(instant for instant in arrived if instant is not None))
+    def find_expired(self, now: Instant) -> list[VmiRecord]:
+        """The VMIs whose evacuation ends now, because no attempt shows it any more."""
+        if now < self._next_end:
+            return []
+        ends = {
+            uid: one.marker.ends_at
+            for uid, one in self._records.items()
+            if one.marker is not None and one.marker.ends_at is not None
+        }
+        self._next_end = min((end for end in ends.values() if end > now), default=math.inf)
+        return [self._records[uid] for uid, end in ends.items() if end <= now]
 
     def remove(self, uid: str, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""
@@ -242,6 +280,12 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
         marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+
+
+def _find_arrival(record: VmiRecord, tainted_at: Instant) -> Instant:
+    """When a taint first applied to a VMI, which may have come to the node after the taint."""
+    arrived = (record.vmi.created, record.history.newest_success())
+    return max((tainted_at, *(instant for instant in arrived if instant is not None)))
 
 
 def _is_requested_again(before: Vmi, vmi: Vmi) -> bool:

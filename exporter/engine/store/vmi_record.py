@@ -16,6 +16,7 @@ class VmiRecord(Struct, gc=False):
     `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
     `Evidence`. `stored` is the stored marker of an evacuation by a taint, until the taint is read.
+    `cancelled_at` is when its `evacuationNodeName` was last cleared.
     """
 
     vmi: Vmi
@@ -26,6 +27,7 @@ class VmiRecord(Struct, gc=False):
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
+    cancelled_at: Instant | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -42,12 +44,12 @@ class VmiRecord(Struct, gc=False):
 
     def remember(self) -> Remembered | None:
         """The history to store for this VMI; None if there is none."""
-        migrations = self.history.records()
-        if not migrations and self.marker is None:
+        migrations, marker = self.history.records(), self.marker or self.stored
+        if not migrations and marker is None:
             return None
         vmi = self.vmi
         return Remembered(
-            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=self.marker
+            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=marker
         )
 
 

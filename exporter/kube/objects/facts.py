@@ -42,7 +42,6 @@ CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 """The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
-NO_SCHEDULE = "NoSchedule"
 MAINTENANCE = frozenset(
     {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
 )
@@ -239,20 +238,20 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
 def read_node(found: wire.NodeObject) -> Node:
     """A node."""
     spec = found.spec or wire.NodeSpec()
-    taints = {
-        intern(one.key): Taint(intern(one.key), parse_instant(one.timeAdded))
+    cordons = [one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE]
+    taints = tuple(
+        Taint(intern(one.key), parse_instant(one.timeAdded))
         for one in spec.taints or ()
-        if one.key and one.effect == NO_SCHEDULE
-    }
-    cordon = taints.pop(UNSCHEDULABLE, None)
+        if one.key and one.key != UNSCHEDULABLE and one.effect == "NoSchedule"
+    )
     conditions = (found.status and found.status.conditions) or []
     met = {c.type for c in conditions if c.status == "True"}
     silent = [c for c in conditions if c.type == "Ready" and c.status == "Unknown"]
     return Node(
         name=intern(found.metadata.name or ""),
         schedulable=not spec.unschedulable,
-        cordoned_at=cordon.added if cordon is not None and spec.unschedulable else None,
-        taints=tuple(taints.values()),
+        cordoned_at=parse_instant(next(iter(cordons), None)) if spec.unschedulable else None,
+        taints=taints,
         conditions=tuple(sorted(MAINTENANCE & met)),
         is_silent=bool(silent),
         silent_since=parse_instant(silent[0].lastTransitionTime) if silent else None,

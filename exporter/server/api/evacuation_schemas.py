@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from exporter.engine.evacuations.diagnosis import Cause, State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import WhySource
 from exporter.engine.store.requesters import Source
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
@@ -97,6 +98,14 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
             " neither is set, which is always so before KubeVirt 1.7"
         ),
     ]
+    requested_through: Annotated[
+        RequestedThrough,
+        means(
+            "`eviction`: the VMI has evacuationNodeName. `taint`: its node has the taint"
+            " `spec.configuration.migrations.nodeDrainTaintKey` of the KubeVirt object, or, where"
+            " nodes cannot be read, its newest evacuation VMIMs show this"
+        ),
+    ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
     requested_by: Annotated[
         RequesterAnswer | None,
@@ -154,7 +163,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     cancel: Annotated[
-        CancelAnswer | None, means("the request that cancels it; null: a cancel could harm the VM")
+        CancelAnswer | None,
+        means(
+            "the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"
+        ),
     ]
 
 
@@ -244,8 +256,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     conditions: Annotated[
         tuple[str, ...],
         means(
-            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned`"
-            " of Kubernetes 1.37 are true; only for cordoned nodes"
+            "which of the conditions `DrainInProgress`, `Drained`, `MaintenanceInProgress` and"
+            " `MaintenancePlanned` of Kubernetes 1.37 are true"
         ),
     ]
     drain: Annotated[

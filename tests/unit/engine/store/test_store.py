@@ -501,7 +501,7 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Removed(Resource.PODS, NAMESPACE, a_pod().name), True, id="pod-gone"),
         pytest.param(Unreadable(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-unreadable"),
         pytest.param(remembered(UID), True, id="recalled"),
-        pytest.param(Visibility(vmims=True, pods=True), False, id="same-visibility"),
+        pytest.param(Visibility(vmims=True, pods=True, nodes=True), False, id="same-visibility"),
         pytest.param(Visibility(pods=True), True, id="vmims-unseen"),
         pytest.param(Visibility(vmims=True), True, id="pods-unseen"),
     ],

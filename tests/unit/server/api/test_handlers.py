@@ -821,6 +821,7 @@ class TestEvacuations:
             "diverged": False,
             "attempt": None,
             "mode": None,
+            "requestedThrough": "eviction",
             "why": [],
             "cause": None,
             "command": "kubectl -n shop get events --field-selector involvedObject.name=db1",
