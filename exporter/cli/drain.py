@@ -29,11 +29,12 @@ QUOTED = 100
 
 _STALE = ("no contact with the API server: this may be out of date.",)
 _MEANINGS = {
-    DrainOutcome.STAYS: "never leaves: not migratable (LiveMigrate), or a budget forbids eviction",
-    DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
+    DrainOutcome.STAYS: "never leaves: not migratable, a budget forbids it, or its deletion hangs",
+    DrainOutcome.FAILS: "its evacuation or other move is stuck, or has failed too often",
     DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
     DrainOutcome.RESTARTS: "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
     DrainOutcome.WAITS: "it migrates, has no LiveMigratable yet, or KubeVirt's limits are reached",
+    DrainOutcome.ENDS: "is being deleted",
     DrainOutcome.LEAVES: "is migrated",
 }
 """What each outcome means."""

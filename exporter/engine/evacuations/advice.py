@@ -18,6 +18,7 @@ from exporter.engine.evacuations.diagnosis import (
     find_hand_off,
     find_target,
 )
+from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
 from exporter.engine.store.load import Load
@@ -240,7 +241,9 @@ ACTIONS = {
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
         "KubeVirtEvictionExporterBlindSpot",
     ),
-    Obstacle.QUIET: Action("Wait: {missing} have not been read since the VM changed.", _ATTEMPTS),
+    Obstacle.QUIET: Action(
+        "Ask again in a minute: {missing} have not been read since the VM changed.", _ATTEMPTS
+    ),
     Obstacle.UNEXPLAINED: Action(
         "Read the VM's events, because no object says why it does not move.", _EVENTS, _FAILING
     ),
@@ -316,7 +319,11 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
     since = 0.0 if failed is None or bare else failed.at or 0.0
     if failed is not None and not bare:
         ended = (one for one in why if one.source is WhySource.TARGET_CONTAINER)
-        lost = (one for one in ended if one.at is not None and one.at < since and one.reason)
+        lost = (
+            one
+            for one in ended
+            if one.at is not None and one.at < since and one.reason not in IMAGE_WORDS
+        )
         if (container := next(lost, None)) is not None:
             return container
     others = (
@@ -372,7 +379,10 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
             return Obstacle.POST_COPY
         if attempt is None:
             return Obstacle.UNEXPLAINED
-        return Obstacle.HAND_OFF if find_hand_off(evidence, attempt) else Obstacle.STALLED
+        migration = evidence.vmi.migration
+        is_copying = migration is not None and migration.running
+        waits = not is_copying and find_hand_off(evidence, attempt) is not None
+        return Obstacle.HAND_OFF if waits else Obstacle.STALLED
     if state is State.UNKNOWN and diagnosis.is_quiet:
         return Obstacle.QUIET if cause is None else _judge_cause(cause)
     if state in _OBSTACLES:
@@ -381,7 +391,8 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
         target = find_target(attempt, evidence.pods)
         if target is not None and target.ready and evidence.vmi.hotplugs_volumes:
             return Obstacle.ATTACHMENT
-        if target is None and cause is None and evidence.pods_seen and diagnosis.stuck:
+        is_bare = cause is None and not diagnosis.failed_attempts
+        if target is None and is_bare and evidence.pods_seen and diagnosis.stuck:
             return Obstacle.NO_TARGET_POD
     if cause is not None:
         return _judge_cause(cause)

@@ -407,8 +407,8 @@ def _why_waiting(
 def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
     state = evidence.vmi.migration
     handed_off_at = find_hand_off(evidence, attempt)
-    if handed_off_at is not None:
-        return now - handed_off_at > stuck.after
+    if handed_off_at is not None and now - handed_off_at > stuck.after:
+        return True
     if state is None or state.start is None or evidence.is_contradicted(now):
         return False
     if not state.ended:

@@ -89,7 +89,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
     def diagnose_move(self, evidence: Evidence) -> Move | None:
         """The move of a VMI that is not evacuating, or None if it is not being moved."""
-        if evidence.marker is not None or not evidence.vmims:
+        if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
             return None
         namespace = evidence.vmi.namespace
         return diagnose_move(
@@ -224,7 +224,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
 
 
 def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """VMIs without an unfinished VMIM: a drain would restart them if no budget forbade it."""
+    """The settled VMIs that a drain would restart if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -232,7 +232,7 @@ def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
         if found is None or found[1].finished or not found[1].node:
             continue
         evidence = store.evidence(found[1].namespace, found[1].name)
-        if evidence is None or evidence.launcher != found[0] or evidence.unfinished() is not None:
+        if evidence is None or evidence.launcher != found[0] or store.is_unsettled(found[1]):
             continue
         if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
             yield evidence
@@ -369,10 +369,12 @@ def _find_own_outcome(
     if vmi.deleted_at is not None:
         is_late = conditions.now > vmi.deleted_at + conditions.stuck.after
         return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
-    fails = is_zombie(evidence.without(dead), conditions.now, conditions.contacts.of(vmi.namespace))
+    state, contacts = vmi.migration, conditions.contacts.of(vmi.namespace)
+    fails = state is not None and not state.ended and bool(state.uid)
+    fails = fails and is_zombie(evidence.without(dead), conditions.now, contacts)
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts
-        fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
+        fails = fails or diagnosis.stuck or diagnosis.failed_attempts >= limit
     elif (move := conditions.diagnose_move(evidence)) is not None:
         fails = fails or move.stuck
     return decide_outcome(

@@ -89,7 +89,7 @@ class Store:
         self.node_index = objects.nodes
         self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
-        self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
+        self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self._evacuations)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call `callback` with every notice of these kinds, while the change is applied."""
@@ -200,6 +200,12 @@ class Store:
             evidence = self.evidence(*key)
             if evidence is not None and not evidence.vmi.finished:
                 yield evidence
+
+    def is_unsettled(self, vmi: Vmi) -> bool:
+        """Whether `unsettled` has this VMI."""
+        key = (vmi.namespace, vmi.name)
+        named = any(not binding.vmim.finished for binding in self._vmims.naming(key))
+        return named or key in self._vmims.failing or key in self._vmis.unsettled
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons why a VMI does not move, newest first; see `ReasonTable`.
@@ -313,6 +319,8 @@ class Store:
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
             if vmim.evacuates and self.visibility.nodes is False:
                 self._update_evacuations([record], at)
+            if vmim.phase == "Succeeded" and record.marker is None:
+                self._reasons.end(record.vmi)
             self._note_evidence(record)
         return True
 

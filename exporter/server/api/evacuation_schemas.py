@@ -7,7 +7,7 @@ from msgspec import Struct
 from exporter.engine.evacuations.diagnosis import Cause, State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import WhySource
+from exporter.engine.facts.model import Trigger, WhySource
 from exporter.engine.store.requesters import Source
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
 
@@ -170,6 +170,45 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     ]
 
 
+class MoveAnswer(Struct, rename="camel", kw_only=True):
+    """A move without an evacuation, which a user or a controller has requested."""
+
+    state: Annotated[State, means("what delays it")]
+    trigger: Annotated[Trigger, means("why its VMIM was created")]
+    since: Annotated[
+        Timestamp | None,
+        means(
+            "when the unfinished VMIM was created, or else the first of those that failed one after"
+            " the other; null: unknown"
+        ),
+    ]
+    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    failed_attempts: Annotated[
+        int, means("VMIMs that failed one after the other, up to the newest; a lower bound")
+    ]
+    why: Annotated[
+        list[WhyAnswer],
+        means("what the cluster says about it, newest first; at most eight entries"),
+    ]
+    cause: Annotated[
+        WhyAnswer | None,
+        means(
+            "the entry of `why` that best explains why the VM does not move; null: there is none"
+        ),
+    ]
+    next_step: Annotated[str, means("what to do, in one sentence")]
+    command: Annotated[str, means("the shell command to begin with, for this VM")]
+    runbook: Annotated[str, means("the name of the runbook with more information")]
+
+
+class StuckMove(MoveAnswer, kw_only=True):
+    """A stuck move with its VMI."""
+
+    namespace: str
+    name: str
+    node: Annotated[str, means("the node it runs on")]
+
+
 class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     """Every evacuation, the oldest first."""
 
@@ -177,6 +216,10 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     observed_at: ObservedAt
     stale: Stale
     evacuations: list[EvacuationAnswer]
+    stuck_moves: Annotated[
+        list[StuckMove],
+        means("the stuck moves of VMIs that are not being evacuated, the oldest first"),
+    ]
     blind_spots: BlindSpots
 
 
@@ -207,7 +250,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
     node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
+    vmis: Annotated[int, means("VMs on the node; the sum of the next seven counts")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
         int,
@@ -220,8 +263,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     fails: Annotated[
         int,
         means(
-            "VMs whose evacuation is stuck, or has failed `stuck.failedAttempts` times since it was"
-            " requested"
+            "VMs whose evacuation or other move is stuck, or has failed `stuck.failedAttempts`"
+            " times, or whose last migration never ended"
         ),
     ]
     restarts: Annotated[
@@ -232,10 +275,11 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         int,
         means(
             "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
-            " restart and a PodDisruptionBudget forbids their eviction"
+            " restart and a PodDisruptionBudget forbids their eviction, or their deletion hangs"
         ),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    ends: Annotated[int, means("VMs that are being deleted, so that they leave the node")]
     can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
     depends_on_others: Annotated[bool, means("true while `external` is above 0")]
     at_least_seconds: Annotated[

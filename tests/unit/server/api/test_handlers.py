@@ -907,7 +907,7 @@ class TestNodes:
             "conditions": [],
             "drain": None,
         }
-        n1 = dict.fromkeys(set(DrainOutcome) - {DrainOutcome.FAILS}, 1)
+        n1 = dict.fromkeys(set(DrainOutcome) - {DrainOutcome.FAILS, DrainOutcome.ENDS}, 1)
         assert answer.json == {
             "asOf": "2027-01-15T08:00:00Z",
             "stale": False,
