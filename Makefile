@@ -82,8 +82,8 @@ soak: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
 
 # Checks that a test fails after each small change of the engine's code. It makes 45 changes in each
-# module, or all changes with ALL=1. `MUTANTS="exporter/engine/store/store.py --seed 2"` chooses a module
-# and other changes. It takes a quarter of an hour. CI does not run it.
+# module, or all changes with ALL=1. `MUTANTS="exporter/engine/store/store.py --seed 2"` chooses a
+# module and other changes. It takes a quarter of an hour. CI does not run it.
 mutants: needs-python $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(if $(ALL),--all) $(MUTANTS)
 
@@ -169,8 +169,8 @@ release-dry-run: sbom
 	@tests/tools/build helm kustomize
 	@$(BIN)/python -m tests.generate.release $(DIST)
 
-# Fails if what a row of docs/versions.md tested has changed since its run, or if a base image of the
-# Dockerfiles is not pinned by its digest.
+# Fails if files that a row of docs/versions.md tests have changed since its run, or if a base image
+# of the Dockerfiles is not pinned by its digest. A release needs both.
 release-check: $(DEVELOPMENT)
 	@$(BIN)/python -m tests.generate.release --check
 

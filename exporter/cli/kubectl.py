@@ -47,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     terminal = ["-it"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     place = ["-n", pod["metadata"]["namespace"], pod["metadata"]["name"], "-c", "exporter"]
     program = ["--", "python", "-m", "exporter", given.command, *given.rest]
-    sys.stdout.flush()
     os.execvp("kubectl", [*kubectl, "exec", *terminal, *place, *program])  # noqa: S606, S607
 
 
@@ -60,7 +59,7 @@ def find_pod(kubectl: list[str], namespace: str | None) -> dict[str, Any]:
     except OSError as error:
         raise LookupError(f"kubectl cannot be run: {error}") from error
     if done.returncode:
-        hint = "" if namespace else "; --exporter-namespace needs pods of one namespace only"
+        hint = "" if namespace else "; with --exporter-namespace, one namespace is enough"
         raise LookupError(f"the exporter's pods cannot be listed: {done.stderr.strip()}{hint}")
     pods = json.loads(done.stdout)["items"]
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]

@@ -27,7 +27,7 @@ from tests.cluster.binaries import find_binary
 from tests.generate import REPOSITORY
 from tests.generate.manifests import CHART, ROOT, overlay
 from tests.generate.rules import RULES
-from tests.matrix.pairs import TESTED, Result, read_results
+from tests.matrix.pairs import TESTED, Pair, Result, read_results
 
 
 CHECKSUMS = "SHA256SUMS"
@@ -44,7 +44,7 @@ def build_packages(folder: Path, epoch: int) -> None:
 
 
 def build_chart(folder: Path, epoch: int) -> None:
-    """Write the chart as one file, with real files where the checkout has links."""
+    """Write the chart as one file; its runbook URLs have this version."""
     with TemporaryDirectory() as directory:
         copy = Path(directory) / CHART.name
         shutil.copytree(CHART, copy)
@@ -123,7 +123,7 @@ def find_unpinned(dockerfile: str) -> list[str]:
 
 
 def find_stale(rows: Iterable[Result]) -> list[str]:
-    """What is wrong with each row of docs/versions.md that what it tested has changed since."""
+    """A sentence about each row of docs/versions.md whose files have changed since its run."""
     stale = []
     for row in rows:
         if row.unbuilt:
@@ -136,7 +136,7 @@ def find_stale(rows: Iterable[Result]) -> list[str]:
             said = f"{changed[0]} and {len(changed) - 1} more files changed after {row.commit}"
         else:
             continue
-        only = row.versions["kubevirt"]
+        only = next(iter((Pair(row.versions).changed or row.versions).values()))
         stale.append(f"{versions}: {said}: run make matrix ONLY={only}")
     return stale
 

@@ -45,7 +45,8 @@ def _pair_row(one: Result) -> Row:
         said = f"cannot be built: {one.unbuilt}"
         return [*versions, *("" for _ in SUITES), "", said, one.date, one.commit]
     passed = [str(len(one.tests[suite])) if suite in one.tests else "not run" for suite in SUITES]
-    failed = ", ".join(f"`{name}`" for name in one.failed) or "none"
+    passed_all = "none" if one.tests else ""
+    failed = ", ".join(f"`{name}`" for name in one.failed) or passed_all
     return [*versions, *passed, failed, ", ".join(one.lacks), one.date, one.commit]
 
 

@@ -221,7 +221,7 @@ class Mobility(NamedTuple):
 
 
 class Why(Struct, frozen=True, gc=False):
-    """A reason as a cluster object gives it, cleaned and shortened (`kube.reasons`).
+    """A reason as a cluster object gives it, cleaned and shortened (`kube.objects.reasons`).
 
     `reason` is one word, from the field of that name; `message` is free text. `at` is the date of
     the reason in the cluster; None if it has no date, as for LiveMigratable.

@@ -1,4 +1,4 @@
-"""Reads facts of `engine.model` from decoded objects. For an unusable object it returns a message.
+"""Reads facts (`engine.facts.model`) from decoded objects; for an unusable one, returns a message.
 
 Strings that many objects share (namespaces, nodes, a VMI's name in its VMIMs) are interned, which
 saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. Sources: KubeVirt's

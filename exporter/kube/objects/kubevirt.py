@@ -1,8 +1,8 @@
 """Parses Kubernetes and KubeVirt objects and watch events.
 
-It turns raw JSON into facts of `engine.model` and reasons, or raises `InvalidObject`. Only fields
-in use are decoded: `wire` defines them, `facts` and `reasons` read them, and `writing` writes them.
-No other module knows field paths.
+It turns raw JSON into facts (`engine.facts.model`) and reasons, or raises `InvalidObject`. Only
+fields in use are decoded: `wire` defines them, `facts` and `reasons` read them, and `writing`
+writes them. No other module knows field paths.
 """
 
 import re

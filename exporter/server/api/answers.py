@@ -56,7 +56,7 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 convert_attributes = partial(convert, from_attributes=True, strict=False)
 """Copies attributes of the same names; instants become datetimes.
 
-An instant outside the calendar is an error, but neither our clock nor `kube.instants` returns one.
+An instant outside the calendar is an error, but neither our clock nor `parse_instant` returns one.
 """
 
 
