@@ -105,6 +105,7 @@ async def run(
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
+        store.drains.note_end = counters.count_drain
         migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
         watch = Informers(
             api,

@@ -20,10 +20,12 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.store.node_drains import DrainEnd
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
+DRAIN_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600)
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
 """A series stays at least a day after its last increase, so `increase(...[1d])` is right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
@@ -151,7 +153,8 @@ class Counters:
     each node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
-    the history window.
+    the history window. `drains` counts drains of nodes by how they ended; `drain_durations` are
+    those of the drains that succeeded.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -168,6 +171,8 @@ class Counters:
         default_factory=lambda: {trigger: Histogram(MIGRATION_BUCKETS) for trigger in Trigger}
     )
     returned_migrations: int = 0
+    drains: Counter[DrainEnd] = field(default_factory=Counter)
+    drain_durations: Histogram = field(default_factory=lambda: Histogram(DRAIN_BUCKETS))
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
     denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
 
@@ -203,6 +208,12 @@ class Counters:
         self.blocked_at |= dict.fromkeys(old, now)
         for one in gone:
             del self.blocked_at[one]
+
+    def count_drain(self, end: DrainEnd, duration: Seconds) -> None:
+        """Count a drain that has ended; the duration counts if it succeeded."""
+        self.drains[end] += 1
+        if end is DrainEnd.SUCCEEDED:
+            self.drain_durations.observe(duration)
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """Count an answered request."""

@@ -29,11 +29,12 @@ QUOTED = 100
 
 _STALE = ("no contact with the API server: this may be out of date.",)
 _MEANINGS = {
-    DrainOutcome.STAYS: "never leaves: not migratable (LiveMigrate), or a budget forbids eviction",
-    DrainOutcome.FAILS: "its evacuation is stuck, or has failed too often",
+    DrainOutcome.STAYS: "never leaves: not migratable, a budget forbids it, or its deletion hangs",
+    DrainOutcome.FAILS: "does not migrate until somebody acts, or has failed too often",
     DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
     DrainOutcome.RESTARTS: "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
     DrainOutcome.WAITS: "it migrates, has no LiveMigratable yet, or KubeVirt's limits are reached",
+    DrainOutcome.ENDS: "is being deleted",
     DrainOutcome.LEAVES: "is migrated",
 }
 """What each outcome means."""
@@ -90,6 +91,10 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         for one in found
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
+    steps = [one for one in found if one.outcome is DrainOutcome.FAILS and one.next_step]
+    if steps:
+        sheet.head("Next steps")
+        sheet.rows([(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]])
     return sheet.text()
 
 
@@ -110,7 +115,7 @@ async def follow_drain(
                 raise
             return f"{node} has no VMs any more.\n"
         if answer.drain is None:
-            return f"No VM is being evacuated from {node}; VMs on it: {answer.vmis}.\n"
+            return f"{node} is not being drained; VMs on it: {answer.vmis}.\n"
         line = write_progress(answer.drain, answer.as_of)
         if line != shown:
             show(line)
@@ -122,7 +127,7 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     """The progress of a drain in one line, with a bar."""
     done = BAR * drain.left // max(1, drain.asked)
     parts = [
-        f"[{'#' * done}{'.' * (BAR - done)}] {drain.left} of {drain.asked} VMs have left",
+        f"[{'#' * done}{'.' * (BAR - done)}] {_count_left(drain)}",
         *([f"{drain.failing} fail or stay"] if drain.failing else []),
         *([f"{drain.external} need another controller"] if drain.external else []),
     ]
@@ -133,6 +138,10 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
         idle = (as_of - (drain.last_left_at or drain.since)).total_seconds()
         parts.append(f"no VM has left for {write_span(round(idle), units=2)}")
     return ", ".join(parts)
+
+
+def _count_left(drain: DrainProgressAnswer) -> str:
+    return f"{drain.left} of {drain.asked} {'VM has' if drain.asked == 1 else 'VMs have'} left"
 
 
 def write_bound(answer: DrainAnswer) -> str:
@@ -177,8 +186,11 @@ def _name(found: list[NodeCandidate]) -> str:
 
 
 def write_why(one: NodeCandidate) -> str:
-    """Why a VM does not leave the node: the cause, as in `explain`."""
-    return "" if one.cause is None else f"{one.cause.source}: {write_reason(one.cause)}"
+    """Why a VM does not leave: the cause as in `explain`, or the state if nothing has failed."""
+    if one.cause is not None:
+        return f"{one.cause.source}: {write_reason(one.cause)}"
+    is_known = one.state is not None and one.outcome in KEPT and not one.failed_attempts
+    return str(one.state) if is_known else ""
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

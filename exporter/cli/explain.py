@@ -5,6 +5,7 @@ from datetime import datetime
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import Reason
 from exporter.engine.facts.policy import DEFAULT_POLICY
 from exporter.server.api.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
@@ -227,6 +228,8 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
             f"at least {one.failed_attempts}" if one.failed_attempts else "none known",
         ],
     ]
+    if one.requested_through is RequestedThrough.TAINT:
+        rows.append(["requested through", "the drain taint of the node"])
     if one.attempt is not None:
         rows.append(["current attempt", _attempt(one.attempt, as_of)])
     if one.mode is not None:

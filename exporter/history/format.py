@@ -22,7 +22,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Remembered, Requester
+from exporter.engine.facts.evidence import (
+    FAILURES_KEPT,
+    Marker,
+    Remembered,
+    RequestedThrough,
+    Requester,
+)
 from exporter.engine.facts.history import Migration, join
 from exporter.engine.facts.model import Instant, Outcome, Seconds
 
@@ -82,6 +88,7 @@ class _Marker(Struct, array_like=True):
     failed: Annotated[list[_Failure], Meta(max_length=FAILURES_KEPT)]
     forgotten: Annotated[int, Meta(ge=0)]
     asked_by: _Requester | None = None
+    by_taint: bool = False
 
 
 class _Entry(Struct, array_like=True):
@@ -268,6 +275,7 @@ def _pack_marker(marker: Marker) -> _Marker:
         ],
         marker.forgotten,
         None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
+        marker.through is RequestedThrough.TAINT,
     )
 
 
@@ -275,6 +283,7 @@ def _read_marker(wire: _Marker) -> Marker:
     asked = wire.asked_by
     return Marker(
         node=wire.node,
+        through=RequestedThrough.TAINT if wire.by_taint else RequestedThrough.EVICTION,
         requested_at=wire.requested_at,
         seen_at=wire.seen_at,
         not_before=wire.not_before,

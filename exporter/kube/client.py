@@ -44,8 +44,6 @@ _PATHS = {
 }
 _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
-    # Without the selector, most of the traffic would be heartbeats of schedulable nodes.
-    Resource.NODES: {"fieldSelector": "spec.unschedulable=true"},
     Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
 

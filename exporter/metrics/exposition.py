@@ -228,7 +228,7 @@ def _sample_vmis(
                 diagnosed.append((evidence.vmi, diagnosis))
                 outcomes.append(outcome)
     yield DRAINS, sample_drains(counts)
-    progress = follow_drains(departed, zip(diagnosed, outcomes, strict=True), conditions)
+    progress = follow_drains(departed, counts, zip(diagnosed, outcomes, strict=True), conditions)
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
     for family in EVACUATIONS:

@@ -19,6 +19,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.store.node_drains import DrainEnd
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
     ONE_VMI,
@@ -266,38 +267,39 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_started_timestamp_seconds",
         help=(
-            "Time of the first request to evacuate a VM from the node; absent without evacuations."
+            "Time at which the drain of the node began: its cordon, its drain taint, or the first "
+            "evacuation that the descheduler did not request; absent without a drain."
         ),
         read=lambda drain: drain.since,
     ),
     DrainFamily(
         name="kubevirt_node_drain_last_departure_timestamp_seconds",
-        help="Time at which a VM most recently left the node; absent if none has left.",
+        help="Time at which a VM most recently left the drained node; absent if none has left.",
         read=lambda drain: drain.last_left_at,
     ),
     DrainFamily(
         name="kubevirt_node_drain_left_vmis",
-        help="VMIs that have left the node since its drain began.",
+        help="VMIs that have left the node since its drain began, each counted once.",
         read=lambda drain: drain.left,
     ),
     DrainFamily(
         name="kubevirt_node_drain_remaining_vmis",
-        help="VMIs that are being evacuated from the node and are still on it.",
+        help=(
+            "VMIs that are still on the drained node, and are being evacuated or have the drain "
+            "outcome 'fails' or 'stays'."
+        ),
         read=lambda drain: drain.remaining,
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help=(
-            "VMIs that are being evacuated from the node, with the drain outcome 'fails' or "
-            "'stays'."
-        ),
+        help="VMIs that are still on the drained node, with the drain outcome 'fails' or 'stays'.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
         help=(
-            "1 if an evacuation from the node is stuck and no VM left it within stuck.after; always"
-            " 0 if the node is schedulable and only the descheduler requested evacuations."
+            "1 if no VM has left the drained node within stuck.after and one that remains needs a "
+            "person, or if none has left it within four times stuck.after."
         ),
         read=lambda drain: drain.stuck,
     ),
@@ -410,6 +412,17 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
         read=lambda view: view.counters.returned_migrations,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_drains_total",
+        help="Drains of nodes that ended since this process started, by how they ended (outcome).",
+        labels=("outcome",),
+        read=lambda view: [(end, view.counters.drains[end]) for end in DrainEnd],
+    ),
+    HistogramFamily(
+        name="kubevirt_eviction_exporter_drain_duration_seconds",
+        help="How long the drains of nodes took that succeeded.",
+        read=lambda view: [((), view.counters.drain_durations)],
     ),
 )
 FAMILIES: tuple[Family, ...] = (

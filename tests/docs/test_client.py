@@ -17,7 +17,7 @@ from tests.support.serving import serving
 from tests.unit.server.api.test_handlers import ServedApi
 
 
-EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "external": 0}
+EMPTY = {"waits": 0, "leaves": 0, "restarts": 0, "stays": 0, "fails": 0, "external": 0, "ends": 0}
 
 
 def a_busy_cluster() -> ServedApi:

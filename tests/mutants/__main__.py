@@ -34,31 +34,31 @@ import pytest
 _TESTS = {
     "engine/verdicts/cooldown": "cooldown vectors view",
     "engine/verdicts/rules": "cooldown vectors",
-    "engine/evacuations/diagnosis": "diagnosis recorded cordons",
+    "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/backoff": "diagnosis recorded",
     "engine/store/load": "diagnosis drain evidence",
     "engine/evacuations/advice": "advice",
     "engine/store/departures": "departures",
     "engine/store/requesters": "requesters diagnosis",
-    "engine/store/cordons": "cordons",
+    "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
-    "engine/evacuations/drain": "drain node_drains cordons budgets",
+    "engine/evacuations/drain": "drain node_drains nodes budgets taints",
     "engine/evacuations/drain_outcomes": "drain budgets",
-    "engine/store/node_drains": "node_drains cordons",
+    "engine/store/node_drains": "node_drains nodes",
     "engine/verdicts/view": "view",
     "engine/facts/evidence": "evidence store diagnosis view requesters history/format",
     "engine/facts/history": "history",
     "engine/store/store": (
-        "reasons store evidence view requesters cordons drain tracker history/changes"
+        "reasons store evidence view requesters nodes taints drain tracker history/changes"
     ),
     "engine/store/merging": (
         "store evidence tracker drain diagnosis recorded history/changes history/replicas"
     ),
-    "engine/store/objects": "store cordons evidence budgets tracker diagnosis",
+    "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
     "engine/store/unreadable": "store evidence",
     "engine/store/migrations": "migrations store evidence",
-    "engine/store/launchers": "launchers store evidence",
-    "engine/store/tracker": "tracker evidence reasons store node_drains requesters",
+    "engine/store/launchers": "launchers drain store evidence",
+    "engine/store/tracker": "tracker taints evidence reasons store node_drains requesters",
     "engine/store/vmi_record": "store evidence history/changes history/replicas",
     "engine/facts/model": (
         "./settings cooldown diagnosis evidence drain view budgets"

@@ -41,9 +41,10 @@ class ClockedStore(Store):
         vmims: bool = True,
         pods: bool = True,
         blind: Mapping[Resource, AbstractSet[str]] | None = None,
+        nodes: bool | None = True,
     ) -> None:
         """Set which resources the exporter can see."""
-        self.apply(Visibility(vmims, pods, blind or {}), self.now)
+        self.apply(Visibility(vmims, pods, blind or {}, nodes), self.now)
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> int:
         """Add or modify an object."""

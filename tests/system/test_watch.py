@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.engine.facts.model import KubeVirtSettings, MigrationLimits, Resource
+from exporter.engine.facts.model import (
+    DRAIN_TAINT,
+    KubeVirtSettings,
+    MigrationLimits,
+    Node,
+    Resource,
+    Taint,
+)
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Login, Overloaded
+from exporter.kube.objects.kubevirt import Changed, parse_event
 from exporter.kube.watch.feed import Listing
 from exporter.kube.watch.recovery import ExponentialBackoff
 from exporter.kube.watch.reflector import FUTILE_TRIES, Reflector
 from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster.resources import NODES
 from tests.support.api_servers import SimulatedStage, Stage
-from tests.support.lives import rfc3339
 from tests.support.relay import Gate
 from tests.support.serving import serving
 from tests.support.watching import Paging, following
@@ -204,27 +211,26 @@ class TestOnBothServers:
             assert watch.names(other) == set()
             assert watch.names(mine) == {"a"}
 
-    async def test_is_not_sent_heartbeats_of_schedulable_nodes(self, stage: Stage) -> None:
-        """The watch gets the heartbeats of cordoned nodes, but not those of other nodes."""
-        for name in ("schedulable", "cordoned"):
-            node = {"metadata": {"name": name}, "spec": {"unschedulable": name == "cordoned"}}
-            await stage.admin.create(NODES, {"apiVersion": "v1", "kind": "Node"} | node)
-        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": rfc3339(time.time())}
+    async def test_watches_schedulable_nodes_too(self, stage: Stage) -> None:
+        """A node that is not cordoned is watched too: a taint may drain it."""
+        name = f"{await stage.make_namespace()}-node"
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
+        await stage.admin.create(NODES, node)
+        taint = {"key": DRAIN_TAINT, "effect": "NoSchedule"}
         try:
             async with ApiServer(stage.login, read_timeout=20.0) as api:
                 listed = json.loads(await api.list_page(Resource.NODES, None, limit=9, token=""))
-                for name in ("schedulable", "cordoned"):
-                    await stage.admin.merge_status(NODES, None, name, {"conditions": [ready]})
+                await stage.admin.merge(NODES, None, name, {"spec": {"taints": [taint]}})
                 version = listed["metadata"]["resourceVersion"]
                 async with (
                     asyncio.timeout(20.0),
                     api.watch(Resource.NODES, None, resource_version=version, seconds=20) as sent,
                 ):
-                    first = json.loads((await anext(sent))[0])
+                    first = parse_event(Resource.NODES, (await anext(sent))[0])
         finally:
-            for name in ("schedulable", "cordoned"):
-                await stage.admin.delete(NODES, None, name)
-        assert (first["type"], first["object"]["metadata"]["name"]) == ("MODIFIED", "cordoned")
+            await stage.admin.delete(NODES, None, name)
+        assert isinstance(first, Changed)
+        assert first.fact == Node(name=name, taints=(Taint(DRAIN_TAINT),))
 
     async def test_reads_kubevirts_migration_limits(self, stage: Stage) -> None:
         """The limits of the KubeVirt object are read; missing ones have KubeVirt's defaults."""

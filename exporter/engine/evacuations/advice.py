@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from exporter.engine.evacuations.diagnosis import Diagnosis, State
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
 from exporter.engine.store.reasons import SELECTORS, TERMINATING
 
 
@@ -31,6 +31,7 @@ class Obstacle(StrEnum):
     """What keeps a VM from moving; each has one action."""
 
     LEFTOVER = "leftover"
+    TAINT_LEFT = "taint_left"
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     STALLED = "stalled"
@@ -58,8 +59,9 @@ class Action(Struct, frozen=True):
     """A sentence that says what to do, a shell command, and the runbook with the details.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
-    (the command that cancels) and, in the sentence, `{launcher}` (the pod that runs the VM),
-    `{missing}` (the resources that are not seen) and `{node}` (the node that the VM is to leave).
+    (the command that cancels), `{node}` (the node that the VM is to leave), `{taint}` (the key of
+    KubeVirt's drain taint) and, in the sentence, `{launcher}` (the pod that runs the VM) and
+    `{missing}` (the resources that are not seen).
     """
 
     sentence: str
@@ -93,6 +95,11 @@ ACTIONS = {
         "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, but"
         " KubeVirt still tries to migrate the VM.",
         "{cancel}",
+    ),
+    Obstacle.TAINT_LEFT: Action(
+        "Remove the taint {taint} from {node} if nobody drains it any more: the node is schedulable"
+        " again, but KubeVirt still migrates its VMs.",
+        "kubectl taint nodes {node} {taint}:NoSchedule-",
     ),
     Obstacle.EXTERNAL: Action(
         "Let the controller that manages this VM move or stop it: the VM's strategy is External, so"
@@ -189,15 +196,26 @@ ACTIONS = {
 }
 
 
-def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) -> Advice:
-    """What to do about an evacuation; `why` are the VMI's reasons, newest first."""
+def advise(
+    evidence: Evidence,
+    diagnosis: Diagnosis,
+    why: tuple[Why, ...] = (),
+    *,
+    taint: str = DRAIN_TAINT,
+) -> Advice:
+    """What to do about an evacuation; `why` are the VMI's reasons, newest first.
+
+    `taint` is the key of KubeVirt's drain taint.
+    """
     source = _SOURCES.get(diagnosis.state)
     own = (one for one in why if one.source is source and one.reason not in SELECTORS)
     cause = next(own, find_cause(why))
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
     obstacle = _find_obstacle(evidence, diagnosis, cause)
-    if diagnosis.given_up and may_cancel(evidence):
+    if diagnosis.given_up and diagnosis.tainted:
+        obstacle = Obstacle.TAINT_LEFT
+    elif diagnosis.given_up and may_cancel(evidence):
         obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
     vmi, attempt, launcher = evidence.vmi, diagnosis.attempt, evidence.launcher
@@ -208,11 +226,14 @@ def advise(evidence: Evidence, diagnosis: Diagnosis, why: tuple[Why, ...] = ()) 
             launcher=f"{name} on {vmi.node}",
             missing=" and ".join(diagnosis.missing),
             node=diagnosis.node,
+            taint=taint,
         ),
         action.command.format(
             namespace=quote(vmi.namespace),
             name=quote(vmi.name),
             attempt=quote("" if attempt is None else attempt.name),
+            node=quote(diagnosis.node),
+            taint=quote(taint),
             cancel=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
         ),
         action.runbook,

@@ -1,9 +1,9 @@
 """Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the action.
 
-`status.evacuationNodeName` makes KubeVirt move a VMI off its node. KubeVirt then creates
-evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is gone. It retries
-forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the VMI, its VMIMs and
-its pods to one `State`, the first that applies in the order of the enum:
+`status.evacuationNodeName`, or a taint on the node, makes KubeVirt move a VMI off its node.
+KubeVirt then creates evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is
+gone. It retries forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the
+VMI, its VMIMs and its pods to one `State`, the first that applies in the order of the enum:
 
 1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
 2. A migration is running.
@@ -37,8 +37,9 @@ from enum import StrEnum
 from msgspec import Struct
 
 from exporter.engine.evacuations.backoff import Backoff, compute_backoff
-from exporter.engine.facts.evidence import Evidence, Marker
+from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
+    DRAIN_TAINT,
     Instant,
     Outcome,
     Pod,
@@ -48,8 +49,8 @@ from exporter.engine.facts.model import (
     WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
 
 
@@ -85,6 +86,17 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
+NEEDS_PERSON = frozenset(
+    {
+        State.MIGRATION_STALLED,
+        State.ZOMBIE_STATE,
+        State.WAITING_FOR_SYNC,
+        State.QUOTA,
+    }
+)
+"""The states of a migratable VM that only a person can end, whether or not it is evacuating."""
+
+
 class Cause(StrEnum):
     """Why an evacuation counts as stuck."""
 
@@ -103,10 +115,12 @@ class LastSeen(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The state of one evacuation.
 
-    `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs before the exporter
-    started. `backoff` is None if there is none, or if it is unknown. `due_at` is when the age of
-    the evacuation makes it stuck; None means never. `leftover`: the evacuation was for a drain that
-    is over, because its node is schedulable again; never true for the descheduler's requests.
+    `through`: how it was requested. `tainted`: its node has KubeVirt's drain taint, so KubeVirt
+    refuses to cancel it. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs
+    before the exporter started. `backoff` is None if there is none, or if it is unknown. `due_at`
+    is when the age of the evacuation makes it stuck; None means never. `leftover`: the evacuation
+    was for a drain that is over, because its node is schedulable again; never true for the
+    descheduler's requests.
     `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
     resources without which the state is unknown. `last_seen` is set while the VMI's data are too
     old.
@@ -124,6 +138,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     given_up: bool
     diverged: bool
     attempt: Vmim | None
+    through: RequestedThrough = RequestedThrough.EVICTION
+    tainted: bool = False
     missing: tuple[Resource, ...] = ()
     last_seen: LastSeen | None = None
 
@@ -141,19 +157,20 @@ def diagnose(
     *,
     dead: AbstractSet[Resource] = frozenset(),
     contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
-    cordons: Cordons | None = None,
+    nodes: NodeIndex | None = None,
+    drain_taint: str = DRAIN_TAINT,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
     From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
     last contacts with the watches of its namespace; a watch without an entry counts as up to date.
-    `cordons` is None if it is unknown which nodes are cordoned.
+    `nodes` is None if nodes cannot be read. `drain_taint` is the key of KubeVirt's drain taint.
     """
     marker = evidence.marker
-    if marker is None:
+    if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
         return None
     dead = dead | evidence.dead_at(now)
-    source = find_source(evidence, marker)
+    source = find_source(evidence.vmi, evidence.vmims, marker)
     seen, evidence = evidence, evidence.without(dead)
     attempt = evidence.unfinished()
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
@@ -165,9 +182,11 @@ def diagnose(
         )
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
-    since = None if cordons is None else cordons.schedulable_since(marker.node)
-    was_seen = cordons is not None and cordons.uncordoned_at(marker.node) is not None
-    is_drain = source is Source.OTHER or (source is Source.UNKNOWN and was_seen)
+    # A taint alone drains a schedulable node too.
+    by_taint = marker.through is RequestedThrough.TAINT
+    since = None if nodes is None else nodes.schedulable_since(marker.node)
+    was_seen = nodes is not None and nodes.uncordoned_at(marker.node) is not None
+    is_drain = was_seen if by_taint or source is Source.UNKNOWN else source is Source.OTHER
     leftover = is_drain and since is not None and marker.requested_at <= since
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
@@ -175,6 +194,9 @@ def diagnose(
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
+        through=marker.through,
+        tainted=by_taint
+        or (nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None),
         source=source,
         state=state,
         stuck_by=()
@@ -241,10 +263,10 @@ def _find_state(
     backoff: Backoff | None,
     contacts: Mapping[Resource, Instant],
 ) -> State:
-    vmi = evidence.vmi
+    vmi, marker = evidence.vmi, evidence.marker
     if vmi.is_external and attempt is None:
         return State.EXTERNAL
-    if vmi.evacuation_node != vmi.node:
+    if marker is not None and marker.node != vmi.node:
         return State.STALE_MARKER
     if _is_stalled(evidence, attempt, stuck, now):
         return State.MIGRATION_STALLED

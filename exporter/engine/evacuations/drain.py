@@ -3,7 +3,7 @@
 The module `drain_outcomes` says what a drain does to one VM.
 
 The counts of all nodes come from totals that the store updates with each change. So this visits
-only VMIs with an unfinished VMIM, an evacuation or a budget that forbids their eviction.
+only VMIs that are not settled (`Store.unsettled`), that are evacuating, or that a budget protects.
 """
 
 from collections import Counter, defaultdict
@@ -12,8 +12,9 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.evacuations.diagnosis import NEEDS_PERSON, Diagnosis, State, diagnose
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -21,8 +22,9 @@ from exporter.engine.evacuations.drain_outcomes import (
     decide_outcome,
     measure_mobility,
 )
-from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.model import (
+    DRAIN_TAINT,
     Contacts,
     DeadResources,
     Instant,
@@ -37,14 +39,16 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import REASONS_SHOWN
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
 
 
+FAILED_WITHIN: Seconds = 3600.0
+"""Migrations that failed longer ago do not count in the outcome of a drain."""
 _NO_CONTACTS = Contacts()
 Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
@@ -52,8 +56,7 @@ Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
-    `cordons` is None if it is unknown which nodes are cordoned. `budgets` is None if it is unknown
-    what budgets allow.
+    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -62,7 +65,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     dead: DeadResources
     now: Instant
     contacts: Contacts = _NO_CONTACTS
-    cordons: Cordons | None = None
+    nodes: NodeIndex | None = None
     budgets: Budgets | None = None
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
@@ -77,12 +80,18 @@ class Conditions(Struct, frozen=True, kw_only=True):
             self.now,
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
-            cordons=self.cordons,
+            nodes=self.nodes,
+            drain_taint=self.drain_taint,
         )
+
+    @property
+    def drain_taint(self) -> str:
+        """The key of the taint that makes KubeVirt evacuate a node."""
+        return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
 
     def is_schedulable(self, node: str) -> bool | None:
         """Whether pods can be scheduled onto a node; None if that is unknown."""
-        return None if self.cordons is None else node not in self.cordons
+        return None if self.nodes is None else not self.nodes.is_cordoned(node)
 
     def find_budget(self, evidence: Evidence) -> str:
         """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
@@ -112,7 +121,7 @@ def read_conditions(
         dead=dead,
         now=now,
         contacts=contacts,
-        cordons=store.cordons if Resource.NODES in seen else None,
+        nodes=store.node_index if Resource.NODES in seen else None,
         budgets=store.budgets if Resource.BUDGETS in seen else None,
     )
 
@@ -122,10 +131,13 @@ class DrainCandidate(Struct, frozen=True, kw_only=True):
 
     `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
     `last_duration` is how long its newest successful migration took; None if that is unknown.
+    `diagnosis` is that of its evacuation or, if it does not leave, of the evacuation that a drain
+    would request now; otherwise None.
     """
 
     evidence: Evidence
     outcome: DrainOutcome
+    diagnosis: Diagnosis | None
     reasons: tuple[Why, ...]
     failed_attempts: int
     last_duration: Seconds | None
@@ -136,7 +148,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is the least time that the migrations take; None if that is unknown, or if the node
     cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown. `cordon` is None if the node is not cordoned.
+    `schedulable` is None if that is unknown. `facts` is None if the node cannot be read.
     """
 
     node: str
@@ -144,7 +156,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     at_least: Seconds | None
     progress: DrainProgress | None
     schedulable: bool | None
-    cordon: Node | None
+    facts: Node | None
 
     @property
     def vmis(self) -> int:
@@ -177,25 +189,29 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
     full = {node for node in counts if conditions.is_full(node)}
 
     def outcome(node: str, mobility: Mobility) -> DrainOutcome:
-        return decide_outcome(mobility, conditions.kubevirt, full=node in full, fails=False)
+        return decide_outcome(mobility, conditions.kubevirt, waits=node in full)
 
     for (node, mobility), vmis in store.mobilities.items():
         if node:
             counts[node][outcome(node, mobility)] += vmis
-    for evidence in store.waiting():
+    unsettled = set()
+    for evidence in store.unsettled():
+        unsettled.add(evidence.vmi.uid)
         node, mobility = evidence.vmi.node, evidence.vmi.mobility
         if node:
             counts[node][outcome(node, mobility)] -= 1
             counts[node][find_outcome(evidence, conditions, None)] += 1
-    for evidence in _find_guarded(store, conditions):
+    for evidence in _find_guarded(store, conditions, unsettled):
         if find_outcome(evidence, conditions, None) is DrainOutcome.STAYS:
             counts[evidence.vmi.node][DrainOutcome.RESTARTS] -= 1
             counts[evidence.vmi.node][DrainOutcome.STAYS] += 1
     return counts
 
 
-def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
-    """VMIs without an unfinished VMIM: a drain would restart them if no budget forbade it."""
+def _find_guarded(
+    store: Store, conditions: Conditions, without: AbstractSet[str]
+) -> Iterator[Evidence]:
+    """The VMIs, except those `without`, that a drain would restart if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
@@ -203,7 +219,7 @@ def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Evidence]:
         if found is None or found[1].finished or not found[1].node:
             continue
         evidence = store.evidence(found[1].namespace, found[1].name)
-        if evidence is None or evidence.launcher != found[0] or evidence.unfinished() is not None:
+        if evidence is None or evidence.launcher != found[0] or evidence.vmi.uid in without:
             continue
         if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
             yield evidence
@@ -245,7 +261,7 @@ def forecast_nodes(
         outcome = recount(counts, evidence, diagnosis, conditions)
         if diagnosis is not None:
             evacuating.append(((evidence.vmi, diagnosis), outcome))
-    progress = follow_drains(store.drains.read(), evacuating, conditions)
+    progress = follow_drains(store.drains.read(), counts, evacuating, conditions)
     return [
         _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
         for node, outcomes in counts.items()
@@ -261,7 +277,8 @@ def forecast_node(
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=find_outcome(evidence, conditions, diagnosis),
+            outcome=(outcome := find_outcome(evidence, conditions, diagnosis)),
+            diagnosis=_find_obstruction(evidence, conditions, diagnosis, outcome),
             reasons=_find_reasons(store, evidence, conditions),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
@@ -276,8 +293,21 @@ def forecast_node(
         for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
         if diagnosis is not None
     )
-    progress = follow_drains(store.drains.read(), evacuating, conditions).get(node)
+    drains = store.drains.read()
+    own = {node: drains[node]} if node in drains else {}
+    progress = follow_drains(own, {node: outcomes}, evacuating, conditions).get(node)
     return _forecast(node, outcomes, known, conditions, progress), candidates
+
+
+def _find_obstruction(
+    evidence: Evidence,
+    conditions: Conditions,
+    diagnosis: Diagnosis | None,
+    outcome: DrainOutcome,
+) -> Diagnosis | None:
+    if diagnosis is None and outcome is DrainOutcome.FAILS:
+        return conditions.diagnose(_ask(evidence, conditions.now))
+    return diagnosis
 
 
 def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
@@ -291,35 +321,45 @@ def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> t
 
 def follow_drains(
     drains: Mapping[str, Departed],
+    counts: Mapping[str, Mapping[DrainOutcome, int]],
     evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
     conditions: Conditions,
 ) -> dict[str, DrainProgress]:
-    """The progress of each drain; `evacuating` are all evacuations of these nodes.
+    """The progress of each drain of `drains`, the drains in the store by node.
 
-    `drains` are the drains in the store, by node.
+    `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations from them. On
+    a closed node, a VMI that stays or fails remains, although KubeVirt may have refused its
+    eviction without marking it. On an open node, only a VMI that was asked to leave remains.
     """
-    remaining = defaultdict[str, list[tuple[Diagnosis, DrainOutcome]]](list)
+    remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
     for (vmi, diagnosis), outcome in evacuating:
         if vmi.node == diagnosis.node:
-            remaining[diagnosis.node].append((diagnosis, outcome))
+            remaining[vmi.node].append(((vmi, diagnosis), outcome))
     progress = {}
     for node, departed in drains.items():
-        outcomes = Counter(outcome for _, outcome in remaining[node])
-        diagnoses = [diagnosis for diagnosis, _ in remaining[node]]
-        is_drained = conditions.is_schedulable(node) is False or any(
-            one.source is Source.OTHER for one in diagnoses
-        )
-        progress[node] = measure_progress(
-            departed,
-            (one.requested_at for one in diagnoses),
-            failing=sum(outcomes[one] for one in KEPT),
-            external=outcomes[DrainOutcome.EXTERNAL],
-            stuck_after=conditions.stuck.after
-            if is_drained and any(one.stuck for one in diagnoses)
-            else None,
-            now=conditions.now,
-        )
+        closed = departed.closed and conditions.nodes is not None
+        mine = [one for one in remaining[node] if closed or _is_drained(one[0][1])]
+        outcomes = Counter(outcome for _, outcome in mine)
+        kept = counts.get(node, {}) if closed else outcomes
+        failing = sum(kept.get(one, 0) for one in KEPT)
+        present = failing + sum(outcomes[one] for one in outcomes if one not in KEPT)
+        if present:
+            progress[node] = measure_progress(
+                departed,
+                present,
+                evacuating={vmi.uid for (vmi, _), _ in mine},
+                failing=failing,
+                external=outcomes[DrainOutcome.EXTERNAL],
+                needs_person=bool(failing) or any(one.stuck for (_, one), _ in mine),
+                stuck_after=conditions.stuck.after,
+                now=conditions.now,
+            )
     return progress
+
+
+def _is_drained(diagnosis: Diagnosis) -> bool:
+    """Whether an evacuation from an open node is a drain."""
+    return diagnosis.source is not Source.DESCHEDULER and not diagnosis.given_up
 
 
 def find_outcome(
@@ -336,15 +376,40 @@ def _find_own_outcome(
     evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
 ) -> DrainOutcome:
     """The outcome without regard to budgets."""
-    dead, fails = conditions.dead.of(evidence.vmi.namespace), False
+    vmi, now = evidence.vmi, conditions.now
+    if vmi.deleted_at is not None:
+        is_late = now > vmi.deleted_at + conditions.stuck.after
+        return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
+    fails, waits = False, conditions.is_full(vmi.node)
+    evidence = evidence.without(conditions.dead.of(vmi.namespace))
+    mobility = measure_mobility(evidence)
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts
         fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
-    return decide_outcome(
-        measure_mobility(evidence.without(dead)),
-        conditions.kubevirt,
-        full=conditions.is_full(evidence.vmi.node),
-        fails=fails,
+    elif evidence.unsettled and decide_outcome(mobility, conditions.kubevirt) in MOVED:
+        diagnosis = conditions.diagnose(_ask(evidence, now))
+        fails = _fails_again_and_again(evidence, conditions.stuck, now)
+    if diagnosis is not None:
+        fails = fails or diagnosis.state in NEEDS_PERSON
+        waits = waits or diagnosis.state is State.MULTIPLE_ACTIVE_PODS
+    return decide_outcome(mobility, conditions.kubevirt, waits=waits, fails=fails)
+
+
+def _ask(evidence: Evidence, now: Instant) -> Evidence:
+    """The evidence about a VMI as if it were asked to leave its node now."""
+    marker = Marker(node=evidence.vmi.node, requested_at=now, seen_at=now)
+    return replace(evidence, marker=marker)
+
+
+def _fails_again_and_again(evidence: Evidence, stuck: StuckPolicy, now: Instant) -> bool:
+    """Whether the newest migrations have failed one after the other, and one of them lately."""
+    finished = [vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted]
+    finished.sort(key=lambda vmim: vmim.created or 0.0, reverse=True)
+    newest = finished[: stuck.failed_attempts]
+    return (
+        len(newest) == stuck.failed_attempts
+        and all(vmim.phase == "Failed" for vmim in newest)
+        and any(now - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in newest)
     )
 
 
@@ -355,8 +420,8 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     migrating, because the progress of that migration is unknown.
     """
     mobility = measure_mobility(evidence)
-    outcome = decide_outcome(mobility, settings, full=False, fails=False)
-    if mobility.migrating or outcome not in MOVED:
+    outcome = decide_outcome(mobility, settings)
+    if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
         return None
     return evidence.history.last_duration()
 
@@ -385,7 +450,7 @@ def _forecast(
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),
-        cordon=None if conditions.cordons is None else conditions.cordons.find(node),
+        facts=None if conditions.nodes is None else conditions.nodes.find(node),
     )
 
 

@@ -5,10 +5,13 @@ A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
 counts:
 
+- `ends`: the VMI is being deleted, so the VM goes anyway. If its deletion takes longer than
+  `stuck.after` beyond its grace period, the VM `stays`.
 - `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
   eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
 - `external`: the strategy is External. Somebody else must move or stop the VM.
-- `fails`: the VM's evacuation is stuck, or has failed `stuck.failedAttempts` times.
+- `fails`: the VM's evacuation is stuck, or its last `stuck.failedAttempts` migrations have failed;
+  or its evacuation would be in a state that only a person can end (`NEEDS_PERSON`).
 - `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
   LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.
 - `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
@@ -31,6 +34,7 @@ class DrainOutcome(StrEnum):
     RESTARTS = "restarts"
     STAYS = "stays"
     EXTERNAL = "external"
+    ENDS = "ends"
 
 
 GRAVEST = (
@@ -39,6 +43,7 @@ GRAVEST = (
     DrainOutcome.EXTERNAL,
     DrainOutcome.RESTARTS,
     DrainOutcome.WAITS,
+    DrainOutcome.ENDS,
     DrainOutcome.LEAVES,
 )
 """The outcomes, the worst first."""
@@ -59,9 +64,13 @@ def measure_mobility(evidence: Evidence) -> Mobility:
 
 
 def decide_outcome(
-    mobility: Mobility, settings: KubeVirtSettings | None, *, full: bool, fails: bool
+    mobility: Mobility,
+    settings: KubeVirtSettings | None,
+    *,
+    waits: bool = False,
+    fails: bool = False,
 ) -> DrainOutcome:
-    """The outcome without budgets; `full`: KubeVirt starts no migration out of the node now."""
+    """The outcome without budgets; `waits`: KubeVirt starts no migration of the VMI now."""
     strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
     match strategy:
         case "External":
@@ -76,4 +85,4 @@ def decide_outcome(
             pass
         case _:
             return DrainOutcome.RESTARTS
-    return DrainOutcome.WAITS if mobility.migrating or full else DrainOutcome.LEAVES
+    return DrainOutcome.WAITS if mobility.migrating or waits else DrainOutcome.LEAVES

@@ -59,11 +59,15 @@ class EvictionAdmitted(Struct, frozen=True):
 
 
 class Visibility(Struct, frozen=True):
-    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not."""
+    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not.
+
+    `nodes`: whether nodes are visible; None if the first list has not been answered yet.
+    """
 
     vmims: bool = False
     pods: bool = False
     blind: Mapping[Resource, AbstractSet[str]] = {}
+    nodes: bool | None = None
 
     def sees_vmims_of(self, namespace: str) -> bool:
         """Whether the VMIMs of a namespace are visible."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from enum import StrEnum
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -28,6 +29,15 @@ FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
 
+class RequestedThrough(StrEnum):
+    """How an evacuation was requested."""
+
+    EVICTION = "eviction"
+    """`status.evacuationNodeName` of the VMI, which KubeVirt's webhook sets."""
+    TAINT = "taint"
+    """The node has KubeVirt's drain taint (`spec.configuration.migrations.nodeDrainTaintKey`)."""
+
+
 class Requester(Struct, frozen=True, order=True, gc=False):
     """Who asked for an eviction, and when."""
 
@@ -36,7 +46,7 @@ class Requester(Struct, frozen=True, order=True, gc=False):
 
 
 class Marker(Struct, kw_only=True):
-    """An evacuation: its node (`status.evacuationNodeName`), its request and its failed attempts.
+    """An evacuation: its node, its request and its failed attempts.
 
     `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
     unless KubeVirt dates it, or a success is found between it and `seen_at`. `not_before` is the
@@ -47,11 +57,13 @@ class Marker(Struct, kw_only=True):
     `lacking_since` is when the launcher pod was first seen without the descheduler's annotation.
     `dated`: `requested_at` is the time in KubeVirt's condition EvictionRequested, so our clock does
     not change it. `asked_by` is who asked for the first eviction that the webhook reviewed;
-    use `requested_by`, which checks that this was near the request.
+    use `requested_by`, which checks that this was near the request. `ends_at`: when the evacuation
+    ends without a further attempt, because only attempts show it; None if it does not.
     """
 
     node: str
     requested_at: Instant
+    through: RequestedThrough = RequestedThrough.EVICTION
     seen_at: Instant = 0.0
     not_before: Instant | None = None
     failed: dict[str, Instant] = field(default_factory=dict)
@@ -59,6 +71,7 @@ class Marker(Struct, kw_only=True):
     lacking_since: Instant | None = None
     dated: bool = False
     asked_by: Requester | None = None
+    ends_at: Instant | None = None
 
     @property
     def requested_by(self) -> Requester | None:
@@ -143,7 +156,9 @@ class Marker(Struct, kw_only=True):
         It does if the VMI's marker names another node, if the VMI has left the node and come back,
         or if KubeVirt has set the condition EvictionRequested again.
         """
-        if vmi.evacuation_node != self.node or self.was_left(vmi, newest_success):
+        is_by_taint = self.through is RequestedThrough.TAINT
+        present = vmi.node if is_by_taint else vmi.evacuation_node
+        if present != self.node or self.was_left(vmi, newest_success):
             return True
         requested = vmi.eviction_requested_at
         known = max(self.seen_at, self.requested_at)
@@ -191,8 +206,9 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     its launcher pod cannot be read any more, and since when. Their last versions are believed for
     `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
     VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
-    or None if none is visible. Only an evacuating VMI has a `marker`, its launcher pods in `pods`,
-    and in `namesakes` the VMIMs of an earlier VMI of that name.
+    or None if none is visible. Only an evacuating VMI has a `marker`, and in `namesakes` the VMIMs
+    of an earlier VMI of that name. `pods` are its launcher pods, if it is evacuating or has more
+    than one active launcher pod.
     """
 
     vmi: Vmi
@@ -266,6 +282,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if Resource.PODS in dead:
             seen = replace(seen, launcher=None, pods=(), pods_seen=False)
         return seen
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether more than the VMI's mobility decides what a drain would do to it."""
+        return (
+            self.vmi.unsettled
+            or sum(not pod.finished for pod in self.pods) > 1
+            or any(not vmim.finished or vmim.phase == "Failed" for vmim in self.vmims)
+        )
 
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""

@@ -14,6 +14,8 @@ from msgspec import Struct
 Instant: TypeAlias = float
 Seconds: TypeAlias = float
 
+DRAIN_TAINT = "kubevirt.io/drain"
+"""KubeVirt's default of `spec.configuration.migrations.nodeDrainTaintKey`."""
 CLOCK_SKEW: Seconds = 300.0
 """How far the end of a migration may lie ahead of our clock and still count as now."""
 
@@ -240,7 +242,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `eviction_requested_at` is when its condition EvictionRequested was set (since KubeVirt 1.7).
     `evicted_by_descheduler`: it has the annotation eviction-source, which may be of an older
     request. `migratable_unknown`: it has no condition LiveMigratable yet, for example while it
-    boots. `hotplugs`: its CPUs or memory are being changed. `override`: the name of the entry of
+    boots. `hotplugs`: its CPUs or memory are being changed. `deleted_at`: its deletionTimestamp,
+    at which the grace period of its deletion ends. `override`: the name of the entry of
     `policy.overrides` that applies to it.
     """
 
@@ -259,6 +262,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     migratable_unknown: bool = False
     hotplugs: bool = False
     phase: str = ""
+    deleted_at: Instant | None = None
     override: str = ""
 
     @property
@@ -267,9 +271,24 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def unsettled(self) -> bool:
+        """Whether it is being deleted, or its last migration has not ended."""
+        state = self.migration
+        return self.deleted_at is not None or (
+            state is not None and bool(state.uid) and not state.ended
+        )
+
+    @property
     def is_external(self) -> bool:
         """Whether somebody other than KubeVirt has to evacuate the VMI."""
         return self.eviction_strategy == "External"
+
+    def leaves_when_evicted(self, settings: "KubeVirtSettings") -> bool:
+        """Whether KubeVirt migrates the VMI if its node is drained (`VMIMigratableOnEviction`)."""
+        strategy = self.eviction_strategy or settings.eviction_strategy
+        return strategy == "LiveMigrate" or (
+            strategy == "LiveMigrateIfPossible" and self.migratable
+        )
 
     @property
     def mobility(self) -> Mobility:
@@ -353,25 +372,43 @@ class MigrationLimits(Struct, frozen=True, gc=False):
 class KubeVirtSettings(Struct, frozen=True, gc=False):
     """The settings and the status that are read from the KubeVirt object.
 
-    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `updating`:
-    KubeVirt reports VMIs that it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
+    `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `drain_taint`:
+    the key of the taint that makes KubeVirt evacuate a node. `updating`: KubeVirt reports VMIs that
+    it still has to update (`outdatedVirtualMachineInstanceWorkloads`).
     """
 
     limits: MigrationLimits = MigrationLimits()
     eviction_strategy: str = ""
+    drain_taint: str = DRAIN_TAINT
     updating: bool = False
+
+
+class Taint(NamedTuple):
+    """A taint with the effect NoSchedule, and when it was added; None if that is unknown."""
+
+    key: str
+    added: Instant | None = None
 
 
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `conditions` has the conditions about drains (Kubernetes 1.37) that are true.
+    `taints` has all other taints with the effect NoSchedule. `conditions` has the conditions about
+    drains (Kubernetes 1.37) that are true. `is_silent`: its condition Ready is Unknown, because its
+    kubelet does not answer; `silent_since` is since when, if that is known.
     """
 
     name: str
     schedulable: bool = True
     cordoned_at: Instant | None = None
+    taints: tuple[Taint, ...] = ()
     conditions: tuple[str, ...] = ()
+    is_silent: bool = False
+    silent_since: Instant | None = None
+
+    def find_taint(self, key: str) -> Taint | None:
+        """The taint with this key, or None."""
+        return next((taint for taint in self.taints if taint.key == key), None)
 
 
 class Requirement(NamedTuple):

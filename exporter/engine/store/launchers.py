@@ -11,12 +11,16 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class LauncherIndex:
-    """All launcher pods. A pod belongs to a VMI of the same namespace only."""
+    """All launcher pods. A pod belongs to a VMI of the same namespace only.
+
+    `crowded` has the UIDs of the VMIs with more than one active pod.
+    """
 
     def __init__(self) -> None:
         self._pods: dict[_Key, Pod] = {}
         self._by_vmi: dict[_Key, dict[str, Pod]] = {}
         self._targets: Counter[_Key] = Counter()
+        self.crowded: set[str] = set()
 
     @property
     def pods(self) -> Mapping[_Key, Pod]:
@@ -32,7 +36,9 @@ class LauncherIndex:
             if known.vmi_uid != pod.vmi_uid:
                 self._forget_owner(known)
         self._pods[key] = pod
-        self._by_vmi.setdefault((pod.namespace, pod.vmi_uid), {})[pod.name] = pod
+        owned = self._by_vmi.setdefault((pod.namespace, pod.vmi_uid), {})
+        owned[pod.name] = pod
+        self._note_crowd(pod.vmi_uid, owned)
         if pod.migration_uid:
             self._targets[pod.namespace, pod.migration_uid] += 1
 
@@ -44,9 +50,17 @@ class LauncherIndex:
 
     def _forget_owner(self, pod: Pod) -> None:
         owner = (pod.namespace, pod.vmi_uid)
-        del self._by_vmi[owner][pod.name]
-        if not self._by_vmi[owner]:
+        owned = self._by_vmi[owner]
+        del owned[pod.name]
+        self._note_crowd(pod.vmi_uid, owned)
+        if not owned:
             del self._by_vmi[owner]
+
+    def _note_crowd(self, vmi_uid: str, pods: Mapping[str, Pod]) -> None:
+        if sum(not pod.finished for pod in pods.values()) > 1:
+            self.crowded.add(vmi_uid)
+        else:
+            self.crowded.discard(vmi_uid)
 
     def _forget_target(self, pod: Pod) -> None:
         if pod.migration_uid:

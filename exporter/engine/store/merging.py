@@ -1,6 +1,6 @@
 """Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
 
-from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.evidence import Remembered, RequestedThrough
 from exporter.engine.facts.history import Migration, is_end_key
 from exporter.engine.facts.model import Instant, Outcome, Vmi
 from exporter.engine.store.departures import Departures
@@ -71,6 +71,8 @@ class HistoryMerger:
             and not stored.is_over(record.vmi, record.history.newest_success())
         ):
             changed.append(marker.join(stored))
+        elif marker is None and stored is not None and stored.through is RequestedThrough.TAINT:
+            record.stored = stored
         if not any(changed):
             return False
         self._bind_all(record, at)

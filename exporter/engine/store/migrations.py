@@ -47,7 +47,10 @@ class Binding(Struct, gc=False):
 
 
 class VmimIndex:
-    """All VMIMs with their bindings; at most `keep` deleted VMIMs wait per VMI."""
+    """All VMIMs with their bindings; at most `keep` deleted VMIMs wait per VMI.
+
+    `failing` counts the failed VMIMs by the VMI that they name.
+    """
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
@@ -55,6 +58,7 @@ class VmimIndex:
         self._unfinished: dict[_Key, Binding] = {}
         self._by_vmi: dict[_Key, tuple[Binding, ...]] = {}
         self._waiting: dict[_Key, dict[str, Binding]] = {}
+        self.failing: Counter[_Key] = Counter()
 
     def __len__(self) -> int:
         return sum(map(len, self._bindings.values()))
@@ -70,6 +74,9 @@ class VmimIndex:
     def put(self, vmim: Vmim) -> Binding:
         """Add or update a VMIM."""
         binding = self.find(vmim.namespace, vmim.name)
+        if binding is not None:
+            self._count_failure(binding.vmim, -1)
+        self._count_failure(vmim, 1)
         if binding is None:
             binding = Binding(vmim)
             self._bindings.setdefault(vmim.namespace, {})[vmim.name] = binding
@@ -84,6 +91,7 @@ class VmimIndex:
     def remove(self, binding: Binding) -> None:
         """Remove a VMIM from the index; it waits if its VMI may not have been read yet."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
+        self._count_failure(vmim, -1)
         del self._bindings[vmim.namespace][vmim.name]
         if not self._bindings[vmim.namespace]:
             del self._bindings[vmim.namespace]
@@ -100,6 +108,14 @@ class VmimIndex:
                 del waiting[next(iter(waiting))]
             if len(self._waiting) > WAITING_LIMIT:
                 del self._waiting[next(iter(self._waiting))]
+
+    def _count_failure(self, vmim: Vmim, change: int) -> None:
+        if vmim.phase != "Failed":
+            return
+        key = (vmim.namespace, vmim.vmi_name)
+        self.failing[key] += change
+        if not self.failing[key]:
+            del self.failing[key]
 
     @property
     def unfinished(self) -> Collection[Binding]:

@@ -1,113 +1,156 @@
-"""Follows the drain of each node: which VMs are asked to leave it, and when other VMs left it.
+"""Follows the drain of each node: since when it is drained, and which VMIs have left it since then.
 
-A drain begins with the first evacuation from a node. It goes on while a VM is evacuating from the
-node, and for `PAUSE` after that, because an evictor may evict one VM after the other. VMs that left
-before the exporter started are not known.
+A drain begins when the node is closed: cordoned, or tainted with KubeVirt's drain taint. On an open
+node it begins with the first evacuation that the descheduler did not request, because rebalancing
+is no drain. From a closed node every VMI that leaves counts, whoever moved or stopped it; from an
+open node only those that were asked to leave. A VMI counts once, however often it comes back.
+
+The drain of a closed node ends when no VMI is on the node, or when the node is open again. Another
+drain ends when no VMI is asked to leave any more. VMIs that left before the exporter started are
+not known.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct, field
 
-from exporter.engine.facts.model import Instant, Seconds
+from exporter.engine.facts.model import Instant, Mobility, Seconds
+from exporter.engine.facts.newest import put_newest
 
 
-PAUSE: Seconds = 600.0
-"""A drain is over after this long without an evacuation from the node."""
 FEWEST_DEPARTURES = 3
 """A pace is computed only from at least this many departures."""
-NODES_KEPT = 10_000
-DEPARTURES_KEPT = 1_000
-"""The pace uses at most this many departures, because a descheduler's evictions may never end."""
+LEFT_KEPT = 10_000
+"""For how many VMIs of a drain the departure is kept."""
+
+
+class DrainEnd(StrEnum):
+    """How a drain ended; these are the values in metrics."""
+
+    SUCCEEDED = "succeeded"
+    """The last VMI has left."""
+    CANCELLED = "cancelled"
+    """The node was opened again, or the last evacuation was cancelled, before all VMIs had left."""
+    NODE_DELETED = "node_deleted"
+    """The node was deleted before all VMIs had left."""
 
 
 class NodeDrain(Struct, kw_only=True):
-    """The drain of one node: when VMs left it, and how many are asked to leave it now.
+    """The drain of one node.
 
-    `began` is the earliest request of the VMs that have left, `left` is their number, and
-    `departures` has the newest instants at which VMs left. `idle_since` is the instant since which
-    no VM of the node is evacuating.
+    `since` is when it began; None if no VMI is to leave the node. `asked` are the VMIs that are
+    evacuating, `left` are those that have left, and when. `counts`: a VMI was evacuating, so its
+    end counts as that of a drain, and not only as that of a cordon.
     """
 
-    began: Instant | None = None
-    left: int = 0
-    departures: deque[Instant] = field(default_factory=lambda: deque(maxlen=DEPARTURES_KEPT))
-    evacuating: set[str] = field(default_factory=set)
-    idle_since: Instant | None = None
-
-    def departed(self) -> "Departed":
-        """Summarize the VMs that have left."""
-        ends, pace = sorted(self.departures), None
-        if len(ends) >= FEWEST_DEPARTURES:
-            pace = median(later - earlier for earlier, later in pairwise(ends))
-        return Departed(
-            count=self.left,
-            began=self.began,
-            last_at=ends[-1] if ends else None,
-            seconds_per_vmi=pace,
-        )
+    closed: bool = False
+    since: Instant | None = None
+    asked: set[str] = field(default_factory=set)
+    left: dict[str, Instant] = field(default_factory=dict)
+    counts: bool = False
 
 
 class Departed(Struct, frozen=True, kw_only=True):
-    """The VMs that have left a node: how many, the earliest request, and when the last one left.
+    """The VMIs that have left a node, and when; the other fields are those of `NodeDrain`."""
 
-    `seconds_per_vmi` is the median interval between departures; None below `FEWEST_DEPARTURES`.
-    """
-
-    count: int
-    began: Instant | None
-    last_at: Instant | None
-    seconds_per_vmi: Seconds | None
+    closed: bool
+    since: Instant
+    left: Mapping[str, Instant]
 
 
 class NodeDrains:
-    """The present drains by node."""
+    """The present drains by node.
 
-    def __init__(self) -> None:
+    `mobilities` are those of `VmiIndex`. `note_end` is called with the end of each drain and how
+    long the drain took.
+    """
+
+    def __init__(self, mobilities: Mapping[tuple[str, Mobility], int]) -> None:
+        self._mobilities = mobilities
         self._drains: dict[str, NodeDrain] = {}
+        self.note_end: Callable[[DrainEnd, Seconds], None] = lambda *_: None
 
     def read(self) -> dict[str, Departed]:
-        """For each node from which VMs are evacuating, the VMs that have already left it."""
-        return {node: one.departed() for node, one in self._drains.items() if one.evacuating}
+        """For each node that is drained, the VMIs that have left it."""
+        return {
+            node: Departed(closed=one.closed, since=one.since, left=one.left.copy())
+            for node, one in self._drains.items()
+            if one.since is not None
+        }
 
-    def ask(self, node: str, vmi_uid: str, now: Instant) -> None:
-        """Note that a VMI is asked to leave a node."""
+    def close(self, node: str, since: Instant) -> None:
+        """Note that a node is cordoned or tainted, since `since`."""
+        drain = self._drains.setdefault(node, NodeDrain())
+        if not drain.closed:
+            drain.closed = True
+            drain.since = since if drain.since is None else min(since, drain.since)
+
+    def open(self, node: str, now: Instant, end: DrainEnd = DrainEnd.CANCELLED) -> None:
+        """Note that a node is neither cordoned nor tainted any more, which ends its drain."""
         drain = self._drains.get(node)
-        if drain is None or (drain.idle_since is not None and now - drain.idle_since > PAUSE):
-            if len(self._drains) >= NODES_KEPT:
-                self._drains = {n: one for n, one in self._drains.items() if one.evacuating}
+        if drain is not None and drain.closed:
+            self._end(drain, end, now)
+            del self._drains[node]
+
+    def ask(self, node: str, vmi_uid: str, requested_at: Instant, *, is_drain: bool) -> None:
+        """Note that a VMI of a node is asked to leave it; `is_drain`: also if the node is open."""
+        drain = self._drains.get(node)
+        if not is_drain and (drain is None or not drain.closed):
+            if drain is not None:
+                self._forget(node, drain, vmi_uid)
+            return
+        if drain is None:
             drain = self._drains[node] = NodeDrain()
-        drain.evacuating.add(vmi_uid)
-        drain.idle_since = None
+        drain.asked.add(vmi_uid)
+        drain.counts = True
+        if drain.since is None or (not drain.closed and requested_at < drain.since):
+            drain.since = requested_at
 
-    def leave(self, node: str, vmi_uid: str, requested_at: Instant, at: Instant) -> None:
-        """Note that a VMI left the node that it was asked to leave, at the instant `at`."""
+    def leave(self, node: str, vmi_uid: str, at: Instant) -> None:
+        """Note that a VMI has left a node, at the instant `at`."""
         drain = self._drains.get(node)
-        if drain is not None and vmi_uid in drain.evacuating:
-            drain.left += 1
-            drain.departures.append(at)
-            drain.began = requested_at if drain.began is None else min(drain.began, requested_at)
-            self.cancel(node, vmi_uid, at)
+        if drain is None or not (drain.closed or vmi_uid in drain.asked):
+            return
+        put_newest(drain.left, vmi_uid, at, most=LEFT_KEPT)
+        drain.asked.discard(vmi_uid)
+        if drain.closed:
+            if all(place != node for place, _ in self._mobilities):
+                self._end(drain, DrainEnd.SUCCEEDED, at)
+                self._drains[node] = NodeDrain(closed=True)
+        elif not drain.asked:
+            self._end(drain, DrainEnd.SUCCEEDED, at)
+            del self._drains[node]
 
     def cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
-        """Note that a VMI is no longer asked to leave a node."""
+        """Note that a VMI is no longer asked to leave a node, although it is on it."""
         drain = self._drains.get(node)
-        if drain is None or vmi_uid not in drain.evacuating:
+        if drain is None or vmi_uid not in drain.asked:
             return
-        drain.evacuating.discard(vmi_uid)
-        if not drain.evacuating:
-            drain.idle_since = now
+        drain.asked.discard(vmi_uid)
+        if not drain.asked and not drain.closed:
+            self._end(drain, DrainEnd.CANCELLED, now)
+            del self._drains[node]
+
+    def _forget(self, node: str, drain: NodeDrain, vmi_uid: str) -> None:
+        """Forget a VMI of an open node whose evacuation turns out to belong to no drain."""
+        drain.asked.discard(vmi_uid)
+        if not drain.asked:
+            del self._drains[node]
+
+    def _end(self, drain: NodeDrain, end: DrainEnd, at: Instant) -> None:
+        if drain.counts and drain.since is not None:
+            self.note_end(end, max(0.0, at - drain.since))
 
 
 class DrainProgress(Struct, frozen=True, kw_only=True):
-    """How far the drain of a node has come.
+    """How far the drain of a node has come, in VMIs.
 
-    `asked` are the VMs that have left and those that remain. `failing` and `external` are parts of
-    `remaining`. `estimate` is None without a pace, or if a VM cannot leave by itself. `stuck`: a VM
-    of a drained node is stuck, and no VM has left for as long as an evacuation may take.
+    `asked` are those that have left and those that remain. `failing` and `external` are parts of
+    `remaining`. `estimate` is None without a pace, or if a VMI cannot leave by itself.
     """
 
     since: Instant
@@ -122,39 +165,47 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> int:
-        """How many VMs were asked to leave."""
+        """How many VMIs were asked to leave."""
         return self.left + self.remaining
+
+
+WHATEVER = 4
+"""A drain is stuck after this many times `stuck.after` without a departure, whatever the states."""
 
 
 def measure_progress(
     departed: Departed,
-    requests: Iterable[Instant],
+    remaining: int,
     *,
+    evacuating: AbstractSet[str],
     failing: int,
     external: int,
+    needs_person: bool,
+    stuck_after: Seconds,
     now: Instant,
-    stuck_after: Seconds | None,
 ) -> DrainProgress:
-    """The progress of a drain. `requests`: when each VM that remains was asked to leave.
+    """The progress of a drain with `remaining` VMIs.
 
-    The drain is stuck if no VM has left within `stuck_after`. None means that it is never stuck.
+    `evacuating` are the UIDs of those that are asked to leave: a VMI that has come back is one of
+    them, and has not left. `needs_person`: the state of a VMI that remains needs a person. Then the
+    drain is stuck if no VMI has left within `stuck_after`.
     """
-    asked = [*requests]
-    began = [*asked, *(() if departed.began is None else (departed.began,))]
-    pace, last = departed.seconds_per_vmi, departed.last_at
-    estimate = None
+    ends = sorted(departed.left.values())
+    last = ends[-1] if ends else None
+    pace = estimate = None
+    if len(ends) >= FEWEST_DEPARTURES:
+        pace = median(later - earlier for earlier, later in pairwise(ends))
     if pace is not None and last is not None and not failing and not external:
-        estimate = max(0.0, last + pace * len(asked) - now)
-    since = min(began, default=now)
-    idle = now - (since if last is None else max(since, last))
+        estimate = max(0.0, last + pace * remaining - now)
+    idle = now - max(departed.since, last or departed.since)
     return DrainProgress(
-        since=since,
-        left=departed.count,
-        remaining=len(asked),
+        since=departed.since,
+        left=len(departed.left.keys() - evacuating),
+        remaining=remaining,
         failing=failing,
         external=external,
         last_left_at=last,
         seconds_per_vmi=pace,
         estimate=estimate,
-        stuck=stuck_after is not None and idle >= stuck_after,
+        stuck=idle >= (stuck_after if needs_person else WHATEVER * stuck_after),
     )

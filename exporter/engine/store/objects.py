@@ -1,4 +1,4 @@
-"""The VMIs, VMIMs, launcher pods and cordoned nodes, and what is known about each VMI."""
+"""The VMIs, VMIMs, launcher pods and nodes, and what is known about each VMI."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,9 @@ from exporter.engine.facts.changes import Key, Listed, Removed, Visibility
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Resource, Seconds
 from exporter.engine.store.budgets import Budgets
-from exporter.engine.store.cordons import Cordons
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.unreadable import UnreadableObjects
 from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
 
@@ -20,7 +20,7 @@ class ClusterObjects:
         self.vmis = VmiIndex()
         self.vmims = VmimIndex(keep=keep)
         self.launchers = LauncherIndex()
-        self.cordons = Cordons()
+        self.nodes = NodeIndex()
         self.budgets = Budgets(self.launchers.pods)
         self.unreadable = UnreadableObjects()
 
@@ -34,7 +34,7 @@ class ClusterObjects:
             case Resource.PODS:
                 return len(self.launchers.pods)
             case Resource.NODES:
-                return len(self.cordons)
+                return len(self.nodes)
             case Resource.BUDGETS:
                 return len(self.budgets)
             case _:
@@ -64,7 +64,7 @@ class ClusterObjects:
             case Resource.PODS:
                 known = self.launchers.pods
             case Resource.NODES:
-                known = [("", name) for name in self.cordons.names()]
+                known = [("", name) for name in self.nodes.names()]
             case Resource.BUDGETS:
                 known = self.budgets.keys()
             case _:
@@ -103,6 +103,8 @@ class ClusterObjects:
             dead_after=dead_after,
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,
-            pods=self.launchers.of(vmi) if marker is not None and pods_seen else (),
+            pods=self.launchers.of(vmi)
+            if pods_seen and (marker is not None or vmi.uid in self.launchers.crowded)
+            else (),
             pods_seen=pods_seen,
         )

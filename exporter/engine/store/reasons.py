@@ -7,7 +7,7 @@ target pod that could give the reason.
 
 Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions. An idle
 VMI that is not live-migratable has the reason word of its condition LiveMigratable, and an attempt
-may be read before its VMI's marker.
+may be read before its VMI's marker, or before the taint of its node.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,8 @@ class ReasonTable:
             return not fact.finished or fact.vmi_uid in self._evacuations
         binding = self._vmims.find(fact.namespace, fact.name)
         owner = "" if binding is None else binding.owner
-        is_early = bool(fact.evacuates) and (not owner or not fact.finished)
+        nodes_come = self._evacuations.sees_nodes is None
+        is_early = bool(fact.evacuates) and (nodes_come or not owner or not fact.finished)
         return is_early or owner in self._evacuations
 
 

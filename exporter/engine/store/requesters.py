@@ -1,10 +1,16 @@
 """Who asked for the eviction of a VMI, according to the webhook and to the evacuation itself."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from enum import StrEnum
 
-from exporter.engine.facts.evidence import ASKED_WITHIN, Evidence, Marker, Requester
-from exporter.engine.facts.model import Instant, Priority, Seconds
+from exporter.engine.facts.evidence import (
+    ASKED_WITHIN,
+    Marker,
+    RequestedThrough,
+    Requester,
+)
+from exporter.engine.facts.model import Instant, Priority, Seconds, Vmi, Vmim
 
 
 VMIS_KEPT = 5_000
@@ -46,20 +52,22 @@ class Source(StrEnum):
     """Priority system-maintenance, or no priority and the annotation
     kubevirt.io/eviction-source."""
     OTHER = "other"
-    """Priority system-critical: a drain, or an eviction by anybody else."""
+    """Priority system-critical: a drain, or an eviction by anybody else; or a drain by a taint."""
     UNKNOWN = "unknown"
     """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
 
-def find_source(evidence: Evidence, marker: Marker) -> Source:
+def find_source(vmi: Vmi, vmims: Iterable[Vmim], marker: Marker) -> Source:
     """Who requested an evacuation, by the priority of the newest attempt since the request.
 
     The annotation counts only if no attempt has a priority: it may belong to an older request.
     """
+    if marker.through is RequestedThrough.TAINT:
+        return Source.OTHER
     since = marker.requested_at - SAME_REQUEST
     attempts = [
         v
-        for v in evidence.vmims
+        for v in vmims
         if v.evacuates == marker.node
         and v.priority is not None
         and v.created is not None
@@ -70,4 +78,4 @@ def find_source(evidence: Evidence, marker: Marker) -> Source:
         return Source.DESCHEDULER
     if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
         return Source.OTHER
-    return Source.DESCHEDULER if evidence.vmi.evicted_by_descheduler else Source.UNKNOWN
+    return Source.DESCHEDULER if vmi.evicted_by_descheduler else Source.UNKNOWN

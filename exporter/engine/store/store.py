@@ -8,7 +8,7 @@ the changes that are applied and the notices that are sent. `migrations` finds t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from exporter.engine.facts.changes import (
@@ -57,8 +57,8 @@ class Store:
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended. `drains`
-    has the present drains, `cordons` the cordoned nodes, and `budgets` the launcher pods that no
-    one may evict.
+    has the present drains, `node_index` the nodes, and `budgets` the launcher pods that no one may
+    evict.
     """
 
     def __init__(
@@ -77,10 +77,12 @@ class Store:
         self._load_is_known = False
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
-        self._evacuations = EvacuationTracker(self._vmims, self._launchers)
+        self._evacuations = EvacuationTracker(
+            self._vmis, self._vmims, self._launchers, objects.nodes
+        )
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self._evacuations.drains
-        self.cordons = objects.cordons
+        self.node_index = objects.nodes
         self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
@@ -109,11 +111,12 @@ class Store:
                 self._note_admitted(change, at)
                 changed = False
             case Visibility():
-                changed = self._set_visibility(change)
+                changed = self._set_visibility(change, at)
             case Remembered():
                 changed = self._remember(change, at)
             case Forgotten():
                 changed = self._forget(change.uid)
+        self._update_evacuations(self._evacuations.find_expired(at), at)
         if changed:
             self._load_is_known = False
         return changed
@@ -180,16 +183,20 @@ class Store:
 
     def on_node(self, node: str) -> list[Evidence]:
         """The evidence about every VMI that is on a node and has not ended."""
-        records = self._vmis.by_key.values()
-        return [
-            self._gather(one) for one in records if one.vmi.node == node and not one.vmi.finished
-        ]
+        return [self._gather(one) for one in self._vmis.on_node(node) if not one.vmi.finished]
 
-    def waiting(self) -> Iterator[Evidence]:
-        """The evidence about every VMI that has not ended and has an unfinished VMIM."""
-        for key in {binding.vmi_key for binding in self._vmims.unfinished}:
+    def unsettled(self) -> Iterator[Evidence]:
+        """The evidence about every VMI that a drain may treat otherwise than its mobility says.
+
+        These are the VMIs, except ended ones, with an unfinished or a failed VMIM, with more than
+        one active launcher pod, with a migration that has not ended, or in deletion.
+        """
+        unfinished = (binding.vmi_key for binding in self._vmims.unfinished)
+        crowded = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
+        keys = {*unfinished, *self._vmims.failing, *self._vmis.unsettled}
+        for key in keys.union(record.key for record in crowded if record is not None):
             evidence = self.evidence(*key)
-            if evidence is not None and not evidence.vmi.finished and evidence.unfinished():
+            if evidence is not None and not evidence.vmi.finished and evidence.unsettled:
                 yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
@@ -236,9 +243,9 @@ class Store:
             case Pod():
                 resource, changed = Resource.PODS, self._put_pod(fact, at)
             case KubeVirtSettings():
-                return self._set_kubevirt(fact)
+                return self._set_kubevirt(fact, at)
             case Node():
-                return self.cordons.put(fact, at)
+                return self._put_node(fact, at)
             case Budget():
                 return self.budgets.put(fact)
             case _:
@@ -290,8 +297,29 @@ class Store:
             if bind(binding, record):
                 self._merger.merge_vmim(binding, record, at)
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
+            if vmim.evacuates and self.visibility.nodes is False:
+                self._update_evacuations([record], at)
+            self._evacuations.ask(record)
             self._note_evidence(record)
         return True
+
+    def _put_node(self, node: Node, at: Instant) -> bool:
+        known = self.node_index.find(node.name) or Node(name=node.name)
+        if not self.node_index.put(node, at):
+            return False
+        self._evacuations.note_node(node.name, at)
+        if (known.schedulable, known.taints) != (node.schedulable, node.taints):
+            self._update_evacuations(self._vmis.on_node(node.name), at)
+        return True
+
+    def _update_evacuations(self, records: Iterable[VmiRecord], at: Instant) -> None:
+        """Begin or end evacuations because something other than their VMIs has changed."""
+        for record in records:
+            if self._evacuations.update(record, None, at):
+                if record.marker is None:
+                    self._reasons.end(record.vmi)
+                self._note_evidence(record)
+                self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
 
     def _put_pod(self, pod: Pod, at: Instant) -> bool:
         known = self._launchers.pods.get((pod.namespace, pod.name))
@@ -303,18 +331,30 @@ class Store:
         self._note_pod(pod, at)
         return True
 
-    def _set_visibility(self, visibility: Visibility) -> bool:
+    def _set_visibility(self, visibility: Visibility, at: Instant) -> bool:
         if visibility == self.visibility:
             return False
         self.visibility = visibility
+        if visibility.nodes is not self._evacuations.sees_nodes:
+            self._evacuations.sees_nodes = visibility.nodes
+            self._update_evacuations(self._vmis.by_key.values(), at)
         self._notify(NoticeKind.EVERYTHING)
         return True
 
-    def _set_kubevirt(self, settings: KubeVirtSettings | None) -> bool:
+    def _set_kubevirt(self, settings: KubeVirtSettings | None, at: Instant) -> bool:
         if settings == self.kubevirt:
             return False
         was_updating = self.platform_updating
         self.kubevirt = settings
+        before, now = self._evacuations.kubevirt, settings or KubeVirtSettings()
+        self._evacuations.kubevirt = now
+        if (before.drain_taint, before.eviction_strategy) != (
+            now.drain_taint,
+            now.eviction_strategy,
+        ):
+            for name in self.node_index.names():
+                self._evacuations.note_node(name, at)
+            self._update_evacuations(self._vmis.by_key.values(), at)
         if was_updating != self.platform_updating:
             self._notify(NoticeKind.EVERYTHING)
         return True
@@ -324,15 +364,18 @@ class Store:
         if listed.resource is Resource.KUBEVIRTS and not listed.names:
             unlisted = [Removed(listed.resource, "", "")]
         if listed.resource is Resource.NODES:
-            self.cordons.note_list(at)
+            self.node_index.note_list(at)
         return sum(self.apply(one, at) for one in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
         if resource is Resource.KUBEVIRTS:
-            return self._set_kubevirt(None)
+            return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
-            return self.cordons.remove(removed.name, at)
+            gone = self.node_index.remove(removed.name, at)
+            self._evacuations.note_node(removed.name, at)
+            self._update_evacuations(self._vmis.on_node(removed.name), at)
+            return gone
         if resource is Resource.BUDGETS:
             return self.budgets.remove(*key)
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
@@ -357,7 +400,7 @@ class Store:
         """Drop a VMI with its history."""
         uid = record.vmi.uid
         self._vmis.remove(record)
-        self._evacuations.remove(uid, at)
+        self._evacuations.remove(record.vmi, at)
         self._reasons.remove_vmi(record.vmi)
         self._notify(NoticeKind.GONE, record.key, uid)
         self._notify(NoticeKind.MEMORY, uid=uid)

@@ -1,29 +1,71 @@
-"""Tracks evacuations: when each was requested, and which attempts have failed since then."""
+"""Tracks evacuations: when each was requested, and which attempts have failed since then.
 
+An evacuation is requested through an eviction, which sets `status.evacuationNodeName`, or through
+KubeVirt's drain taint on the node: KubeVirt then migrates every VMI of the node whose strategy
+allows it, and marks none of them (`vmisToMigrate` in its `evacuation.go`). If nodes cannot be read,
+only the VMIMs that evacuate the node show such a drain.
+"""
+
+import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from exporter.engine.facts.evidence import Marker
+from exporter.engine.facts.evidence import Marker, RequestedThrough
 from exporter.engine.facts.history import settle
-from exporter.engine.facts.model import CLOCK_SKEW, Instant, Vmi, Vmim
+from exporter.engine.facts.model import (
+    CLOCK_SKEW,
+    Instant,
+    KubeVirtSettings,
+    Seconds,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
-from exporter.engine.store.node_drains import NodeDrains
-from exporter.engine.store.requesters import Requesters
-from exporter.engine.store.vmi_record import VmiRecord
+from exporter.engine.store.node_drains import DrainEnd, NodeDrains
+from exporter.engine.store.nodes import NodeIndex
+from exporter.engine.store.requesters import Requesters, Source, find_source
+from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
+
+
+ENDS_AFTER: Seconds = 600.0
+"""An evacuation that only its attempts show ends this long after the newest attempt has ended."""
+
+
+class _Request(NamedTuple):
+    """What requests the evacuation of a VMI now.
+
+    `tainted_at`: when the drain taint of the node was added; None if that is unknown, or if there
+    is no taint. `ends_at` is that of `Marker`. `not_before` is when the node was last seen without
+    the taint.
+    """
+
+    node: str
+    through: RequestedThrough
+    tainted_at: Instant | None = None
+    not_before: Instant | None = None
+    ends_at: Instant | None = None
 
 
 class EvacuationTracker:
     """Maintains the markers of the VMIs that are evacuating, and the drains of their nodes.
 
-    `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. In all
-    methods, `now` is the instant at which the fact was read.
+    `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. `kubevirt`:
+    KubeVirt's settings. `sees_nodes`: whether nodes can be read; None if that is not known yet.
+    In all methods, `now` is the instant at which the fact was read.
     """
 
-    def __init__(self, vmims: VmimIndex, launchers: LauncherIndex) -> None:
+    def __init__(
+        self, vmis: VmiIndex, vmims: VmimIndex, launchers: LauncherIndex, nodes: NodeIndex
+    ) -> None:
         self._vmims = vmims
         self._launchers = launchers
+        self._nodes = nodes
         self._records: dict[str, VmiRecord] = {}
-        self.drains = NodeDrains()
+        self.kubevirt = KubeVirtSettings()
+        self.sees_nodes: bool | None = None
+        self._next_end = math.inf
+        self.drains = NodeDrains(vmis.mobilities)
         self.requesters = Requesters()
 
     def __iter__(self) -> Iterator[VmiRecord]:
@@ -37,41 +79,146 @@ class EvacuationTracker:
         record = self._records.get(uid)
         return None if record is None or record.marker is None else record.marker.requested_at
 
-    def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
-        """Follow a change of the VMI's own evacuation fields."""
+    def update(self, record: VmiRecord, before: Vmi | None, now: Instant) -> bool:
+        """Follow what requests the VMI's evacuation; True if an evacuation began or ended.
+
+        `before` is the VMI before a change of its own; None if it is new or has not changed.
+        """
         vmi, known = record.vmi, record.marker
         if before is not None and _is_requested_again(before, vmi):
             record.marker = None
-        if not vmi.evacuation_node or vmi.finished:
+        if before is not None and before.evacuation_node and not vmi.evacuation_node:
+            record.cancelled_at = now
+        request = self._find_request(record, now)
+        if request is None:
             record.marker = None
+            if self.sees_nodes is not None:
+                record.stored = None
             self._records.pop(vmi.uid, None)
         else:
-            marker = record.marker
-            if marker is None or marker.node != vmi.evacuation_node:
-                not_before = record.seen_at if vmi.eviction_requested_at is None else None
-                marker = self._begin(record, now, not_before=not_before)
+            self._follow(record, request, now)
+        if before is not None and not before.finished:
+            if vmi.node != before.node:
+                self.drains.leave(before.node, vmi.uid, _find_departure(before, vmi, now))
+            elif vmi.finished:
+                self.drains.leave(vmi.node, vmi.uid, now)
+        if known is not None and known is not record.marker:
+            self.drains.cancel(known.node, vmi.uid, now)
+        self.ask(record)
+        return known is not record.marker
+
+    def ask(self, record: VmiRecord) -> None:
+        """Note in the drain of its node that a VMI is evacuating, and who requested that.
+
+        An evacuation that an uncordon did not end belongs to no drain.
+        """
+        vmi, marker = record.vmi, record.marker
+        if marker is None or vmi.node != marker.node:
+            return
+        source = find_source(vmi, self._vmims.owned_by(vmi), marker)
+        opened_at = self._nodes.uncordoned_at(vmi.node)
+        self.drains.ask(
+            vmi.node,
+            vmi.uid,
+            marker.requested_at,
+            is_drain=source is not Source.DESCHEDULER
+            and (opened_at is None or marker.requested_at > opened_at),
+        )
+
+    def note_node(self, name: str, now: Instant) -> None:
+        """Begin or end the drain of a node that has changed or is gone."""
+        node = self._nodes.find(name)
+        if node is None:
+            self.drains.open(name, now, DrainEnd.NODE_DELETED)
+            return
+        taint = node.find_taint(self.kubevirt.drain_taint)
+        if node.schedulable and taint is None:
+            self.drains.open(name, now)
+            return
+        dates = (node.cordoned_at, None if taint is None else taint.added)
+        since = min((at for at in dates if at is not None), default=now)
+        # KubeVirt dates a request in whole seconds. It must not seem to be before the cordon.
+        self.drains.close(name, math.floor(since))
+
+    def _follow(self, record: VmiRecord, request: _Request, now: Instant) -> None:
+        """Begin the evacuation, or update it."""
+        vmi, marker = record.vmi, record.marker
+        if marker is None or marker.node != request.node:
+            not_before = None if vmi.eviction_requested_at else request.not_before
+            marker = self._begin(record, request, now, not_before=not_before)
+        marker.through, marker.ends_at = request.through, request.ends_at
+        if marker.ends_at is not None:
+            self._next_end = min(self._next_end, marker.ends_at)
+        if request.tainted_at is not None:
+            since = _find_arrival(record, request.tainted_at)
+            if vmi.eviction_requested_at is not None:
+                since = min(since, vmi.eviction_requested_at)
+            if marker.date(since):
+                self.note_attempts(record, now)
+        else:
             self._date(marker, record, now)
             self.note_success(record, now)
-            self.note_launcher(vmi.uid, now)
-        if known is not None and known is not record.marker:
-            self._end(vmi, known, now, left=vmi.finished or vmi.node != known.node)
-        if record.marker is not None:
-            self.drains.ask(record.marker.node, vmi.uid, now)
+        self.note_launcher(vmi.uid, now)
 
-    def remove(self, uid: str, now: Instant) -> None:
+    def _find_request(self, record: VmiRecord, now: Instant) -> _Request | None:
+        vmi = record.vmi
+        if vmi.finished:
+            return None
+        taint = None
+        if vmi.node and vmi.leaves_when_evicted(self.kubevirt):
+            if self.sees_nodes is False and not vmi.evacuation_node:
+                return self._find_attempts(record, now)
+            taint = self._nodes.find_taint(vmi.node, self.kubevirt.drain_taint)
+        added = None if taint is None else taint.added
+        if vmi.evacuation_node:
+            added = added if vmi.evacuation_node == vmi.node else None
+            return _Request(vmi.evacuation_node, RequestedThrough.EVICTION, added, record.seen_at)
+        if taint is None:
+            return None
+        since = self._nodes.untainted_until(vmi.node)
+        return _Request(vmi.node, RequestedThrough.TAINT, added, since)
+
+    def _find_attempts(self, record: VmiRecord, now: Instant) -> _Request | None:
+        """The request that the attempts to evacuate the VMI's node show, if nodes are not seen.
+
+        Attempts before the VMI's newest success, or before an eviction was cancelled, show nothing.
+        """
+        vmi = record.vmi
+        bounds = (record.history.newest_success(), record.cancelled_at)
+        since = max((instant for instant in bounds if instant is not None), default=None)
+        attempts = [
+            vmim
+            for vmim in self._vmims.owned_by(vmi)
+            if vmim.evacuates == vmi.node
+            and (since is None or (vmim.created is not None and vmim.created > since))
+        ]
+        if not attempts:
+            return None
+        newest = max(attempts, key=lambda vmim: (not vmim.finished, vmim.created or 0.0))
+        request = _Request(vmi.node, RequestedThrough.TAINT, not_before=since)
+        if not newest.finished:
+            return request
+        ends = (newest.finished_at, newest.end, newest.created, now)
+        ends_at = next(end for end in ends if end is not None) + ENDS_AFTER
+        return request._replace(ends_at=ends_at) if now < ends_at else None
+
+    def find_expired(self, now: Instant) -> list[VmiRecord]:
+        """The VMIs whose evacuation ends now, because no attempt shows it any more."""
+        if now < self._next_end:
+            return []
+        ends = {
+            uid: one.marker.ends_at
+            for uid, one in self._records.items()
+            if one.marker is not None and one.marker.ends_at is not None
+        }
+        self._next_end = min((end for end in ends.values() if end > now), default=math.inf)
+        return [self._records[uid] for uid, end in ends.items() if end <= now]
+
+    def remove(self, vmi: Vmi, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""
-        record = self._records.pop(uid, None)
-        if record is not None and record.marker is not None:
-            self._end(record.vmi, record.marker, now, left=True)
-
-    def _end(self, vmi: Vmi, marker: Marker, now: Instant, *, left: bool) -> None:
-        """End an evacuation: its VMI has left the node, or KubeVirt has cleared the marker."""
-        if left:
-            end = settle(None if vmi.migration is None else vmi.migration.end, now)
-            at = end if end is not None and end > marker.requested_at else now
-            self.drains.leave(marker.node, vmi.uid, marker.requested_at, at)
-        else:
-            self.drains.cancel(marker.node, vmi.uid, now)
+        self._records.pop(vmi.uid, None)
+        if not vmi.finished:
+            self.drains.leave(vmi.node, vmi.uid, now)
 
     def note_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success; older attempts may have been read before it.
@@ -86,7 +233,8 @@ class EvacuationTracker:
         if success is None:
             return
         if marker.was_left(vmi, success):
-            self._begin(record, now, not_before=success)
+            request = _Request(marker.node, marker.through)
+            self._begin(record, request, now, not_before=success)
         elif marker.note_success(success):
             self.note_attempts(record, now)
 
@@ -120,16 +268,22 @@ class EvacuationTracker:
         elif marker.date(requested):
             self.note_attempts(record, now)
 
-    def _begin(self, record: VmiRecord, now: Instant, *, not_before: Instant | None) -> Marker:
-        vmi = record.vmi
+    def _begin(
+        self, record: VmiRecord, request: _Request, now: Instant, *, not_before: Instant | None
+    ) -> Marker:
+        vmi, stored = record.vmi, record.stored
         marker = record.marker = Marker(
-            node=vmi.evacuation_node,
+            node=request.node,
             requested_at=now,
+            through=request.through,
             seen_at=now,
             not_before=not_before,
             asked_by=self.requesters.take(vmi.uid, now),
         )
         self._records[vmi.uid] = record
+        if stored is not None and not stored.is_over(vmi, record.history.newest_success()):
+            marker.join(stored)
+        record.stored = None
         self.note_attempts(record, now)
         self.note_launcher(vmi.uid, now)
         return marker
@@ -156,6 +310,21 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
         marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+
+
+def _find_departure(before: Vmi, vmi: Vmi, now: Instant) -> Instant:
+    """When a VMI left its node: the end of the migration that moved it, if that is known."""
+    was, state = before.migration, vmi.migration
+    if state is None or (was is not None and was.uid == state.uid and was.end == state.end):
+        return now
+    end = settle(state.end, now)
+    return now if end is None else end
+
+
+def _find_arrival(record: VmiRecord, tainted_at: Instant) -> Instant:
+    """When a taint first applied to a VMI, which may have come to the node after the taint."""
+    arrived = (record.vmi.created, record.history.newest_success())
+    return max((tainted_at, *(instant for instant in arrived if instant is not None)))
 
 
 def _is_requested_again(before: Vmi, vmi: Vmi) -> bool:

@@ -15,16 +15,19 @@ class VmiRecord(Struct, gc=False):
 
     `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
-    `Evidence`.
+    `Evidence`. `stored` is the stored marker of an evacuation by a taint, until the taint is read.
+    `cancelled_at` is when its `evacuationNodeName` was last cleared.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
     proofs: tuple[str, ...] = ()
     marker: Marker | None = None
+    stored: Marker | None = None
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
+    cancelled_at: Instant | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -41,22 +44,26 @@ class VmiRecord(Struct, gc=False):
 
     def remember(self) -> Remembered | None:
         """The history to store for this VMI; None if there is none."""
-        migrations = self.history.records()
-        if not migrations and self.marker is None:
+        migrations, marker = self.history.records(), self.marker or self.stored
+        if not migrations and marker is None:
             return None
         vmi = self.vmi
         return Remembered(
-            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=self.marker
+            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=marker
         )
 
 
 class VmiIndex:
-    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
+    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node.
+
+    `unsettled` are the VMIs that are being deleted, or whose last migration has not ended.
+    """
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, str], VmiRecord] = {}
         self.by_uid: dict[str, VmiRecord] = {}
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
+        self.unsettled: set[tuple[str, str]] = set()
 
     def add(self, vmi: Vmi) -> VmiRecord:
         """Add a VMI."""
@@ -77,6 +84,10 @@ class VmiIndex:
         self.by_uid.pop(record.vmi.uid, None)
         self._count(record.vmi, -1)
 
+    def on_node(self, node: str) -> list[VmiRecord]:
+        """The VMIs on a node, ended ones included."""
+        return [record for record in self.by_key.values() if record.vmi.node == node]
+
     def count_by_node(self) -> Counter[str]:
         """The number of VMIs on each node, without VMIs that have ended."""
         nodes: Counter[str] = Counter()
@@ -90,6 +101,9 @@ class VmiIndex:
         return None if record is None or record.vmi.namespace != pod.namespace else record
 
     def _count(self, vmi: Vmi, vmis: int) -> None:
+        if vmi.unsettled:
+            change = self.unsettled.add if vmis > 0 else self.unsettled.discard
+            change((vmi.namespace, vmi.name))
         if vmi.finished:
             return
         kind = (vmi.node, vmi.mobility)

@@ -21,6 +21,7 @@ from exporter.engine.facts.model import (
     Pod,
     Priority,
     Requirement,
+    Taint,
     Trigger,
     Vmi,
     Vmim,
@@ -41,7 +42,9 @@ CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 """The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
-MAINTENANCE = frozenset({"DrainInProgress", "Drained", "MaintenancePlanned"})
+MAINTENANCE = frozenset(
+    {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
+)
 """The conditions of a node about a present, past or planned drain (Kubernetes 1.37, KEP-5683)."""
 WAIT_REASONS = {
     "decentralizedMigrationBlocked": WaitReason.SYNC,
@@ -93,6 +96,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         migratable_unknown=all(c.type != "LiveMigratable" for c in status.conditions or ()),
         hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
+        deleted_at=parse_instant(metadata.deletionTimestamp),
     )
 
 
@@ -225,6 +229,7 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
             outbound_per_node=defaults.outbound_per_node if per_node is None else per_node,
         ),
         intern(configuration.evictionStrategy or ""),
+        drain_taint=migrations.nodeDrainTaintKey or KubeVirtSettings().drain_taint,
         updating=bool(found.status and found.status.outdatedVirtualMachineInstanceWorkloads),
     )
 
@@ -232,13 +237,23 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
 def read_node(found: wire.NodeObject) -> Node:
     """A node."""
     spec = found.spec or wire.NodeSpec()
-    added = (one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE)
-    met = {c.type for c in (found.status and found.status.conditions) or () if c.status == "True"}
+    cordons = [one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE]
+    taints = tuple(
+        Taint(intern(one.key), parse_instant(one.timeAdded))
+        for one in spec.taints or ()
+        if one.key and one.key != UNSCHEDULABLE and one.effect == "NoSchedule"
+    )
+    conditions = (found.status and found.status.conditions) or []
+    met = {c.type for c in conditions if c.status == "True"}
+    silent = [c for c in conditions if c.type == "Ready" and c.status == "Unknown"]
     return Node(
         name=intern(found.metadata.name or ""),
         schedulable=not spec.unschedulable,
-        cordoned_at=parse_instant(next(added, None)) if spec.unschedulable else None,
+        cordoned_at=parse_instant(next(iter(cordons), None)) if spec.unschedulable else None,
+        taints=taints,
         conditions=tuple(sorted(MAINTENANCE & met)),
+        is_silent=bool(silent),
+        silent_since=parse_instant(silent[0].lastTransitionTime) if silent else None,
     )
 
 

@@ -165,6 +165,7 @@ class PodObject(Object, gc=False):
 
 
 class Migrations(Struct, gc=False):
+    nodeDrainTaintKey: str | None = None
     parallelMigrationsPerCluster: int | None = None
     parallelOutboundMigrationsPerNode: int | None = None
 
@@ -180,6 +181,7 @@ class KubeVirtSpec(Struct, gc=False):
 
 class Taint(Struct, gc=False):
     key: str | None = None
+    effect: str | None = None
     timeAdded: Any = None
 
 

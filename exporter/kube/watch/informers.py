@@ -94,9 +94,11 @@ class Informers:
     def _update_visibility(self) -> None:
         """Update the store's visibility after a resource was listed or rejected."""
         health = self.health
+        nodes_rejected = health.is_rejected(Resource.NODES)
         visibility = Visibility(
             vmims=health.is_seen(Resource.VMIMS),
             pods=health.is_seen(Resource.PODS),
+            nodes=health.is_seen(Resource.NODES) or (False if nodes_rejected else None),
             blind={r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)},
         )
         self.store.apply(visibility, self.clock())

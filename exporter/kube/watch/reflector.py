@@ -333,7 +333,7 @@ _CONSEQUENCES = {
     Resource.VMIMS: "pending migrations do not block, and VMIMs add nothing to the history",
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
-    Resource.NODES: "whether a node is cordoned is unknown",
+    Resource.NODES: "whether a node is cordoned or tainted is unknown",
     Resource.BUDGETS: "whether a budget forbids the eviction of a VM is unknown",
     Resource.CONFIGMAPS: "no history is read or written",
 }

@@ -164,7 +164,7 @@ def judge(
     evidence, verdict = entry.evidence, entry.verdict(None)
     if _is_target(pod, evidence.without(dead)):
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
-    elif evidence.vmi.evacuation_node:
+    elif evidence.vmi.evacuation_node or evidence.marker is not None:
         return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)
     # A finished pod, such as the source of an ended migration, runs no VM that could be moved.
     if verdict.allowed or pod.finished:

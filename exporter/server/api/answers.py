@@ -126,7 +126,7 @@ def list_nodes(
 
 def write_node(forecast: Forecast) -> NodeAnswer:
     """The API's form of a node's forecast."""
-    progress, cordon = forecast.progress, forecast.cordon
+    progress, facts = forecast.progress, forecast.facts
     return NodeAnswer(
         node=forecast.node,
         vmis=forecast.vmis,
@@ -135,8 +135,8 @@ def write_node(forecast: Forecast) -> NodeAnswer:
         depends_on_others=forecast.depends_on_others,
         at_least_seconds=_round(forecast.at_least),
         schedulable=forecast.schedulable,
-        cordoned_at=to_optional_datetime(cordon.cordoned_at if cordon else None),
-        conditions=cordon.conditions if cordon else (),
+        cordoned_at=to_optional_datetime(facts.cordoned_at if facts else None),
+        conditions=facts.conditions if facts else (),
         drain=None
         if progress is None
         else DrainProgressAnswer(
@@ -154,25 +154,34 @@ def write_node(forecast: Forecast) -> NodeAnswer:
 
 
 def describe_drain(
-    forecast: Forecast, candidates: Sequence[DrainCandidate], now: Instant, health: Health
+    forecast: Forecast, candidates: Sequence[DrainCandidate], conditions: Conditions, health: Health
 ) -> DrainAnswer:
     """The forecast of one node and of each VMI on it."""
+    now = conditions.now
     return DrainAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
-        candidates=[
-            NodeCandidate(
-                namespace=one.evidence.vmi.namespace,
-                name=one.evidence.vmi.name,
-                outcome=one.outcome,
-                why=convert_attributes(one.reasons, list[WhyAnswer]),
-                cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
-                failed_attempts=one.failed_attempts,
-                last_duration_seconds=_round(one.last_duration),
-            )
-            for one in candidates
-        ],
+        candidates=[_write_candidate(one, conditions) for one in candidates],
         **structs.asdict(write_node(forecast)),
+    )
+
+
+def _write_candidate(one: DrainCandidate, conditions: Conditions) -> NodeCandidate:
+    advice = None
+    if one.diagnosis is not None:
+        advice = advise(one.evidence, one.diagnosis, one.reasons, taint=conditions.drain_taint)
+    return NodeCandidate(
+        namespace=one.evidence.vmi.namespace,
+        name=one.evidence.vmi.name,
+        outcome=one.outcome,
+        state=None if one.diagnosis is None else one.diagnosis.state,
+        why=convert_attributes(one.reasons, list[WhyAnswer]),
+        cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
+        failed_attempts=one.failed_attempts,
+        last_duration_seconds=_round(one.last_duration),
+        next_step=None if advice is None else advice.sentence,
+        command=None if advice is None else advice.command,
+        runbook=None if advice is None else advice.runbook,
     )
 
 
@@ -240,7 +249,7 @@ def write_evacuation(
     if diagnosis is None:
         return None
     vmi, backoff = evidence.vmi, diagnosis.backoff
-    advice = advise(evidence, diagnosis, why)
+    advice = advise(evidence, diagnosis, why, taint=conditions.drain_taint)
     return EvacuationAnswer(
         namespace=vmi.namespace,
         name=vmi.name,
@@ -249,6 +258,7 @@ def write_evacuation(
         evacuation_node_name=diagnosis.node,
         eviction_strategy=vmi.eviction_strategy,
         source=diagnosis.source,
+        requested_through=diagnosis.through,
         requested_at=to_datetime(diagnosis.requested_at),
         requested_by=convert_attributes(evidence.requested_by, RequesterAnswer | None),
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
@@ -276,7 +286,8 @@ def write_evacuation(
             body={"evacuationNodeName": diagnosis.node},
             command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
         )
-        if may_cancel(evidence)
+        # KubeVirt refuses to cancel while the node has the taint (`validateEvacuationNode`).
+        if may_cancel(evidence) and not diagnosis.tainted
         else None,
     )
 

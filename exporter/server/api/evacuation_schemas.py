@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from exporter.engine.evacuations.diagnosis import Cause, State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import WhySource
 from exporter.engine.store.requesters import Source
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
@@ -97,6 +98,14 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
             " neither is set, which is always so before KubeVirt 1.7"
         ),
     ]
+    requested_through: Annotated[
+        RequestedThrough,
+        means(
+            "`eviction`: the VMI has evacuationNodeName. `taint`: its node has the taint"
+            " `spec.configuration.migrations.nodeDrainTaintKey` of the KubeVirt object, or, where"
+            " nodes cannot be read, its newest evacuation VMIMs show this"
+        ),
+    ]
     requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
     requested_by: Annotated[
         RequesterAnswer | None,
@@ -154,7 +163,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         ),
     ]
     cancel: Annotated[
-        CancelAnswer | None, means("the request that cancels it; null: a cancel could harm the VM")
+        CancelAnswer | None,
+        means(
+            "the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"
+        ),
     ]
 
 
@@ -171,13 +183,27 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """The progress of a node's drain, as the exporter has observed it."""
 
-    since: Annotated[Timestamp, means("when the first evacuation of this drain was requested")]
-    asked: Annotated[int, means("VMs whose evacuation was requested: `left` plus `remaining`")]
-    left: Annotated[int, means("VMs that have left")]
-    remaining: Annotated[int, means("VMs that are being evacuated and are still on the node")]
+    since: Annotated[
+        Timestamp,
+        means(
+            "when it began: with the cordon or the drain taint, or, on a schedulable node, with the"
+            " first evacuation that the descheduler did not request"
+        ),
+    ]
+    asked: Annotated[int, means("VMs of this drain, each counted once: `left` plus `remaining`")]
+    left: Annotated[int, means("VMs that have left since then")]
+    remaining: Annotated[
+        int,
+        means(
+            "VMs that are still on the node, and are being evacuated or have the outcome `fails` or"
+            " `stays`"
+        ),
+    ]
     failing: Annotated[int, means("how many of `remaining` have the outcome `fails` or `stays`")]
     external: Annotated[int, means("how many of `remaining` have the outcome external")]
-    last_left_at: Annotated[Timestamp | None, means("when a VM last left; null: none has left")]
+    last_left_at: Annotated[
+        Timestamp | None, means("when a VM last left; null: none has left in this drain")
+    ]
     seconds_per_vmi: Annotated[
         float | None,
         means("the median interval between departures; null: fewer than three VMs have left"),
@@ -195,7 +221,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
     node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on the node; the sum of the next six counts")]
+    vmis: Annotated[int, means("VMs on the node; the sum of the next seven counts")]
     leaves: Annotated[int, means("VMs that would be migrated")]
     waits: Annotated[
         int,
@@ -208,8 +234,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     fails: Annotated[
         int,
         means(
-            "VMs whose evacuation is stuck, or has failed `stuck.failedAttempts` times since it was"
-            " requested"
+            "VMs that would not leave until somebody acts: their evacuation is stuck, they failed"
+            " to migrate `stuck.failedAttempts` times, or only a person can end their state"
         ),
     ]
     restarts: Annotated[
@@ -220,10 +246,11 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
         int,
         means(
             "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
-            " restart and a PodDisruptionBudget forbids their eviction"
+            " restart and a PodDisruptionBudget forbids their eviction, or their deletion hangs"
         ),
     ]
     external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
+    ends: Annotated[int, means("VMs that are being deleted")]
     can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
     depends_on_others: Annotated[bool, means("true while `external` is above 0")]
     at_least_seconds: Annotated[
@@ -244,13 +271,13 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     conditions: Annotated[
         tuple[str, ...],
         means(
-            "which of the conditions `DrainInProgress`, `Drained` and `MaintenancePlanned`"
-            " of Kubernetes 1.37 are true; only for cordoned nodes"
+            "which of the conditions `DrainInProgress`, `Drained`, `MaintenanceInProgress` and"
+            " `MaintenancePlanned` of Kubernetes 1.37 are true"
         ),
     ]
     drain: Annotated[
         DrainProgressAnswer | None,
-        means("the progress of its drain; null: no VM is being evacuated from it"),
+        means("the progress of its drain; null: it is not being drained"),
     ]
 
 
@@ -268,6 +295,13 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     namespace: str
     name: str
     outcome: Annotated[DrainOutcome, means("what would happen to the VM")]
+    state: Annotated[
+        State | None,
+        means(
+            "the state of its evacuation or, if the outcome is `fails`, of the evacuation that a"
+            " drain would request; null: neither"
+        ),
+    ]
     why: Annotated[
         list[WhyAnswer],
         means(
@@ -289,6 +323,9 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     last_duration_seconds: Annotated[
         float | None, means("how long its last successful migration took; null: not known")
     ]
+    next_step: Annotated[str | None, means("what to do, in one sentence; null: no `state`")]
+    command: Annotated[str | None, means("the shell command to begin with; null: no `state`")]
+    runbook: Annotated[str | None, means("the name of the runbook; null: no `state`")]
 
 
 class DrainAnswer(NodeAnswer, kw_only=True):

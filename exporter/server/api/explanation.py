@@ -50,7 +50,7 @@ def explain_vmi(
     policy = policy.of(vmi)
     dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
-    drain = find_outcome(evidence, conditions, diagnosis)
+    drain = None if vmi.finished else find_outcome(evidence, conditions, diagnosis)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
         answer = entry.verdict(checkpoint)

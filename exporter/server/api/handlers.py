@@ -247,8 +247,9 @@ class Service:
 
     def describe_node(self, node: str, now: Instant) -> DrainAnswer:
         """What a drain of a node would do to each of its VMs."""
-        forecast, candidates = forecast_node(self.store, node, self.read_conditions(now))
-        return describe_drain(forecast, candidates, now, self.health)
+        conditions = self.read_conditions(now)
+        forecast, candidates = forecast_node(self.store, node, conditions)
+        return describe_drain(forecast, candidates, conditions, self.health)
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
@@ -350,7 +351,8 @@ class Service:
             else:
                 verdict = entry.verdict(checkpoint)
                 diagnosis = conditions.diagnose(entry.evidence)
-                drain = find_outcome(entry.evidence, conditions, diagnosis)
+                if not entry.evidence.vmi.finished:
+                    drain = find_outcome(entry.evidence, conditions, diagnosis)
             if not asked.dry_run and (verdict.reason is not None or not verdict.known):
                 self._count(candidate, entry, verdict, now)
             answers.append(

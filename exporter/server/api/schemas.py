@@ -68,7 +68,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         DrainOutcome | None,
         means(
             "what a drain of its node would do to it; `stays` and `fails` mean that it does not"
-            " leave; null: the VMI is unknown"
+            " leave; null: the VMI is unknown, or the VM has stopped"
         ),
     ]
 
@@ -258,7 +258,10 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     evacuation: Annotated[
         EvacuationAnswer | None, means("its evacuation; null: it is not being evacuated")
     ]
-    drain: Annotated[DrainOutcome, means("what a drain of its node would do to it")]
+    drain: Annotated[
+        DrainOutcome | None,
+        means("what a drain of its node would do to it; null: the VM has stopped"),
+    ]
     verdicts: CheckpointVerdicts
     rules: Annotated[
         list[RuleAnswer],

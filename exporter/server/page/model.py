@@ -45,7 +45,9 @@ LOSSES = {
     Resource.KUBEVIRTS: (
         "the state capacity, the guard platformUpdate, and the cluster's default evictionStrategy"
     ),
-    Resource.NODES: "whether a node is cordoned, left-over evacuations, and some stuck drains",
+    Resource.NODES: (
+        "whether a node is cordoned or tainted, left-over evacuations, and some stuck drains"
+    ),
     Resource.BUDGETS: (
         "which VMs stay in a drain because a PodDisruptionBudget forbids their eviction"
     ),

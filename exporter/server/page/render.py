@@ -44,6 +44,7 @@ _DRAIN_WORDS = {
     DrainOutcome.RESTARTS: "would go down",
     DrainOutcome.STAYS: "would never leave",
     DrainOutcome.EXTERNAL: "would wait for somebody else",
+    DrainOutcome.ENDS: "are being deleted",
 }
 _FOLDER = Path(__file__).parent
 

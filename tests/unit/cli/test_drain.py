@@ -30,7 +30,7 @@ from tests.unit.server.api.test_answers import some_health
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainAnswer:
     """The answer of GET /v1/nodes/{node}."""
     forecast, candidates = forecast_node(store, node, now_in(store))
-    return describe_drain(forecast, candidates, NOW, some_health())
+    return describe_drain(forecast, candidates, now_in(store), some_health())
 
 
 def shown(store: ClockedStore) -> str:
@@ -164,7 +164,7 @@ def test_a_cordoned_node_is_named_so() -> None:
         (a_cordon(cordoned_at=None, conditions=("DrainInProgress",)), ": DrainInProgress"),
     ):
         store.put(node)
-        answer = describe_drain(*forecast_node(store, "n1", conditions), NOW, some_health())
+        answer = describe_drain(*forecast_node(store, "n1", conditions), conditions, some_health())
         assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED)
 
 

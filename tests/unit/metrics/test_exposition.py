@@ -34,6 +34,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import Override, StuckPolicy
+from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, sample
@@ -44,6 +45,7 @@ from tests.support.builders import (
     KEEP,
     NAMESPACE,
     NOW,
+    a_cordon,
     a_pod,
     a_policy,
     a_state,
@@ -88,6 +90,7 @@ def a_view() -> View:
     store.put(a_vmi(name="db3", uid="3", node="n2", migration=a_state(), **leaves))
     store.put(a_pod(name="virt-launcher-db3", uid="p3", vmi_uid="3", node="n2"))
     store.put(an_ended_vmim(name="gone", uid="gone", vmi_name="db3", trigger=Trigger.EVACUATION))
+    store.put(a_cordon(name="n2", cordoned_at=NOW - 4000.0))
     store.put(a_vmim())
     store.put(a_pod())
     store.put(KubeVirtSettings(MigrationLimits(cluster=7, outbound_per_node=3)))
@@ -96,6 +99,8 @@ def a_view() -> View:
     pods = view.health.of(Resource.PODS)[0]
     pods.synced, pods.rejected, pods.invalid_objects = False, "403 no", 4
     pods.restarts[Restart.DENIED] = 7
+    counters.count_drain(DrainEnd.SUCCEEDED, 700.0)
+    counters.count_drain(DrainEnd.CANCELLED, 9000.0)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
     counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from exporter.engine.evacuations.diagnosis import NEEDS_PERSON, State
 from exporter.engine.evacuations.drain import (
     Conditions,
     count_outcomes,
@@ -16,7 +18,7 @@ from exporter.engine.evacuations.drain import (
     read_conditions,
     sum_outcomes,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome, decide_outcome
 from exporter.engine.facts.model import (
     ALL_ALIVE,
     Contacts,
@@ -24,15 +26,19 @@ from exporter.engine.facts.model import (
     Fact,
     KubeVirtSettings,
     MigrationLimits,
+    MigrationState,
+    Mobility,
     Outcome,
     Resource,
     Vmi,
     Vmim,
+    WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
 from tests.support.builders import (
     NAMESPACE,
     NOW,
+    a_pod,
     a_running_state,
     a_state,
     a_store,
@@ -107,6 +113,12 @@ def test_the_strategy_decides(
         KubeVirtSettings(eviction_strategy=cluster),
     )
     assert outcomes_of(store) == {"db1": outcome}
+
+
+def test_nothing_else_delays_a_movable_vm() -> None:
+    """Unless something else is known, a movable VM leaves."""
+    movable = Mobility("LiveMigrate", migratable=True, migrating=False)
+    assert decide_outcome(movable, None) is LEAVES
 
 
 def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
@@ -329,20 +341,42 @@ vmis = st.builds(
     eviction_strategy=st.sampled_from(("", "None", "LiveMigrate", "External")),
     migratable=st.booleans(),
     migratable_unknown=st.booleans(),
-    migration=st.sampled_from((None, a_running_state(), a_state())),
+    migration=st.sampled_from(
+        (
+            None,
+            a_running_state(),
+            a_state(),
+            a_running_state(start=NOW - 9000.0),
+            MigrationState(uid="m-1"),
+            MigrationState(uid="m-9"),
+        )
+    ),
+    deleted_at=st.sampled_from((None, None, NOW - 9000.0, NOW - 60.0)),
     evacuation_node=st.sampled_from(("", "n1")),
     phase=st.sampled_from(("Running", "Failed")),
 )
 vmims = st.builds(
-    lambda number, phase: a_vmim(
-        name=f"mig-{number}",
-        uid=f"m-{number}",
+    lambda number, again, phase, reason: a_vmim(
+        name=f"mig-{number}{again}",
+        uid=f"m-{number}{again}",
         vmi_name=f"db{number}",
         phase=phase,
-        finished=phase == "Succeeded",
+        finished=phase in ("Succeeded", "Failed"),
+        created=NOW - 600.0,
+        wait_reason=reason if phase == "Pending" else None,
     ),
     st.integers(1, 4),
-    st.sampled_from(("", "Pending", "Running", "Succeeded")),
+    st.sampled_from(("", "b", "c", "d")),
+    st.sampled_from(("", "Pending", "Running", "Succeeded", "Failed", "Failed")),
+    st.sampled_from((None, *WaitReason)),
+)
+pods = st.builds(
+    lambda number, again, phase: a_pod(
+        name=f"launcher-{number}{again}", uid=again, vmi_uid=f"uid-{number}", phase=phase
+    ),
+    st.integers(1, 4),
+    st.sampled_from(("", "b", "c")),
+    st.sampled_from(("Running", "Running", "Succeeded")),
 )
 settings = st.builds(
     KubeVirtSettings,
@@ -350,7 +384,8 @@ settings = st.builds(
     st.sampled_from(("", "LiveMigrate", "LiveMigrateIfPossible")),
 )
 gone = st.tuples(
-    st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS)), st.integers(1, 4)
+    st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)),
+    st.integers(1, 4),
 )
 
 
@@ -362,20 +397,141 @@ contacts = st.dictionaries(
 ).map(Contacts)
 
 
-@soaked(10_000)
-@given(st.lists(st.one_of(vmis, vmims, settings, gone), max_size=25), deaths, contacts)
-def test_the_counts_are_those_of_the_single_vms(
-    news: list[Any], dead: DeadResources, contacts: Contacts
-) -> None:
-    """After any sequence of changes `count_outcomes` agrees with the outcomes of the single VMs."""
+changes = st.one_of(vmis, vmims, pods, settings, gone)
+
+
+def play(news: list[Any]) -> ClockedStore:
+    """A store after these changes."""
     store = a_store(now=NOW - 2000.0)
     for one in news:
         if isinstance(one, tuple):
             resource, number = one
-            name = f"db{number}" if resource is Resource.VMIS else f"mig-{number}"
-            store.remove(resource, NAMESPACE, name)
+            names = {Resource.VMIS: f"db{number}", Resource.PODS: f"launcher-{number}"}
+            store.remove(resource, NAMESPACE, names.get(resource, f"mig-{number}"))
         else:
             store.put(one)
+    return store
+
+
+NOBODY_ENDS = {
+    *NEEDS_PERSON,
+    State.EXTERNAL,
+    State.STALE_MARKER,
+    State.NOT_MIGRATABLE,
+    State.MULTIPLE_ACTIVE_PODS,
+}
+
+
+@soaked(10_000)
+@given(st.lists(changes, max_size=25), contacts)
+def test_a_drain_only_brings_what_was_forecast(news: list[Any], contacts: Contacts) -> None:
+    """The eviction of a VM that `leaves` never brings it into a state that a person has to end."""
+    store = play(news)
+    conditions = read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, contacts)
+    for node in ("n1", "n2"):
+        _, candidates = forecast_node(store, node, conditions)
+        for one in candidates:
+            vmi = one.evidence.vmi
+            if one.outcome is not LEAVES or vmi.evacuation_node:
+                continue
+            store.now = NOW
+            store.put(replace(vmi, evacuation_node=node, eviction_requested_at=NOW))
+            evidence = store.evidence(vmi.namespace, vmi.name)
+            assert evidence is not None
+            found = conditions.diagnose(evidence)
+            assert found is not None
+            assert found.state not in NOBODY_ENDS
+            assert not found.stuck
+
+
+FORECAST = {
+    "zombie": ([a_movable(1, migration=MigrationState(uid="gone"))], FAILS),
+    "stalled": ([a_movable(1, migration=a_running_state(start=NOW - 9000.0))], FAILS),
+    "quota": (
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.QUOTA)],
+        FAILS,
+    ),
+    "peer": (
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.SYNC)],
+        FAILS,
+    ),
+    "backup": (
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.BACKUP)],
+        WAITS,
+    ),
+    "two-pods": (
+        [a_movable(1), a_pod(vmi_uid="uid-1"), a_pod(name="other", uid="o", vmi_uid="uid-1")],
+        WAITS,
+    ),
+    "an-ended-pod": (
+        [
+            a_movable(1),
+            a_pod(vmi_uid="uid-1"),
+            a_pod(name="other", uid="o", vmi_uid="uid-1", phase="Succeeded"),
+        ],
+        LEAVES,
+    ),
+    "ends": ([a_movable(1, deleted_at=NOW - 1800.0)], DrainOutcome.ENDS),
+    "never-ends": ([a_movable(1, deleted_at=NOW - 1801.0)], STAYS),
+    "restarts": (
+        [a_movable(1, eviction_strategy="None", migration=MigrationState(uid="gone"))],
+        RESTARTS,
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "outcome"), FORECAST.values(), ids=FORECAST)
+def test_what_counts_before_anybody_drains(facts: list[Fact], outcome: DrainOutcome) -> None:
+    """A state that does not depend on an evacuation decides the outcome before there is one."""
+    store = a_store(*facts, now=NOW - 4000.0)
+    assert outcomes_of(store) == {"db1": outcome}
+    assert +count_outcomes(store, now_in(store))["n1"] == {outcome: 1}
+    _, (candidate,) = forecast_node(store, "n1", now_in(store))
+    assert (candidate.diagnosis is not None) is (outcome is FAILS)
+
+
+@pytest.mark.parametrize(
+    ("ends", "newest", "outcome"),
+    [
+        ([3500.0, 5000.0, 9000.0], "Failed", FAILS),
+        ([3601.0, 5000.0, 9000.0], "Failed", LEAVES),
+        ([3500.0, 5000.0], "Failed", LEAVES),
+        ([3500.0, 5000.0, 9000.0], "Succeeded", LEAVES),
+        ([100.0, 200.0, 300.0, 400.0], "Succeeded", LEAVES),
+    ],
+    ids=["fails", "long-ago", "too-few", "succeeded", "succeeded-lately"],
+)
+def test_migrations_that_fail_one_after_the_other(
+    ends: list[float], newest: str, outcome: DrainOutcome
+) -> None:
+    """A VM whose newest migrations all failed, the last one lately, would fail in a drain."""
+    failed = [
+        an_ended_vmim(
+            name=f"f{number}",
+            uid=f"f{number}",
+            vmi_name="db1",
+            phase="Failed" if number else newest,
+            created=NOW - age - 60.0,
+            finished_at=NOW - age,
+        )
+        for number, age in enumerate(ends)
+    ]
+    unfinished = a_vmim(vmi_name="db1", phase="Scheduling", created=NOW)
+    aborted = {"phase": "Failed", "finished": True, "finished_at": NOW, "aborted": True}
+    cancelled = a_vmim(name="c", uid="c", vmi_name="db1", created=NOW - 9.0, **aborted)
+    for some in (failed, failed[::-1], [cancelled, *failed]):
+        assert outcomes_of(a_store(a_movable(1), *some, now=NOW)) == {"db1": outcome}
+    waits = WAITS if outcome is LEAVES else outcome
+    assert outcomes_of(a_store(a_movable(1), unfinished, *failed, now=NOW)) == {"db1": waits}
+
+
+@soaked(10_000)
+@given(st.lists(changes, max_size=25), deaths, contacts)
+def test_the_counts_are_those_of_the_single_vms(
+    news: list[Any], dead: DeadResources, contacts: Contacts
+) -> None:
+    """After any sequence of changes `count_outcomes` agrees with the outcomes of the single VMs."""
+    store = play(news)
     conditions = read_conditions(store, StuckPolicy(), dead, NOW, contacts)
     expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
     expected.pop("", None)

@@ -1,7 +1,7 @@
 """The index of launcher pods, when pods change and are deleted."""
 
 from exporter.engine.store.launchers import LauncherIndex
-from tests.support.builders import NAMESPACE, a_pod
+from tests.support.builders import NAMESPACE, UID, a_pod
 
 
 def test_a_target_that_changes_is_counted_once() -> None:
@@ -22,3 +22,16 @@ def test_nothing_is_left_of_a_vmi_without_pods() -> None:
     launchers.remove(a_pod(vmi_uid="another"))
     left = (launchers.pods, launchers._by_vmi, launchers._targets)  # noqa: SLF001 (memory, which no answer shows)
     assert left == ({}, {}, {})
+
+
+def test_which_vmis_have_more_than_one_active_pod() -> None:
+    """`crowded` has a VMI while two of its pods are active."""
+    index = LauncherIndex()
+    one, other = a_pod(), a_pod(name="other", uid="other")
+    crowds = []
+    for pod in (one, other, a_pod(name="other", uid="other", phase="Succeeded"), other):
+        index.put(pod)
+        crowds.append(index.crowded.copy())
+    index.remove(other)
+    crowds.append(index.crowded.copy())
+    assert crowds == [set(), {UID}, set(), {UID}, set()]

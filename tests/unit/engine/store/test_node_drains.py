@@ -2,19 +2,42 @@
 
 import pytest
 
-from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
-from exporter.engine.facts.model import Outcome, Resource, Vmi
+from exporter.engine.evacuations.drain import (
+    Conditions,
+    forecast_node,
+    forecast_nodes,
+    read_conditions,
+)
+from exporter.engine.facts.model import (
+    ALL_ALIVE,
+    DRAIN_TAINT,
+    Fact,
+    Mobility,
+    Node,
+    Outcome,
+    Priority,
+    Resource,
+    Taint,
+    Vmi,
+)
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store import node_drains
 from exporter.engine.store.node_drains import (
-    PAUSE,
     Departed,
+    DrainEnd,
     DrainProgress,
     NodeDrains,
     measure_progress,
 )
-from tests.support.builders import NAMESPACE, NOW, a_state, a_store
+from tests.support.builders import NAMESPACE, NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
-from tests.unit.engine.evacuations.test_drain import a_movable, now_in
+from tests.unit.engine.evacuations.test_drain import a_movable
+
+
+def now_in(store: ClockedStore) -> Conditions:
+    """The present conditions, with nodes."""
+    seen = frozenset({Resource.NODES})
+    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
 
 
 def asked(number: int, **overrides: object) -> Vmi:
@@ -89,93 +112,231 @@ def test_a_vm_that_is_deleted_has_left() -> None:
     assert (drain.left, drain.remaining, drain.last_left_at) == (1, 1, NOW)
 
 
-@pytest.mark.parametrize(("pause", "left"), [(PAUSE - 1, 1), (PAUSE + 1, 0)])
-def test_evictions_one_by_one_are_one_drain(pause: float, left: int) -> None:
-    """An eviction soon after the last departure belongs to the same drain."""
-    store = a_drain(NOW, remaining=0)
+def test_a_drain_begins_with_the_cordon() -> None:
+    """The drain of a cordoned node begins with the cordon, and counts every VM that leaves."""
+    store = a_store(a_cordon(cordoned_at=NOW - 900.0), *map(a_movable, range(4)), now=NOW - 900.0)
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
-    store.put(a_movable(7))
-    store.now = NOW + pause
-    store.put(asked(7, eviction_requested_at=NOW + pause))
+    store.now = NOW
+    store.put(asked(0, evicted_by_descheduler=True))
+    store.put(asked(1))
+    store.put(gone(2, NOW - 30.0))
+    store.remove(Resource.VMIS, NAMESPACE, a_movable(3).name)
     drain = drain_of(store)
-    assert drain.left == left
+    assert (drain.since, drain.asked, drain.left, drain.remaining) == (NOW - 900.0, 4, 2, 2)
+    assert drain.last_left_at == NOW
 
 
-def test_a_drain_began_with_its_earliest_request() -> None:
-    """A drain begins with its earliest request, also if the VM of that request has left already."""
-    drains = NodeDrains()
-    for uid in ("a", "b", "c"):
-        drains.ask("n1", uid, NOW)
-    for uid, requested_at in (("a", NOW - 50.0), ("b", NOW - 90.0)):
-        drains.leave("n1", uid, requested_at, NOW)
-    assert drains.read()["n1"].began == NOW - 90.0
-    assert measure(drains.read()["n1"], NOW - 20.0).since == NOW - 90.0
+def test_a_taint_begins_a_drain_too() -> None:
+    """The drain of a tainted node begins when the taint was added."""
+    taint = Taint(DRAIN_TAINT, NOW - 900.0)
+    fields = {"eviction_strategy": "LiveMigrate"}
+    store = a_store(
+        Node(name="n1", taints=(taint,)), a_movable(1, **fields), a_movable(2, **fields)
+    )
+    drain = drain_of(store)
+    assert (drain.since, drain.asked, drain.remaining) == (NOW - 900.0, 2, 2)
 
 
-def test_a_drain_that_goes_on_is_not_idle() -> None:
-    """A request within `PAUSE` after the last departure continues a drain. Cancelling the request
-    of a VM that has left changes nothing.
-    """
-    drains = NodeDrains()
-    drains.ask("n1", "a", NOW)
-    drains.leave("n1", "a", NOW, NOW)
-    drains.ask("n1", "b", NOW + PAUSE)
-    drains.cancel("n1", "a", NOW + PAUSE)
-    drains.ask("n1", "c", NOW + 3 * PAUSE)
-    assert drains.read()["n1"].count == 1
+def test_a_vm_that_comes_back_and_leaves_again_is_one() -> None:
+    """A drain counts VMs, not departures."""
+    store = a_drain(remaining=2)
+    for left_at in (NOW - 300.0, NOW - 200.0, NOW - 100.0):
+        store.put(gone(0, left_at))
+        drain = drain_of(store)
+        assert (drain.asked, drain.left, drain.remaining) == (2, 1, 1)
+        store.put(asked(0))
+        drain = drain_of(store)
+        assert (drain.asked, drain.left, drain.remaining) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("priority", [None, Priority.SYSTEM_MAINTENANCE])
+def test_rebalancing_is_no_drain(priority: Priority | None) -> None:
+    """What the descheduler moves away from a schedulable node is no drain of it."""
+    vmi = asked(1, evicted_by_descheduler=priority is None)
+    vmim = a_vmim(
+        name="evac", uid="evac", vmi_name=vmi.name, evacuates="n1", priority=priority, created=NOW
+    )
+    store = a_store(a_movable(2), vmi, vmim, now=NOW)
+    assert store.drains.read() == {}
+    assert forecast_node(store, "n1", now_in(store))[0].progress is None
+    store.put(gone(1, NOW))
+    store.put(asked(2))
+    drain = drain_of(store)
+    assert (drain.asked, drain.left) == (1, 0)
+
+
+def test_a_cordoned_node_with_vms_that_stay_is_drained() -> None:
+    """KubeVirt refuses the eviction of a VM that stays without marking it; yet it remains."""
+    store = a_store(a_cordon(), a_movable(1, migratable=False), a_movable(2))
+    drain = drain_of(store)
+    assert (drain.asked, drain.remaining, drain.failing) == (1, 1, 1)
+    assert not drain.stuck
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    assert forecast_node(store, "n1", now_in(store))[0].progress is None
+
+
+@pytest.mark.parametrize(
+    ("hours", "stays", "stuck"), [(1, True, True), (1, False, False), (3, False, True)]
+)
+def test_when_a_drain_is_stuck(hours: int, *, stays: bool, stuck: bool) -> None:
+    """Without a departure a drain is stuck, at the latest after four times `stuck.after`."""
+    since = NOW - hours * 3600.0
+    limits = {"eviction_strategy": "External"}
+    vmi = a_movable(1, migratable=False) if stays else asked(1, **limits)
+    assert drain_of(a_store(a_cordon(cordoned_at=since), vmi)).stuck is stuck
+
+
+def test_an_uncordon_ends_the_drain() -> None:
+    """The evacuations that an uncordon leaves behind are no drain, but later ones are."""
+    store = a_store(a_cordon(), asked(1), asked(2), now=NOW - 60.0)
+    store.put(a_cordon(schedulable=True, cordoned_at=None))
+    store.put(asked(2, hotplugs=True))
+    assert store.drains.read() == {}
+    store.now = NOW
+    store.put(asked(3, eviction_requested_at=NOW))
+    drain = drain_of(store)
+    assert (drain.since, drain.asked) == (NOW, 1)
+
+
+ENDS = {
+    "all-have-left": (
+        [a_cordon(cordoned_at=NOW - 600.0), asked(1), asked(2)],
+        [gone(1, NOW - 60.0), gone(2, NOW - 10.0)],
+        (DrainEnd.SUCCEEDED, 590.0),
+    ),
+    "uncordoned": (
+        [a_cordon(cordoned_at=NOW - 600.0), asked(1)],
+        [a_cordon(schedulable=True)],
+        (DrainEnd.CANCELLED, 600.0),
+    ),
+    "without-a-cordon": ([asked(1)], [gone(1, NOW - 10.0)], (DrainEnd.SUCCEEDED, 590.0)),
+    "cancelled": ([asked(1)], [a_movable(1)], (DrainEnd.CANCELLED, 600.0)),
+    "a-cordon-alone": ([a_cordon(), a_movable(1)], [a_cordon(schedulable=True)], None),
+    "goes-on": ([a_cordon(), asked(1), a_movable(2)], [gone(1, NOW - 10.0)], None),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "end"), ENDS.values(), ids=ENDS)
+def test_how_a_drain_ends(before: list[Fact], after: list[Fact], end: object) -> None:
+    """Each drain ends once, with its outcome and its duration."""
+    ends = []
+    store = a_store(now=NOW)
+    store.drains.note_end = lambda *one: ends.append(one)
+    for fact in (*before, *after, *after):
+        store.put(fact)
+    assert ends == ([] if end is None else [end])
+
+
+def test_a_node_that_is_deleted() -> None:
+    """The drain of a node that is deleted before it is empty has an outcome of its own."""
+    ends = []
+    store = a_store(a_cordon(), asked(1))
+    store.drains.note_end = lambda *one: ends.append(one[0])
+    store.remove(Resource.NODES, "", "n1")
+    assert ends == [DrainEnd.NODE_DELETED]
+
+
+def test_an_earlier_request_dates_an_open_node_only() -> None:
+    """The drain of an open node begins with its earliest request, that of a closed one does not."""
+    drains = NodeDrains({})
+    drains.close("n2", NOW - 60.0)
+    for node in ("n1", "n2"):
+        for uid, requested_at in (("a", NOW), ("b", NOW - 90.0), ("c", NOW - 30.0)):
+            drains.ask(node, uid, requested_at, is_drain=True)
+    assert {node: one.since for node, one in drains.read().items()} == {
+        "n1": NOW - 90.0,
+        "n2": NOW - 60.0,
+    }
+
+
+def test_a_change_of_an_open_node_ends_no_drain() -> None:
+    """A change of a node that was not closed leaves its drain as it is."""
+    ends: list[object] = []
+    drains = NodeDrains({})
+    drains.note_end = lambda *one: ends.append(one)
+    drains.ask("n1", "a", NOW, is_drain=True)
+    drains.open("n1", NOW)
+    assert drains.read()["n1"].since == NOW
+    drains.leave("n1", "a", NOW - 5.0)
+    assert (drains.read(), ends) == ({}, [(DrainEnd.SUCCEEDED, 0.0)])
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_the_next_drain_of_an_open_node_is_another_one(*, cancelled: bool) -> None:
+    """Nothing of a drain that is over counts in the next one."""
+    drains = NodeDrains({})
+    drains.ask("n1", "a", NOW - 900.0, is_drain=True)
+    drains.ask("n1", "b", NOW - 900.0, is_drain=True)
+    drains.leave("n1", "a", NOW - 800.0)
+    if cancelled:
+        drains.cancel("n1", "b", NOW - 700.0)
+    else:
+        drains.leave("n1", "b", NOW - 700.0)
+    assert drains.read() == {}
+    drains.ask("n1", "c", NOW, is_drain=True)
+    assert drains.read()["n1"] == Departed(closed=False, since=NOW, left={})
+
+
+def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
+    """A VM that comes to a cordoned node later, and is moved away, is drained."""
+    drains = NodeDrains({})
+    drains.close("n1", NOW - 900.0)
+    drains.leave("n1", "a", NOW - 800.0)
+    assert drains.read() == {}
+    drains.ask("n1", "b", NOW, is_drain=False)
+    assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
+
+
+def test_a_departure_without_a_migration_is_now() -> None:
+    """A VM that is on another node without a new migration has left when this was seen."""
+    state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
+    store = a_store(a_cordon(), asked(1, migration=state), asked(2), now=NOW - 60.0)
+    store.now = NOW
+    store.put(asked(1, node="n2", migration=state))
+    assert drain_of(store).last_left_at == NOW
 
 
 def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
-    """The departure of another VM changes nothing, whether or not the node is being drained."""
-    drains = NodeDrains()
-    drains.leave("n1", "other", NOW, NOW)
+    """The departure of another VM from an open node changes nothing."""
+    drains = NodeDrains({})
+    drains.leave("n1", "other", NOW)
     drains.cancel("n1", "other", NOW)
     assert drains.read() == {}
-    drains.ask("n1", "a", NOW)
-    drains.leave("n1", "other", NOW, NOW)
-    assert drains.read()["n1"].count == 0
-
-
-def test_drains_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When `NODES_KEPT` nodes are stored, those without evacuations are dropped."""
-    monkeypatch.setattr(node_drains, "NODES_KEPT", 2)
-    drains = NodeDrains()
-    for node in ("n1", "n2"):
-        drains.ask(node, node, NOW)
-        drains.leave(node, node, NOW, NOW)
-    drains.ask("n1", "again", NOW)
-    assert drains.read()["n1"].count == 1
-    drains.ask("n3", "c", NOW)
-    drains.ask("n2", "again", NOW)
-    assert {node: one.count for node, one in drains.read().items()} == {"n1": 1, "n2": 0, "n3": 0}
+    drains.ask("n1", "a", NOW, is_drain=True)
+    drains.leave("n1", "other", NOW)
+    drains.cancel("n1", "other", NOW)
+    assert drains.read()["n1"].left == {}
 
 
 def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
     """A drain is stuck as soon as no VM has left within `stuck_after`; an overdue estimate is 0."""
-    assert measure(a_departure(NOW - 60.0), NOW - 90.0).stuck
-    assert not measure(a_departure(NOW - 59.0), NOW - 90.0).stuck
-    assert measure(a_departure(NOW - 60.0), NOW - 90.0).estimate == 0.0
+    assert measure(NOW - 60.0).stuck
+    assert not measure(NOW - 59.0).stuck
+    assert measure(NOW - 60.0).estimate == 0.0
+    assert measure(NOW - 240.0, needs_person=False).stuck
+    assert not measure(NOW - 239.0, needs_person=False).stuck
 
 
-def a_departure(at: float) -> Departed:
-    """Three departures with ten seconds between them, the last one at `at`."""
-    return Departed(count=3, began=None, last_at=at, seconds_per_vmi=10.0)
+def measure(last: float, *, needs_person: bool = True) -> DrainProgress:
+    """The progress after three departures, ten seconds apart, the last one at `last`."""
+    left = {"a": last - 20.0, "b": last - 10.0, "c": last}
+    return measure_progress(
+        Departed(closed=True, since=NOW - 900.0, left=left),
+        1,
+        evacuating=set(),
+        failing=0,
+        external=0,
+        needs_person=needs_person,
+        stuck_after=60.0,
+        now=NOW,
+    )
 
 
-def measure(departed: Departed, *requests: float) -> DrainProgress:
-    """The progress at `NOW`; a drain is stuck after a minute without a departure."""
-    return measure_progress(departed, requests, failing=0, external=0, now=NOW, stuck_after=60.0)
-
-
-def test_the_pace_is_that_of_the_newest_departures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long drain counts all departures, but only the newest ones give its pace."""
-    monkeypatch.setattr(node_drains, "DEPARTURES_KEPT", 3)
-    drains = NodeDrains()
-    drains.ask("n1", "remains", NOW)
-    for number, seconds in enumerate((0.0, 100.0, 200.0, 210.0, 220.0)):
-        drains.ask("n1", f"vm-{number}", NOW)
-        drains.leave("n1", f"vm-{number}", NOW, NOW + seconds)
-    departed = drains.read()["n1"]
-
-    assert (departed.count, departed.last_at) == (5, NOW + 220.0)
-    assert departed.seconds_per_vmi == 10.0
+def test_so_many_departures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a drain without an end, the newest departures are kept."""
+    monkeypatch.setattr(node_drains, "LEFT_KEPT", 2)
+    drains = NodeDrains({("n1", Mobility("", migratable=True, migrating=False)): 1})
+    drains.close("n1", NOW)
+    for number in range(3):
+        drains.leave("n1", f"vm-{number}", NOW + number)
+    assert drains.read()["n1"].left == {"vm-1": NOW + 1, "vm-2": NOW + 2}

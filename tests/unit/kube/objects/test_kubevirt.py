@@ -24,6 +24,7 @@ from exporter.engine.facts.model import (
     Pod,
     Requirement,
     Resource,
+    Taint,
     Vmi,
     Vmim,
 )
@@ -487,6 +488,15 @@ NODES = {
         },
         a_cordon(),
     ),
+    "drained-by-a-taint": (
+        {
+            "taints": [
+                {"key": "kubevirt.io/drain", "effect": "NoSchedule", "timeAdded": rfc3339(NOW)},
+                {"key": "kubevirt.io/drain", "effect": "NoExecute", "timeAdded": rfc3339(NOW)},
+            ]
+        },
+        Node(name="n1", taints=(Taint("kubevirt.io/drain", NOW),)),
+    ),
     "the-taint-alone": ({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1")),
 }
 
@@ -502,12 +512,16 @@ def test_conditions_of_a_drained_node() -> None:
     conditions = [
         {"type": "Ready", "status": "True"},
         {"type": "MaintenancePlanned", "status": "True"},
+        {"type": "MaintenanceInProgress", "status": "True"},
         {"type": "DrainInProgress", "status": "True"},
         {"type": "Drained", "status": "False"},
     ]
     status = {"conditions": conditions}
     node = read(Resource.NODES, {"metadata": {"name": "n1"}, "status": status})
-    assert node == Node(name="n1", conditions=("DrainInProgress", "MaintenancePlanned"))
+    assert node == Node(
+        name="n1",
+        conditions=("DrainInProgress", "MaintenanceInProgress", "MaintenancePlanned"),
+    )
 
 
 BUDGETS = {

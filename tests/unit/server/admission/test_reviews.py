@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.model import Fact, Outcome, Reason, Resource, ReviewOutcome
+from exporter.engine.facts.model import (
+    DRAIN_TAINT,
+    Fact,
+    Node,
+    Outcome,
+    Reason,
+    Resource,
+    ReviewOutcome,
+    Taint,
+)
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health
@@ -182,6 +191,13 @@ def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
     ("vmi", "facts", "namespace", "outcome"),
     [
         pytest.param({"evacuation_node": "n1"}, [], "shop", ReviewOutcome.EVACUATING, id="leaves"),
+        pytest.param(
+            {"eviction_strategy": "LiveMigrate"},
+            [Node(name="n1", taints=(Taint(DRAIN_TAINT),))],
+            "shop",
+            ReviewOutcome.EVACUATING,
+            id="leaves-by-a-taint",
+        ),
         pytest.param({"migration": None}, [], "shop", ReviewOutcome.ALLOWED, id="no-rule-blocks"),
         pytest.param({}, [a_pod(phase="Succeeded")], "shop", ReviewOutcome.ALLOWED, id="pod-ended"),
         pytest.param(

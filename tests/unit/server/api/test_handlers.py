@@ -821,6 +821,7 @@ class TestEvacuations:
             "diverged": False,
             "attempt": None,
             "mode": None,
+            "requestedThrough": "eviction",
             "why": [],
             "cause": None,
             "command": "kubectl -n shop get events --field-selector involvedObject.name=db1",
@@ -906,7 +907,7 @@ class TestNodes:
             "conditions": [],
             "drain": None,
         }
-        n1 = dict.fromkeys(set(DrainOutcome) - {DrainOutcome.FAILS}, 1)
+        n1 = dict.fromkeys(set(DrainOutcome) - {DrainOutcome.FAILS, DrainOutcome.ENDS}, 1)
         assert answer.json == {
             "asOf": "2027-01-15T08:00:00Z",
             "stale": False,
@@ -943,6 +944,10 @@ class TestNodes:
             "cause": None,
             "failedAttempts": 0,
             "lastDurationSeconds": 60.0,
+            "state": None,
+            "nextStep": None,
+            "command": None,
+            "runbook": None,
         }
         (why,) = candidates[3]["why"]
         assert why == {

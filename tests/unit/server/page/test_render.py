@@ -282,7 +282,7 @@ class TestRows:
         """The row of a node counts its VMs by reason and by drain outcome."""
         page = shown(busy_service())
 
-        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0"
+        assert page.text("n-n2") == "n2 2 1 1 of 2 1 0 0 0 1 0 1 0 0 0"
 
     def test_a_node_that_is_filtered_has_its_drain(self) -> None:
         """If the page has names, it says what a drain of the filter's node would do to each VM."""
@@ -308,7 +308,8 @@ class TestRows:
 
         assert text == (
             "Blocked or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
-            " 1 would go down, 1 would never leave, 0 would wait for somebody else."
+            " 1 would go down, 1 would never leave, 0 would wait for somebody else, 0 are being"
+            " deleted."
         )
 
     @pytest.mark.parametrize("linked", [True, False])

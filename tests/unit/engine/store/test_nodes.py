@@ -14,8 +14,8 @@ from exporter.engine.evacuations.drain import (
 )
 from exporter.engine.facts.model import ALL_ALIVE, Outcome, Priority, Resource
 from exporter.engine.facts.policy import StuckPolicy
-from exporter.engine.store import cordons
-from exporter.engine.store.cordons import Cordons
+from exporter.engine.store import nodes
+from exporter.engine.store.nodes import NodeIndex
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.engine.evacuations.test_drain import a_movable
@@ -73,7 +73,7 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
     store.put(a_cordon())
     forecast = forecast_node(store, "n1", conditions(store))[0]
-    assert (forecast.schedulable, forecast.cordon) == (False, a_cordon())
+    assert (forecast.schedulable, forecast.facts) == (False, a_cordon())
     assert forecast_nodes(store, conditions(store), {})[0].schedulable is False
     store.put(a_cordon(schedulable=True, cordoned_at=None))
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
@@ -135,16 +135,25 @@ def test_the_descheduler_s_evacuations_are_never_left_over() -> None:
 
 def test_only_a_change_is_news() -> None:
     """A node that is cordoned or schedulable as before is no news."""
-    known = Cordons()
+    known = NodeIndex()
     nodes = [a_cordon(), a_cordon(), a_cordon(schedulable=True), a_cordon(schedulable=True)]
     news = [(known.put(node, NOW), len(known)) for node in nodes]
-    assert news == [(True, 1), (False, 1), (True, 0), (False, 0)]
+    assert news == [(True, 1), (False, 1), (True, 1), (False, 1)]
+
+
+def test_a_node_that_is_deleted_was_not_uncordoned() -> None:
+    """The deletion of a schedulable node is not the end of a cordon."""
+    known = NodeIndex()
+    known.put(a_cordon(schedulable=True), NOW)
+    assert known.remove("n1", NOW)
+    assert not known.remove("n1", NOW)
+    assert known.uncordoned_at("n1") is None
 
 
 def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
-    monkeypatch.setattr(cordons, "NODES_KEPT", 2)
-    seen = Cordons()
+    monkeypatch.setattr(nodes, "NODES_KEPT", 2)
+    seen = NodeIndex()
     seen.note_list(NOW)
     for number in range(1, 4):
         assert seen.put(a_cordon(name=f"n{number}"), NOW)
@@ -156,8 +165,7 @@ def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.Monkey
 def is_stuck(store: ClockedStore) -> bool:
     """Whether the drain of n1 is stuck."""
     progress = forecast_node(store, "n1", conditions(store))[0].progress
-    assert progress is not None
-    return progress.stuck
+    return progress is not None and progress.stuck
 
 
 @pytest.mark.parametrize("by", list(Priority))
@@ -166,13 +174,13 @@ def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> 
     """Stuck VMs make a drain stuck, unless the descheduler evicts them without a cordon."""
     store = a_listed_store(*drained(1, by=by), *drained(2, by=by))
     if cordoned:
-        store.put(a_cordon())
+        store.put(a_cordon(cordoned_at=REQUESTED))
     assert is_stuck(store) is (cordoned or by is Priority.SYSTEM_CRITICAL)
 
 
 def test_a_drain_that_goes_on_is_not_stuck() -> None:
     """A drain is stuck only after `stuck.after` without a departure."""
-    store = a_listed_store(a_cordon(), *drained(1), *drained(2))
+    store = a_listed_store(a_cordon(cordoned_at=REQUESTED), *drained(1), *drained(2))
     for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
         store.now = left_at
         state = a_state(uid="evac-2", start=left_at - 9, end=left_at, outcome=Outcome.SUCCEEDED)
