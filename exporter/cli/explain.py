@@ -8,7 +8,12 @@ from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import Reason
 from exporter.engine.facts.policy import DEFAULT_POLICY
-from exporter.server.api.evacuation_schemas import EvacuationAnswer, PendingAnswer, WhyAnswer
+from exporter.server.api.evacuation_schemas import (
+    EvacuationAnswer,
+    MoveAnswer,
+    PendingAnswer,
+    WhyAnswer,
+)
 from exporter.server.api.schemas import (
     BlockedEvictionAnswer,
     CooldownAnswer,
@@ -53,6 +58,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         )
         _list_action(sheet, evacuation, vmi.as_of)
         sheet.say()
+    _say_stuck_move(sheet, vmi)
     sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
     sheet.head("Rules, in the order in which they are checked")
@@ -76,6 +82,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if others:
             sheet.head("What else the cluster says about it, newest first")
             sheet.rows([_why(one, vmi.as_of) for one in others])
+    _list_move(sheet, vmi)
     if vmi.blocked_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.blocked_evictions])
@@ -97,7 +104,41 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     return sheet.text()
 
 
-def _list_action(sheet: Sheet, one: EvacuationAnswer, as_of: datetime) -> None:
+def _say_stuck_move(sheet: Sheet, vmi: VmiAnswer) -> None:
+    if vmi.move is not None and vmi.move.stuck:
+        sheet.say(f"{vmi.namespace}/{vmi.name}", (" is stuck", BAD), f": {_moved(vmi.move)}.")
+        _list_action(sheet, vmi.move, vmi.as_of)
+        sheet.say()
+
+
+def _list_move(sheet: Sheet, vmi: VmiAnswer) -> None:
+    if vmi.move is None:
+        return
+    sheet.head("Move without an evacuation")
+    sheet.rows(_move(vmi.move, vmi.as_of))
+    if not vmi.move.stuck:
+        _list_action(sheet, vmi.move, vmi.as_of)
+    sheet.rows([_why(one, vmi.as_of) for one in vmi.move.why if one != vmi.move.cause])
+
+
+def _moved(move: MoveAnswer) -> str:
+    """What is being done to a VM that is not being evacuated, in words."""
+    if not move.failed_attempts:
+        return f"its {move.trigger} migration does not end"
+    return f"its last {move.failed_attempts} migrations failed"
+
+
+def _move(move: MoveAnswer, as_of: datetime) -> list[list[Cell]]:
+    since = "unknown" if move.since is None else write_past(move.since, as_of)
+    failed = f"at least {move.failed_attempts}" if move.failed_attempts else "none known"
+    return [
+        ["state", (f"{move.state}{': stuck' if move.stuck else ''}", BAD if move.stuck else "")],
+        ["began", f"{since}, trigger {move.trigger}"],
+        ["failed attempts", failed],
+    ]
+
+
+def _list_action(sheet: Sheet, one: EvacuationAnswer | MoveAnswer, as_of: datetime) -> None:
     """Add the cause, the next step, the runbook, and the first command."""
     rows: list[list[Cell]] = []
     if one.cause is not None:

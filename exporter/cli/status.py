@@ -10,7 +10,11 @@ from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST
 from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Staleness
-from exporter.server.api.evacuation_schemas import EvacuationAnswer, EvacuationsAnswer
+from exporter.server.api.evacuation_schemas import (
+    EvacuationAnswer,
+    EvacuationsAnswer,
+    StuckMove,
+)
 from exporter.server.api.schemas import (
     BlockedAnswer,
     BlockedVmi,
@@ -56,6 +60,8 @@ def show_status(
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
         _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck)
+        if evacuations.stuck_moves:
+            _list_moves(sheet, evacuations.stuck_moves, evacuations.as_of)
         _list_evacuations(sheet, f"Other evacuations: {len(others)}", others)
     if blocked is not None:
         rows = _held_vms(blocked)
@@ -149,6 +155,26 @@ def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]
             sheet.rows([(f"cause: {said}",)] if said else [])
             sheet.rows([(f"runbook: {first.runbook}",)])
             sheet.command(first.command)
+
+
+def _list_moves(sheet: Sheet, found: Sequence[StuckMove], as_of: datetime) -> None:
+    """List the stuck moves of VMs that are not being evacuated, each with its next step."""
+    sheet.head(f"Stuck moves without an evacuation: {len(found)}")
+    rows = [
+        (
+            f"{one.namespace}/{one.name}",
+            one.node,
+            "?" if one.since is None else write_past(one.since, as_of),
+            (f"{one.state} ({one.trigger})", BAD),
+            str(one.failed_attempts),
+        )
+        for one in found
+    ]
+    sheet.table(("VM", "ON", "SINCE", "STATE", "FAILED"), rows)
+    for one in found[: sheet.screen.rows]:
+        sheet.rows([((f"{one.namespace}/{one.name}:", FAINT), one.next_step)])
+        sheet.rows([(f"cause: {write_reason(one.cause)}",)] if one.cause is not None else [])
+        sheet.command(one.command)
 
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:

@@ -33,12 +33,13 @@ from exporter.metrics.families import (
     EXPORTER,
     LEFT_OUT,
     MIGRATIONS,
+    MOVES,
     NODE_DRAINS,
     STUCK_EVACUATIONS,
     VMIS,
 )
 from exporter.metrics.family import CoolingFamily, Family, Sample, View
-from exporter.metrics.samples import sample_drains, sample_stuck, sample_verdicts
+from exporter.metrics.samples import sample_drains, sample_moves, sample_stuck, sample_verdicts
 
 
 SLICE = 100
@@ -73,12 +74,19 @@ def sample(view: View) -> Iterator[Piece]:
     view.verdicts.advance(view.now, dead=view.dead)
     summary = view.verdicts.summarize()
     evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
+    unsettled = [evidence for evidence in view.store.unsettled() if evidence.marker is None]
     conditions = view.health.read_conditions(view.store, view.stuck, view.now)
     counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
         _sample_vmis(
-            view, summary, evacuating, conditions=conditions, counts=counts, departed=departed
+            view,
+            summary,
+            evacuating,
+            unsettled,
+            conditions=conditions,
+            counts=counts,
+            departed=departed,
         ),
         [(family, family.sample(view)) for family in MIGRATIONS],
     )
@@ -205,6 +213,7 @@ def _sample_vmis(
     view: View,
     summary: VerdictSummary,
     evacuating: Sequence[Evidence],
+    unsettled: Sequence[Evidence],
     *,
     conditions: Conditions,
     counts: dict[str, Counter[DrainOutcome]],
@@ -231,18 +240,30 @@ def _sample_vmis(
     progress = follow_drains(departed, counts, zip(diagnosed, outcomes, strict=True), conditions)
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
-    for family in EVACUATIONS:
-        for part in _cut(diagnosed[: view.vmi_series]):
-            yield (
-                family,
-                [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in part],
-            )
+    yield from _sample_moves(view, diagnosed, unsettled, conditions)
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, column in enumerate(COOLING):
         for entries in _cut(cooling):
             yield column, Column(place, entries)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
     yield LEFT_OUT, [Sample((), left_out)]
+
+
+def _sample_moves(
+    view: View,
+    diagnosed: Sequence[Diagnosed],
+    unsettled: Sequence[Evidence],
+    conditions: Conditions,
+) -> Iterator[Piece]:
+    """The samples of evacuations and other moves, for as many VMIs as may have series."""
+    for family in EVACUATIONS:
+        for part in _cut(diagnosed[: view.vmi_series]):
+            yield (
+                family,
+                [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in part],
+            )
+    for some in _cut(unsettled[: view.vmi_series]):
+        yield MOVES, sample_moves(some, conditions)
 
 
 def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:

@@ -346,6 +346,15 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
         sample=lambda key, _vmi, d: Sample(key, d.failed_attempts),
     ),
 )
+MOVES = Family(
+    name="kubevirt_vmi_migration_stuck",
+    help=(
+        "1 if a migration of a VMI that is not being evacuated is stuck: it failed "
+        "stuck.failedAttempts times in a row, exceeded stuck.migrationTimeout, or hangs after its "
+        "hand-off. Present while such a migration goes on."
+    ),
+    labels=(*ONE_VMI, "trigger"),
+)
 COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
@@ -431,6 +440,7 @@ FAMILIES: tuple[Family, ...] = (
     DRAINS,
     *NODE_DRAINS,
     *EVACUATIONS,
+    MOVES,
     *COOLING,
     STUCK_EVACUATIONS,
     LEFT_OUT,

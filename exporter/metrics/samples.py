@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Reason
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.view import ALLOWED
@@ -57,6 +59,16 @@ def sample_drains(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> list[Samp
         Sample((node, outcome), outcomes.get(outcome, 0))
         for node, outcomes in counts.items()
         for outcome in DrainOutcome
+    ]
+
+
+def sample_moves(some: Iterable[Evidence], conditions: Conditions) -> list[Sample]:
+    """Whether the move of each of these VMIs is stuck; VMIs without a move have no sample."""
+    moves = ((evidence.vmi, conditions.diagnose_move(evidence)) for evidence in some)
+    return [
+        Sample((vmi.namespace, vmi.name, vmi.node, move.trigger), move.stuck)
+        for vmi, move in moves
+        if move is not None
     ]
 
 

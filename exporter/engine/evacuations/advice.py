@@ -1,4 +1,4 @@
-"""What the person on call should do about an evacuation: one action for each obstacle.
+"""What the person on call should do about an evacuation or another move: an action per obstacle.
 
 `ACTIONS` is the only table: the API, `explain`, `status`, the page, the Events and the runbooks
 take their sentences from it. The action depends on the last cause. It does not depend on the state
@@ -11,10 +11,18 @@ from shlex import quote
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.diagnosis import (
+    Diagnosis,
+    Move,
+    State,
+    find_hand_off,
+    find_target,
+)
+from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
-from exporter.engine.store.reasons import SELECTORS, TERMINATING
+from exporter.engine.store.load import Load
+from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 
 
 _STUCK = "KubeVirtEvacuationStuck"
@@ -23,6 +31,7 @@ _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
 _OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
+_SETTINGS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
 _ABORTED = "has been aborted"
 """A part of KubeVirt's text for a migration that took too long (`live-migration-source.go`)."""
 
@@ -32,10 +41,14 @@ class Obstacle(StrEnum):
 
     LEFTOVER = "leftover"
     TAINT_LEFT = "taint_left"
+    SHUTTING_DOWN = "shutting_down"
+    SOURCE_SILENT = "source_silent"
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     STALLED = "stalled"
+    HAND_OFF = "hand_off"
     POST_COPY = "post_copy"
+    POST_COPY_LOST = "post_copy_lost"
     ZOMBIE_STATE = "zombie_state"
     NOT_MIGRATABLE = "not_migratable"
     MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
@@ -44,12 +57,16 @@ class Obstacle(StrEnum):
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
     UNSCHEDULABLE = "unschedulable"
+    NO_TARGET_POD = "no_target_pod"
+    ATTACHMENT = "attachment"
     TARGET_NOT_STARTED = "target_not_started"
+    TARGET_LOST = "target_lost"
     TARGET_DELETED = "target_deleted"
     NOT_CONVERGING = "not_converging"
     MIGRATION_ERROR = "migration_error"
     CAPACITY = "capacity"
     NOT_VISIBLE = "not_visible"
+    QUIET = "quiet"
     UNEXPLAINED = "unexplained"
     NONE = "none"
     """KubeVirt is working on the evacuation, and nothing is wrong."""
@@ -58,10 +75,11 @@ class Obstacle(StrEnum):
 class Action(Struct, frozen=True):
     """A sentence that says what to do, a shell command, and the runbook with the details.
 
-    Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{cancel}`
-    (the command that cancels), `{node}` (the node that the VM is to leave), `{taint}` (the key of
-    KubeVirt's drain taint) and, in the sentence, `{launcher}` (the pod that runs the VM) and
-    `{missing}` (the resources that are not seen).
+    Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{uid}` (the
+    VMIM's UID), `{cancel}` (the command that cancels), `{node}` (the node that the VM is to leave),
+    `{taint}` (the key of KubeVirt's drain taint) and, in the sentence, `{launcher}` (the pod that
+    runs the VM), `{missing}` (the resources that are not seen), `{target}` (the target pod's node),
+    `{limit}` (the limit of migrations that is reached, and who uses it) and `{setting}` (its name).
     """
 
     sentence: str
@@ -101,6 +119,16 @@ ACTIONS = {
         " again, but KubeVirt still migrates its VMs.",
         "kubectl taint nodes {node} {taint}:NoSchedule-",
     ),
+    Obstacle.SHUTTING_DOWN: Action(
+        "Remove what holds the VM's deletion, such as a finalizer, or a node that does not answer:"
+        " KubeVirt does not migrate a VM that is being deleted.",
+        _VMI
+        + """ -o jsonpath='{{.metadata.deletionTimestamp}} {{.metadata.finalizers}}{{"\\n"}}'""",
+    ),
+    Obstacle.SOURCE_SILENT: Action(
+        "Repair or fence {node}: it does not answer, and the VM cannot be migrated from it.",
+        "kubectl describe node {node}",
+    ),
     Obstacle.EXTERNAL: Action(
         "Let the controller that manages this VM move or stop it: the VM's strategy is External, so"
         " KubeVirt does neither.",
@@ -113,6 +141,16 @@ ACTIONS = {
         "Abort the migration by deleting its VMIM: it has run for longer than"
         " stuck.migrationTimeout, and is not post-copy.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
+    Obstacle.HAND_OFF: Action(
+        "Bring back or fence {target}, or force-delete the target pod and delete the VMIM: the"
+        " migration was handed off, and has not begun since then.",
+        "kubectl -n {namespace} describe pods -l kubevirt.io/migrationJobUID={uid}",
+    ),
+    Obstacle.POST_COPY_LOST: Action(
+        "Restart the VM: its migration failed in post-copy, so the VM's memory is lost.",
+        "virtctl -n {namespace} restart {name}",
+        _FAILING,
     ),
     Obstacle.POST_COPY: Action(
         "Let the migration end, and read the launcher's log: the migration has run for longer"
@@ -156,6 +194,15 @@ ACTIONS = {
         " target pod.",
         "kubectl describe nodes -l kubevirt.io/schedulable=true",
     ),
+    Obstacle.NO_TARGET_POD: Action(
+        "Read virt-controller's log: KubeVirt has made no target pod, but its limits are free.",
+        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 | grep {attempt}",
+    ),
+    Obstacle.ATTACHMENT: Action(
+        "Repair the pods that attach the VM's hot-plugged volumes: the target pod is ready, and"
+        " waits for them.",
+        "kubectl -n {namespace} describe pods -l kubevirt.io=hotplug-disk",
+    ),
     Obstacle.TARGET_NOT_STARTED: Action(
         "Repair what keeps the target pod from starting, such as its image or a volume.",
         "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
@@ -164,6 +211,12 @@ ACTIONS = {
         "Abort the migration at once by deleting its VMIM: the target pod is being deleted, and the"
         " VM is killed if it moves to this pod.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
+    ),
+    Obstacle.TARGET_LOST: Action(
+        "Repair what ended the target pod, such as its memory limit or its node: it was lost before"
+        " the VM had moved.",
+        "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}",
+        _FAILING,
     ),
     Obstacle.NOT_CONVERGING: Action(
         "Allow auto-converge or post-copy with a MigrationPolicy, or give migrations more"
@@ -178,8 +231,7 @@ ACTIONS = {
         _FAILING,
     ),
     Obstacle.CAPACITY: Action(
-        "Wait for other migrations to end, because KubeVirt's limits are reached. If none ends,"
-        " raise parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode.",
+        "Wait for other migrations to end, because {limit}. If none ends, raise {setting}.",
         "kubectl get virtualmachineinstancemigrations -A",
         "KubeVirtEvacuationsStuckMany",
     ),
@@ -188,6 +240,9 @@ ACTIONS = {
         " is unknown what delays this VM.",
         "kubectl get pods -A -l app.kubernetes.io/name=kubevirt-eviction-exporter",
         "KubeVirtEvictionExporterBlindSpot",
+    ),
+    Obstacle.QUIET: Action(
+        "Ask again in a minute: {missing} have not been read since the VM changed.", _ATTEMPTS
     ),
     Obstacle.UNEXPLAINED: Action(
         "Read the VM's events, because no object says why it does not move.", _EVENTS, _FAILING
@@ -198,12 +253,13 @@ ACTIONS = {
 
 def advise(
     evidence: Evidence,
-    diagnosis: Diagnosis,
+    diagnosis: Diagnosis | Move,
     why: tuple[Why, ...] = (),
     *,
+    load: Load | None = None,
     taint: str = DRAIN_TAINT,
 ) -> Advice:
-    """What to do about an evacuation; `why` are the VMI's reasons, newest first.
+    """What to do about an evacuation or another move; `why` are the VMI's reasons, newest first.
 
     `taint` is the key of KubeVirt's drain taint.
     """
@@ -213,25 +269,33 @@ def advise(
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
     obstacle = _find_obstacle(evidence, diagnosis, cause)
-    if diagnosis.given_up and diagnosis.tainted:
-        obstacle = Obstacle.TAINT_LEFT
-    elif diagnosis.given_up and may_cancel(evidence):
-        obstacle = Obstacle.LEFTOVER
+    if isinstance(diagnosis, Diagnosis) and diagnosis.given_up:
+        if diagnosis.tainted:
+            obstacle = Obstacle.TAINT_LEFT
+        elif may_cancel(evidence):
+            obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
+    limit = None if load is None else load.find_limit(evidence.vmi.node)
     vmi, attempt, launcher = evidence.vmi, diagnosis.attempt, evidence.launcher
     active = [pod for pod in evidence.pods if not pod.finished and pod.node == vmi.node]
     name = launcher.name if launcher is not None and active == [launcher] else "the one"
+    target = None if attempt is None else find_target(attempt, evidence.pods)
+    target_node = "" if target is None else target.node
     return Advice(
         action.sentence.format(
             launcher=f"{name} on {vmi.node}",
             missing=" and ".join(diagnosis.missing),
             node=diagnosis.node,
             taint=taint,
+            target=f"{target_node}, the target's node" if target_node else "the target's node",
+            limit="KubeVirt's limits are reached" if limit is None else limit.text,
+            setting=_SETTINGS if limit is None else limit.setting,
         ),
         action.command.format(
             namespace=quote(vmi.namespace),
             name=quote(vmi.name),
             attempt=quote("" if attempt is None else attempt.name),
+            uid=quote("" if attempt is None else attempt.uid),
             node=quote(diagnosis.node),
             taint=quote(taint),
             cancel=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
@@ -246,12 +310,22 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 
     An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
     the container or the condition counts, although it is older. After the hand-off the target's
-    container ends because the migration has failed, so its reason does not count.
+    container ends because the migration has failed, so its reason counts only if it ended before
+    that.
     """
     failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
     bare = failed is None or failed.reason in _BEFORE_HAND_OFF
     sources = _BLOCKERS | {WhySource.TARGET_CONTAINER} if bare else _BLOCKERS
     since = 0.0 if failed is None or bare else failed.at or 0.0
+    if failed is not None and not bare:
+        ended = (one for one in why if one.source is WhySource.TARGET_CONTAINER)
+        lost = (
+            one
+            for one in ended
+            if one.at is not None and one.at < since and one.reason not in IMAGE_WORDS
+        )
+        if (container := next(lost, None)) is not None:
+            return container
     others = (
         one
         for one in why
@@ -294,14 +368,32 @@ def write_cancel_path(namespace: str, name: str) -> str:
     )
 
 
-def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis, cause: Why | None) -> Obstacle:
-    state = diagnosis.state
+def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why | None) -> Obstacle:
+    state, attempt = diagnosis.state, diagnosis.attempt
+    if state is State.SHUTTING_DOWN:
+        return Obstacle.SHUTTING_DOWN
+    if cause is not None and cause.reason == SOURCE_SILENT and diagnosis.stuck:
+        return Obstacle.SOURCE_SILENT
     if state is State.MIGRATION_STALLED:
         if not may_cancel(evidence):
             return Obstacle.POST_COPY
-        return Obstacle.UNEXPLAINED if diagnosis.attempt is None else Obstacle.STALLED
+        if attempt is None:
+            return Obstacle.UNEXPLAINED
+        migration = evidence.vmi.migration
+        is_copying = migration is not None and migration.running
+        waits = not is_copying and find_hand_off(evidence, attempt) is not None
+        return Obstacle.HAND_OFF if waits else Obstacle.STALLED
+    if state is State.UNKNOWN and diagnosis.is_quiet:
+        return Obstacle.QUIET if cause is None else _judge_cause(cause)
     if state in _OBSTACLES:
         return _OBSTACLES[state]
+    if state is State.TARGET_NOT_READY and attempt is not None:
+        target = find_target(attempt, evidence.pods)
+        if target is not None and target.ready and evidence.vmi.hotplugs_volumes:
+            return Obstacle.ATTACHMENT
+        is_bare = cause is None and not diagnosis.failed_attempts
+        if target is None and is_bare and evidence.pods_seen and diagnosis.stuck:
+            return Obstacle.NO_TARGET_POD
     if cause is not None:
         return _judge_cause(cause)
     if diagnosis.failed_attempts:
@@ -316,6 +408,8 @@ def _judge_cause(cause: Why) -> Obstacle:
     if cause.source is WhySource.TARGET_CONTAINER:
         is_deleted = cause.reason == TERMINATING
         return Obstacle.TARGET_DELETED if is_deleted else Obstacle.TARGET_NOT_STARTED
+    if cause.source is WhySource.NODE:
+        return Obstacle.SOURCE_SILENT
     if cause.source is WhySource.MIGRATION_CONDITION:
         return _CONDITIONED.get(cause.reason, Obstacle.QUOTA)
     if _ABORTED in cause.message:

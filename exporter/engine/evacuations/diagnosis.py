@@ -1,12 +1,14 @@
-"""Diagnoses an evacuation: what holds it up, and whether it is stuck; `advice` has the action.
+"""Diagnoses an evacuation or another move: what holds it up, and whether it is stuck.
 
 `status.evacuationNodeName`, or a taint on the node, makes KubeVirt move a VMI off its node.
 KubeVirt then creates evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is
-gone. It retries forever, keeps five finished VMIMs, and raises no alert. The diagnosis maps the
-VMI, its VMIMs and its pods to one `State`, the first that applies in the order of the enum:
+gone. It retries forever, keeps five finished VMIMs, and raises no alert. People and controllers
+create VMIMs too; such a move has the same states (`diagnose_move`). The diagnosis maps the VMI, its
+VMIMs and its pods to one `State`, the first that applies in the order of the enum:
 
-1. KubeVirt does not retry: somebody else has to act, or the VMI has left already.
-2. A migration is running.
+1. KubeVirt does not retry: the VMI is being deleted, somebody else has to act, or the VMI has left
+   already.
+2. A migration is running. Without a start, a migration is stalled `stuck.after` after its hand-off.
 3. Something prevents every attempt.
 4. Something delays the present attempt.
 
@@ -33,6 +35,7 @@ from the end of the last successful migration in the cluster if that was earlier
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -45,6 +48,7 @@ from exporter.engine.facts.model import (
     Pod,
     Resource,
     Seconds,
+    Trigger,
     Vmim,
     WaitReason,
 )
@@ -59,6 +63,8 @@ DIVERGED_AFTER: Seconds = 120.0
 NEXT_ATTEMPT: Seconds = 120.0
 """KubeVirt may take this long to start the next migration after one has ended, or to clear the
 marker of a VMI that has left its node."""
+FAILED_WITHIN: Seconds = 3600.0
+"""A move without an unfinished VMIM is over this long after its last failure."""
 _NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
@@ -67,6 +73,7 @@ class State(StrEnum):
     """What delays an evacuation."""
 
     # In the order of evaluation.
+    SHUTTING_DOWN = "shutting_down"
     EXTERNAL = "external"
     STALE_MARKER = "stale_marker"
     MIGRATION_STALLED = "migration_stalled"
@@ -122,7 +129,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     was for a drain that is over, because its node is schedulable again; never true for the
     descheduler's requests.
     `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
-    resources without which the state is unknown. `last_seen` is set while the VMI's data are too
+    resources without which the state is unknown; `is_quiet`: they are visible, but have not been
+    read since the VMI changed. `last_seen` is set while the VMI's data are too
     old.
     """
 
@@ -141,6 +149,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     through: RequestedThrough = RequestedThrough.EVICTION
     tainted: bool = False
     missing: tuple[Resource, ...] = ()
+    is_quiet: bool = False
     last_seen: LastSeen | None = None
 
     @property
@@ -191,6 +200,7 @@ def diagnose(
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
+    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
@@ -212,9 +222,86 @@ def diagnose(
         and lacking_since is not None
         and now - lacking_since >= DIVERGED_AFTER,
         attempt=attempt,
-        missing=_find_missing(evidence, dead, contacts) if state is State.UNKNOWN else (),
+        missing=missing,
+        is_quiet=_is_quiet(evidence, missing),
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """The state of a move without an evacuation: a user's, or a controller's.
+
+    `since`: when the unfinished VMIM was created, or else the first of those that failed one after
+    the other; None if that is unknown. `failed_attempts` is their number, a lower bound, because
+    KubeVirt keeps five finished VMIMs. `stuck`: a person has to act.
+    """
+
+    node: str
+    state: State
+    trigger: Trigger
+    since: Instant | None
+    stuck: bool
+    failed_attempts: int
+    attempt: Vmim | None
+    backoff: Backoff | None
+    missing: tuple[Resource, ...] = ()
+    is_quiet: bool = False
+
+
+def diagnose_move(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    *,
+    dead: AbstractSet[Resource] = frozenset(),
+    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
+) -> Move | None:
+    """The move at `now` of a VMI that is not evacuating; None if it is not being moved.
+
+    It is being moved if it has an unfinished VMIM, or if its newest `stuck.failedAttempts` VMIMs
+    failed one after the other, one of them within `FAILED_WITHIN`. A move is stuck if it has failed
+    that often (with an unfinished VMIM: up to the creation of this VMIM), if its VMIM is older than
+    `stuck.migrationTimeout`, or if it hangs after its hand-off. The arguments are those of
+    `diagnose`.
+    """
+    dead = dead | evidence.dead_at(now)
+    evidence = evidence.without(dead)
+    if evidence.vmi.finished or not evidence.vmims or Resource.VMIS in dead:
+        return None
+    attempt, failures = evidence.unfinished(), _find_failures(evidence)
+    until = now if attempt is None or attempt.created is None else attempt.created
+    has_failed = len(failures) >= stuck.failed_attempts and any(
+        until - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in failures
+    )
+    if attempt is None and not has_failed:
+        return None
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts)
+    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
+    begun = failures[0] if attempt is None else attempt
+    created = begun.created
+    is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
+    return Move(
+        node=evidence.vmi.node,
+        state=state,
+        trigger=begun.trigger,
+        since=created,
+        stuck=is_old or has_failed or state is State.MIGRATION_STALLED,
+        failed_attempts=len(failures),
+        attempt=attempt,
+        backoff=holds,
+        missing=missing,
+        is_quiet=_is_quiet(evidence, missing),
+    )
+
+
+def _find_failures(evidence: Evidence) -> list[Vmim]:
+    """The finished VMIMs that failed one after the other, up to the newest one, oldest first."""
+    finished = (vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted)
+    newest = sorted(finished, key=lambda vmim: vmim.created or 0.0, reverse=True)
+    return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))[::-1]
 
 
 def _find_last_seen(
@@ -246,6 +333,12 @@ def _find_missing(
     return tuple(missing) or (Resource.KUBEVIRTS,)
 
 
+def _is_quiet(evidence: Evidence, missing: tuple[Resource, ...]) -> bool:
+    """Whether the missing resources are visible, but their watches have been quiet for a while."""
+    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
+    return bool(missing) and all(seen.get(resource, False) for resource in missing)
+
+
 def _is_behind(
     resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
 ) -> bool:
@@ -264,7 +357,9 @@ def _find_state(
     contacts: Mapping[Resource, Instant],
 ) -> State:
     vmi, marker = evidence.vmi, evidence.marker
-    if vmi.is_external and attempt is None:
+    if vmi.deleted_at is not None:
+        return State.SHUTTING_DOWN
+    if marker is not None and vmi.is_external and attempt is None:
         return State.EXTERNAL
     if marker is not None and marker.node != vmi.node:
         return State.STALE_MARKER
@@ -311,7 +406,7 @@ def _why_waiting(
         return _WAIT_REASONS[attempt.wait_reason]
     if backoff is not None:
         return State.BACKOFF
-    target = _target_of(attempt, evidence.pods)
+    target = find_target(attempt, evidence.pods)
     if target is not None:
         return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
     if not pods_seen:
@@ -325,6 +420,9 @@ def _why_waiting(
 
 def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
     state = evidence.vmi.migration
+    handed_off_at = find_hand_off(evidence, attempt)
+    if handed_off_at is not None and now - handed_off_at > stuck.after:
+        return True
     if state is None or state.start is None or evidence.is_contradicted(now):
         return False
     if not state.ended:
@@ -337,6 +435,17 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
         and end is not None
         and now - end > stuck.migration_timeout
     )
+
+
+def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
+    """When an attempt was handed off that has not begun to copy; None if it is not in between."""
+    if attempt is None or attempt.phase not in _COPYING_PHASES or attempt.start is not None:
+        return None
+    state = evidence.vmi.migration
+    own = () if state is None or state.start is None else (state.uid, *evidence.vmi.other_uids)
+    if attempt.uid in own:
+        return None
+    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
 
 
 def _judge_hand_off(
@@ -361,7 +470,8 @@ def _judge_hand_off(
     return State.MIGRATING if is_news else State.ZOMBIE_STATE
 
 
-def _target_of(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+    """The active target pod of an attempt, or None."""
     mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
     return next(mine, None)
 
@@ -384,6 +494,8 @@ def _find_causes(
     elif attempt is not None:
         began = attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
     causes = []
+    if state is State.SHUTTING_DOWN:
+        return (Cause.AGE,) if due is not None and now > due else ()
     if due is not None and now > due:
         in_time = state is State.MIGRATING and (began is None or began <= due)
         if not in_time:
@@ -403,6 +515,8 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
+    if evidence.vmi.deleted_at is not None:
+        return evidence.vmi.deleted_at + stuck.after
     since = marker.requested_at - SAME_REQUEST
     made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
     if evidence.vmi.is_external and not made and not marker.failed_since_request():
@@ -429,7 +543,7 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
     """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
     turns = marker.failures_since_request()
     if attempt is not None:
-        target = _target_of(attempt, evidence.pods)
+        target = find_target(attempt, evidence.pods)
         if target is not None and target.created is not None:
             turns.append(target.created)
         elif attempt.phase != "Pending" and attempt.created is not None:

@@ -14,7 +14,14 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import NEEDS_PERSON, Diagnosis, State, diagnose
+from exporter.engine.evacuations.diagnosis import (
+    NEEDS_PERSON,
+    Diagnosis,
+    Move,
+    State,
+    diagnose,
+    diagnose_move,
+)
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -47,8 +54,6 @@ from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
 
 
-FAILED_WITHIN: Seconds = 3600.0
-"""Migrations that failed longer ago do not count in the outcome of a drain."""
 _NO_CONTACTS = Contacts()
 Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
@@ -82,6 +87,20 @@ class Conditions(Struct, frozen=True, kw_only=True):
             contacts=self.contacts.of(namespace),
             nodes=self.nodes,
             drain_taint=self.drain_taint,
+        )
+
+    def diagnose_move(self, evidence: Evidence) -> Move | None:
+        """The move of a VMI that is not evacuating, or None if it is not being moved."""
+        if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
+            return None
+        namespace = evidence.vmi.namespace
+        return diagnose_move(
+            evidence,
+            self.stuck,
+            self.load,
+            self.now,
+            dead=self.dead.of(namespace),
+            contacts=self.contacts.of(namespace),
         )
 
     @property
@@ -183,7 +202,10 @@ def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[Dr
 
 
 def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation."""
+    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation.
+
+    The mobility decides the outcome of most VMIs; the others are visited one by one.
+    """
     counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
     counts.pop("", None)
     full = {node for node in counts if conditions.is_full(node)}
@@ -387,8 +409,9 @@ def _find_own_outcome(
         limit = conditions.stuck.failed_attempts
         fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
     elif evidence.unsettled and decide_outcome(mobility, conditions.kubevirt) in MOVED:
+        move = conditions.diagnose_move(evidence)
+        fails = move is not None and move.stuck
         diagnosis = conditions.diagnose(_ask(evidence, now))
-        fails = _fails_again_and_again(evidence, conditions.stuck, now)
     if diagnosis is not None:
         fails = fails or diagnosis.state in NEEDS_PERSON
         waits = waits or diagnosis.state is State.MULTIPLE_ACTIVE_PODS
@@ -399,18 +422,6 @@ def _ask(evidence: Evidence, now: Instant) -> Evidence:
     """The evidence about a VMI as if it were asked to leave its node now."""
     marker = Marker(node=evidence.vmi.node, requested_at=now, seen_at=now)
     return replace(evidence, marker=marker)
-
-
-def _fails_again_and_again(evidence: Evidence, stuck: StuckPolicy, now: Instant) -> bool:
-    """Whether the newest migrations have failed one after the other, and one of them lately."""
-    finished = [vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted]
-    finished.sort(key=lambda vmim: vmim.created or 0.0, reverse=True)
-    newest = finished[: stuck.failed_attempts]
-    return (
-        len(newest) == stuck.failed_attempts
-        and all(vmim.phase == "Failed" for vmim in newest)
-        and any(now - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in newest)
-    )
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:

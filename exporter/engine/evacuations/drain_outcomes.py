@@ -10,7 +10,7 @@ counts:
 - `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
   eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
 - `external`: the strategy is External. Somebody else must move or stop the VM.
-- `fails`: the VM's evacuation is stuck, or its last `stuck.failedAttempts` migrations have failed;
+- `fails`: the VM's evacuation or other move is stuck, or has failed `stuck.failedAttempts` times;
   or its evacuation would be in a state that only a person can end (`NEEDS_PERSON`).
 - `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
   LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.

@@ -41,7 +41,7 @@ class EndReason(StrEnum):
     NONE = "none"
 
 
-_IMAGE_WORDS = frozenset(
+IMAGE_WORDS = frozenset(
     {
         "ErrImagePull",
         "ImagePullBackOff",
@@ -123,7 +123,7 @@ def _list_causes(
     if not vmim.handed_off:
         pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
         scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
-        yield not pod.isdisjoint(_IMAGE_WORDS), EndReason.IMAGE
+        yield not pod.isdisjoint(IMAGE_WORDS), EndReason.IMAGE
         yield bool(scheduler), EndReason.UNSCHEDULABLE
         yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
         yield vmim.aborted, EndReason.ABORTED

@@ -206,9 +206,9 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     its launcher pod cannot be read any more, and since when. Their last versions are believed for
     `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
     VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
-    or None if none is visible. Only an evacuating VMI has a `marker`, and in `namesakes` the VMIMs
-    of an earlier VMI of that name. `pods` are its launcher pods, if it is evacuating or has more
-    than one active launcher pod.
+    or None if none is visible. Only an evacuating VMI has a `marker`. An evacuating VMI, or one
+    with an unfinished VMIM, has its launcher pods in `pods`, and in `namesakes` the VMIMs of an
+    earlier VMI of that name. A VMI with more than one active launcher pod has `pods` too.
     """
 
     vmi: Vmi

@@ -130,6 +130,10 @@ class WhySource(StrEnum):
     """A failed VMIM, or `migrationState.failureReason` of the VMI."""
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
+    DELETION = "Deletion"
+    """The finalizers that the deletion of the VMI waits for."""
+    NODE = "Node"
+    """The condition Ready of the VM's node or of the target's node, if it is Unknown."""
     POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
     """A budget that selects the VM's pod and allows no disruption; `reason` is its name."""
 
@@ -243,7 +247,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     `evicted_by_descheduler`: it has the annotation eviction-source, which may be of an older
     request. `migratable_unknown`: it has no condition LiveMigratable yet, for example while it
     boots. `hotplugs`: its CPUs or memory are being changed. `deleted_at`: its deletionTimestamp,
-    at which the grace period of its deletion ends. `override`: the name of the entry of
+    at which the grace period of its deletion ends. `hotplugs_volumes`: it has hot-plugged volumes,
+    which pods of their own attach. `override`: the name of the entry of
     `policy.overrides` that applies to it.
     """
 
@@ -263,6 +268,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
     hotplugs: bool = False
     phase: str = ""
     deleted_at: Instant | None = None
+    hotplugs_volumes: bool = False
     override: str = ""
 
     @property

@@ -1,6 +1,7 @@
 """How many migrations run, and KubeVirt's limits on them."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -11,13 +12,21 @@ RUNNING_PHASES = frozenset({"Scheduling", "Scheduled", "PreparingTarget", "Targe
 """The phases that KubeVirt counts towards its limits (`findRunningMigrations`)."""
 
 
+class Limit(NamedTuple):
+    """A limit that is reached: who uses it, and the name of KubeVirt's setting."""
+
+    text: str
+    setting: str
+
+
 class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
     A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
     is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`:
     when the newest successful migration out of each node ended. `newest_success`: when the newest
-    one in the cluster ended.
+    one in the cluster ended. `movers`: the VMIs of the running migrations out of each node, as
+    namespace/name.
     """
 
     running: int
@@ -25,6 +34,7 @@ class Load(Struct, frozen=True):
     limits: MigrationLimits
     departures: Mapping[str, Instant] = {}
     newest_success: Instant | None = None
+    movers: Mapping[str, tuple[str, ...]] = {}
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt would start no migration out of this node now."""
@@ -32,6 +42,19 @@ class Load(Struct, frozen=True):
             self.running >= self.limits.cluster
             or self.outbound.get(node, 0) >= self.limits.outbound_per_node
         )
+
+    def find_limit(self, node: str) -> Limit | None:
+        """The limit that keeps KubeVirt from starting a migration out of this node, or None."""
+        limits, outbound = self.limits, self.outbound.get(node, 0)
+        if outbound >= limits.outbound_per_node:
+            movers = ", ".join(self.movers.get(node, ()))
+            text = f"{node} has no free outbound slot: {outbound} of {limits.outbound_per_node}"
+            by = f" in use by {movers}" if movers else " in use"
+            return Limit(text + by, "parallelOutboundMigrationsPerNode")
+        if self.running >= limits.cluster:
+            text = f"{self.running} of {limits.cluster} migrations of the cluster are running"
+            return Limit(text, "parallelMigrationsPerCluster")
+        return None
 
     def moved_at(self, node: str) -> Instant | None:
         """When a success last allowed another migration out of this node; None if unknown."""

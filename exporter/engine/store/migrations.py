@@ -15,7 +15,7 @@ A VMIM whose VMI is not known yet waits. A deleted VMIM waits too, within `WAITI
 handed off and has no proof: its VMI may be the next VMI of that name.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
@@ -145,14 +145,15 @@ class VmimIndex:
 
     def count_running(
         self, launchers: LauncherIndex, vmi_of: Callable[[_Key], Vmi | None]
-    ) -> tuple[int, Counter[str]]:
-        """Count running migrations, in all and by node, as KubeVirt's `findRunningMigrations` does.
+    ) -> tuple[int, dict[str, tuple[str, ...]]]:
+        """The running migrations: their number, and the VMIs (namespace/name) that leave each node.
 
-        A Pending migration counts if it has a target pod.
+        They are counted as in KubeVirt's `findRunningMigrations`: a Pending migration counts if it
+        has a target pod.
 
         Only unfinished VMIMs are visited, because there are up to five finished VMIMs per VMI.
         """
-        outbound: Counter[str] = Counter()
+        movers = defaultdict[str, list[str]](list)
         running = 0
         for binding in self._unfinished.values():
             vmim = binding.vmim
@@ -164,8 +165,9 @@ class VmimIndex:
             running += 1
             vmi = vmi_of(binding.vmi_key)
             if vmi is not None:
-                outbound.update(_source_nodes(vmi))
-        return running, outbound
+                for node in _source_nodes(vmi):
+                    movers[node].append(f"{vmi.namespace}/{vmi.name}")
+        return running, {node: tuple(sorted(names)) for node, names in movers.items()}
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:

@@ -89,7 +89,8 @@ class ClusterObjects:
         pods_seen = visibility.sees_pods_of(vmi.namespace)
         vmims = tuple(self.vmims.owned_by(vmi)) if vmims_seen else ()
         launcher = self.launchers.current(vmi) if pods_seen else None
-        named = self.vmims.naming(record.key) if marker is not None and vmims_seen else ()
+        moves = marker is not None or any(not vmim.finished for vmim in vmims)
+        named = self.vmims.naming(record.key) if moves and vmims_seen else ()
         return Evidence(
             vmi=vmi,
             history=record.history,
@@ -104,7 +105,7 @@ class ClusterObjects:
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,
             pods=self.launchers.of(vmi)
-            if pods_seen and (marker is not None or vmi.uid in self.launchers.crowded)
+            if pods_seen and (moves or vmi.uid in self.launchers.crowded)
             else (),
             pods_seen=pods_seen,
         )

@@ -5,9 +5,10 @@ replaces its reasons. The reasons of a deleted VMIM or pod are kept until the ev
 KubeVirt deletes a target pod that cannot be scheduled, and while the next attempt waits it has no
 target pod that could give the reason.
 
-Only evacuating VMIs have reasons, so an idle VMI costs no memory. There are two exceptions. An idle
-VMI that is not live-migratable has the reason word of its condition LiveMigratable, and an attempt
-may be read before its VMI's marker, or before the taint of its node.
+Only VMIs that are evacuating or otherwise moved have reasons, so an idle VMI costs no memory. There
+are two exceptions. An idle VMI that is not live-migratable has the reason
+word of its condition LiveMigratable, and an attempt may be read before its VMI's marker, or before
+the taint of its node.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,17 @@ from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.tracker import EvacuationTracker
+from exporter.engine.store.vmi_record import VmiIndex
 
 
+FEWEST_FAILURES = 2
+"""A VMI with this many failed VMIMs has the reasons of its attempts, even without a request."""
 REASONS_SHOWN = 8
 """An evacuation has at most this many reasons."""
 NODE_SELECTOR, ADDED_NODE_SELECTOR = SELECTORS = ("NodeSelector", "AddedNodeSelector")
 """The reason words of the node selectors of a VMI and of an attempt (source PodScheduled)."""
+SOURCE_SILENT, TARGET_SILENT = "SourceNodeUnknown", "TargetNodeUnknown"
+"""The reason words of nodes that do not answer: the VM's own, and the target pod's."""
 TERMINATING = "Terminating"
 """The reason word of a target pod that runs and is being deleted (source TargetContainer)."""
 
@@ -35,8 +41,13 @@ class ReasonTable:
     """The reasons by object, and for each evacuation the reasons of its deleted objects."""
 
     def __init__(
-        self, vmims: VmimIndex, launchers: LauncherIndex, evacuations: EvacuationTracker
+        self,
+        vmis: VmiIndex,
+        vmims: VmimIndex,
+        launchers: LauncherIndex,
+        evacuations: EvacuationTracker,
     ) -> None:
+        self._vmis = vmis
         self._vmims = vmims
         self._launchers = launchers
         self._evacuations = evacuations
@@ -80,7 +91,7 @@ class ReasonTable:
         date `now`, because it applied until now.
         """
         reasons = self._present.pop(_key(fact), ())
-        if reasons and owner in self._evacuations:
+        if reasons and self._is_moving(owner):
             dated = (why if why.at is not None else replace(why, at=now) for why in reasons)
             self._past[owner] = _newest([*dated, *self._past.get(owner, ())])
 
@@ -106,12 +117,23 @@ class ReasonTable:
         if isinstance(fact, Vmi):
             return True
         if isinstance(fact, Pod):
-            return not fact.finished or fact.vmi_uid in self._evacuations
+            return not fact.finished or self._is_moving(fact.vmi_uid)
         binding = self._vmims.find(fact.namespace, fact.name)
         owner = "" if binding is None else binding.owner
         nodes_come = self._evacuations.sees_nodes is None
         is_early = bool(fact.evacuates) and (nodes_come or not owner or not fact.finished)
-        return is_early or owner in self._evacuations
+        return is_early or not fact.finished or self._is_moving(owner)
+
+    def _is_moving(self, uid: str) -> bool:
+        """Whether a VMI is evacuating, has an unfinished VMIM, or fails again and again."""
+        if uid in self._evacuations:
+            return True
+        record = self._vmis.by_uid.get(uid)
+        if record is None:
+            return False
+        named = self._vmims.naming(record.key)
+        is_failing = self._vmims.failing[record.key] >= FEWEST_FAILURES
+        return is_failing or any(not one.vmim.finished for one in named)
 
 
 def _key(fact: Vmi | Vmim | Pod) -> _Object:

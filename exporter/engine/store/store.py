@@ -38,12 +38,18 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
     Why,
+    WhySource,
 )
 from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
 from exporter.engine.store.migrations import bind
 from exporter.engine.store.objects import ClusterObjects
-from exporter.engine.store.reasons import ReasonTable
+from exporter.engine.store.reasons import (
+    REASONS_SHOWN,
+    SOURCE_SILENT,
+    TARGET_SILENT,
+    ReasonTable,
+)
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiRecord
 
@@ -85,7 +91,7 @@ class Store:
         self.node_index = objects.nodes
         self.budgets = objects.budgets
         self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
-        self._reasons = ReasonTable(self._vmims, self._launchers, self._evacuations)
+        self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self._evacuations)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call `callback` with every notice of these kinds, while the change is applied."""
@@ -204,7 +210,18 @@ class Store:
 
         If the VMI is not evacuating, it has only the reason word of its condition LiveMigratable.
         """
-        return self._reasons.of(vmi)
+        reasons = self._reasons.of(vmi)
+        return (*self._find_silent(vmi), *reasons)[:REASONS_SHOWN]
+
+    def _find_silent(self, vmi: Vmi) -> Iterator[Why]:
+        """A reason for each node of the VMI's pods that does not answer, the VMI's own first."""
+        pods = {pod.node for pod in self._launchers.of(vmi) if not pod.finished}
+        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(pods - {vmi.node}, TARGET_SILENT)
+        for name, reason in places.items():
+            node = self.node_index.find(name)
+            if node is not None and node.is_silent:
+                message = f"the kubelet of {name} does not answer"
+                yield Why(WhySource.NODE, reason, message, node.silent_since)
 
     def load(self) -> Load | None:
         """How many migrations run; None if that is unknown (see `Load`)."""
@@ -213,9 +230,10 @@ class Store:
         self._load, self._load_is_known = None, True
         visible = self.visibility
         if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
-            counts = self._vmims.count_running(self._launchers, self.vmi)
+            running, movers = self._vmims.count_running(self._launchers, self.vmi)
+            outbound = {node: len(names) for node, names in movers.items()}
             departures = self._merger.departures.read_newest()
-            self._load = Load(*counts, self.kubevirt.limits, *departures)
+            self._load = Load(running, outbound, self.kubevirt.limits, *departures, movers=movers)
         return self._load
 
     def remember(self, uid: str) -> Remembered | None:
@@ -300,6 +318,8 @@ class Store:
             if vmim.evacuates and self.visibility.nodes is False:
                 self._update_evacuations([record], at)
             self._evacuations.ask(record)
+            if vmim.phase == "Succeeded" and record.marker is None:
+                self._reasons.end(record.vmi)
             self._note_evidence(record)
         return True
 

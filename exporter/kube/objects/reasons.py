@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from sys import intern
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ NODE_LIMIT = 253
 _PER_OBJECT = 8
 _CONTAINERS = msgspec.json.Decoder(list[wire.Container])
 _LABELS = msgspec.json.Decoder(dict[str, str])
+_NAMES = msgspec.json.Decoder(list[Any])
 _SECONDARY = "PodInitializing"
 """The reason of a container that waits for another container."""
 
@@ -39,27 +40,38 @@ _Decoded = TypeVar("_Decoded")
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
-    A VMI without an evacuation gets only the condition's reason, so that many VMIs share one value.
+    It also says what holds the deletion of a VMI. An idle VMI gets only the condition's reason, so
+    that many VMIs share one value.
     """
-    if vmi.migratable and not vmi.evacuation_node:
-        return ()
     status = found.status or wire.VmiStatus()
+    state = status.migrationState
+    is_followed = bool(vmi.evacuation_node) or vmi.deleted_at is not None
+    if vmi.migratable and not is_followed:
+        return ()
     condition = next(
         (c for c in status.conditions or () if c.type == "LiveMigratable" and c.status == "False"),
         None,
     )
-    if not vmi.evacuation_node:
+    if not is_followed:
         return () if condition is None else _word_only(_word(condition.reason))
     said = []
+    if vmi.deleted_at is not None:
+        said.append(_of_deletion(found.metadata, vmi.deleted_at))
     if condition is not None:
         said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
-    state = status.migrationState
     was_cancelled = state is not None and bool(state.abortRequested)
     if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
     spec = found.spec or wire.VmiSpec()
     return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+
+
+def _of_deletion(metadata: wire.VmiMetadata, deleted_at: Instant) -> Why:
+    names = [name for name in _decode(metadata.finalizers, _NAMES) or () if isinstance(name, str)]
+    waits = f"waits for {', '.join(names)}" if names else "waits, and names no finalizer"
+    message = clean(f"the deletion {waits}", MESSAGE_LIMIT)
+    return Why(WhySource.DELETION, "Finalizers", message, deleted_at)
 
 
 def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
@@ -119,19 +131,25 @@ def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """
     if not pod.migration_uid:
         return ()
+    message = f"{clean(pod.name, MESSAGE_LIMIT - 64)} is being deleted"
+    terminating = Why(WhySource.TARGET_CONTAINER, TERMINATING, message)
+    deleted = (terminating,) if found.metadata.deletionTimestamp else ()
     if pod.ready:
-        message = f"{clean(pod.name, MESSAGE_LIMIT - 64)} is being deleted"
-        deleted = Why(WhySource.TARGET_CONTAINER, TERMINATING, message)
-        return (deleted,) if found.metadata.deletionTimestamp else ()
+        return deleted
     status = found.status or wire.PodStatus()
-    said = [
+    said = []
+    if word := _word(status.reason):
+        changes = (parse_instant(c.lastTransitionTime) for c in status.conditions or ())
+        at = max((one for one in changes if one is not None), default=pod.created)
+        said.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
+    said += [
         _of_condition(WhySource.POD_SCHEDULED, condition)
         for condition in status.conditions or ()
         if condition.type == "PodScheduled" and condition.status == "False"
     ]
     said += _of_containers(status.initContainerStatuses)
     said += _of_containers(status.containerStatuses)
-    return tuple(said[:_PER_OBJECT])
+    return (*said[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:

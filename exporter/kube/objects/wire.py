@@ -82,6 +82,7 @@ class Condition(Struct, gc=False):
 
 class VmiMetadata(Metadata, gc=False):
     labels: msgspec.Raw = NO_TEXT
+    finalizers: msgspec.Raw = NO_TEXT
 
 
 class VmiSpec(Struct, gc=False):
@@ -90,12 +91,17 @@ class VmiSpec(Struct, gc=False):
     nodeSelector: msgspec.Raw = NO_TEXT
 
 
+class Volume(Struct, gc=False):
+    hotplugVolume: Any = None
+
+
 class VmiStatus(Struct, gc=False):
     phase: str | None = None
     nodeName: str | None = None
     evacuationNodeName: str | None = None
     migrationState: ReportedState | None = None
     conditions: list[Condition] | None = None
+    volumeStatus: list[Volume] | None = None
 
 
 class VmiObject(Object, gc=False):
@@ -153,6 +159,8 @@ class Container(Struct, gc=False):
 
 class PodStatus(Struct, gc=False):
     phase: str | None = None
+    reason: msgspec.Raw = NO_TEXT
+    message: msgspec.Raw = NO_TEXT
     conditions: list[Condition] | None = None
     initContainerStatuses: msgspec.Raw = NO_TEXT
     containerStatuses: msgspec.Raw = NO_TEXT

@@ -14,7 +14,7 @@ from exporter.engine.evacuations.advice import (
     write_cancel,
     write_cancel_path,
 )
-from exporter.engine.evacuations.diagnosis import Diagnosis
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
@@ -36,11 +36,13 @@ from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     EvacuationsAnswer,
     LastSeenAnswer,
+    MoveAnswer,
     NodeAnswer,
     NodeCandidate,
     NodesAnswer,
     PendingAnswer,
     RequesterAnswer,
+    StuckMove,
     WhyAnswer,
 )
 from exporter.server.api.schemas import (
@@ -66,10 +68,14 @@ def write_verdict(
     verdict: Verdict,
     now: Instant,
     *,
-    diagnosis: Diagnosis | None = None,
+    diagnosis: Diagnosis | Move | None = None,
     drain: DrainOutcome | None = None,
 ) -> VerdictAnswer:
-    """The verdict at `now` in the API's form; `drain` is None if the VMI is unknown."""
+    """The verdict at `now` in the API's form.
+
+    `diagnosis` is that of the VMI's evacuation or other move. `drain` is None if the VMI is unknown
+    or has ended.
+    """
     # Each None is tested here without a helper function: a call would take 0.5 us per field.
     end, effective, reason = verdict.not_before, verdict.effective_cooldown, verdict.reason
     return VerdictAnswer(
@@ -84,7 +90,7 @@ def write_verdict(
         retry_after_seconds=None if end is None else math.ceil(max(0.0, end - now) * 1000) / 1000,
         effective_cooldown_seconds=None if effective is None else _round(effective),
         migrations_in_window=verdict.migrations_in_window,
-        evacuating=diagnosis is not None,
+        evacuating=isinstance(diagnosis, Diagnosis),
         stuck=diagnosis is not None and diagnosis.stuck,
         drain=drain,
     )
@@ -92,23 +98,35 @@ def write_verdict(
 
 def list_evacuations(
     evacuating: Iterable[Evidence],
+    unsettled: Iterable[Evidence],
     conditions: Conditions,
     health: Health,
     *,
     reasons: Callable[[Vmi], tuple[Why, ...]],
 ) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first; `reasons` is `Store.reasons`."""
+    """Every evacuation with its diagnosis, the longest first, and every other stuck move.
+
+    The arguments are from the `Store`: `evacuating`, `unsettled` and `reasons`.
+    """
     now = conditions.now
     answers = [
         write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating
     ]
     found = [answer for answer in answers if answer is not None]
     found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
+    moves = []
+    for evidence in unsettled:
+        vmi, move = evidence.vmi, write_move(evidence, conditions, reasons(evidence.vmi))
+        if move is not None and move.stuck:
+            fields = structs.asdict(move)
+            moves.append(StuckMove(namespace=vmi.namespace, name=vmi.name, node=vmi.node, **fields))
+    moves.sort(key=lambda one: (one.since or to_datetime(now), one.namespace, one.name))
     return EvacuationsAnswer(
         as_of=to_datetime(now),
         observed_at=to_optional_datetime(health.observed_at),
         stale=health.is_stale(now, (one.namespace for one in found)),
         evacuations=found,
+        stuck_moves=moves,
         blind_spots=health.rejected_resources(),
     )
 
@@ -249,7 +267,7 @@ def write_evacuation(
     if diagnosis is None:
         return None
     vmi, backoff = evidence.vmi, diagnosis.backoff
-    advice = advise(evidence, diagnosis, why, taint=conditions.drain_taint)
+    advice = advise(evidence, diagnosis, why, load=conditions.load, taint=conditions.drain_taint)
     return EvacuationAnswer(
         namespace=vmi.namespace,
         name=vmi.name,
@@ -289,6 +307,28 @@ def write_evacuation(
         # KubeVirt refuses to cancel while the node has the taint (`validateEvacuationNode`).
         if may_cancel(evidence) and not diagnosis.tainted
         else None,
+    )
+
+
+def write_move(
+    evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
+) -> MoveAnswer | None:
+    """The move of a VMI without an evacuation, or None; `why` are the cluster's reasons."""
+    move = conditions.diagnose_move(evidence)
+    if move is None:
+        return None
+    advice = advise(evidence, move, why, load=conditions.load)
+    return MoveAnswer(
+        state=move.state,
+        trigger=move.trigger,
+        since=to_optional_datetime(move.since),
+        stuck=move.stuck,
+        failed_attempts=move.failed_attempts,
+        why=convert_attributes(why, list[WhyAnswer]),
+        cause=convert_attributes(advice.cause, WhyAnswer | None),
+        next_step=advice.sentence,
+        command=advice.command,
+        runbook=advice.runbook,
     )
 
 

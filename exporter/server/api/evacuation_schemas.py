@@ -7,7 +7,7 @@ from msgspec import Struct
 from exporter.engine.evacuations.diagnosis import Cause, State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import WhySource
+from exporter.engine.facts.model import Trigger, WhySource
 from exporter.engine.store.requesters import Source
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
 
@@ -170,6 +170,45 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     ]
 
 
+class MoveAnswer(Struct, rename="camel", kw_only=True):
+    """A move without an evacuation, which a user or a controller has requested."""
+
+    state: Annotated[State, means("what delays it")]
+    trigger: Annotated[Trigger, means("why its VMIM was created")]
+    since: Annotated[
+        Timestamp | None,
+        means(
+            "when the unfinished VMIM was created, or else the first of those that failed one after"
+            " the other; null: unknown"
+        ),
+    ]
+    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    failed_attempts: Annotated[
+        int, means("VMIMs that failed one after the other, up to the newest; a lower bound")
+    ]
+    why: Annotated[
+        list[WhyAnswer],
+        means("what the cluster says about it, newest first; at most eight entries"),
+    ]
+    cause: Annotated[
+        WhyAnswer | None,
+        means(
+            "the entry of `why` that best explains why the VM does not move; null: there is none"
+        ),
+    ]
+    next_step: Annotated[str, means("what to do, in one sentence")]
+    command: Annotated[str, means("the shell command to begin with, for this VM")]
+    runbook: Annotated[str, means("the name of the runbook with more information")]
+
+
+class StuckMove(MoveAnswer, kw_only=True):
+    """A stuck move with its VMI."""
+
+    namespace: str
+    name: str
+    node: Annotated[str, means("the node it runs on")]
+
+
 class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     """Every evacuation, the oldest first."""
 
@@ -177,6 +216,10 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     observed_at: ObservedAt
     stale: Stale
     evacuations: list[EvacuationAnswer]
+    stuck_moves: Annotated[
+        list[StuckMove],
+        means("the stuck moves of VMIs that are not being evacuated, the oldest first"),
+    ]
     blind_spots: BlindSpots
 
 
@@ -234,8 +277,9 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     fails: Annotated[
         int,
         means(
-            "VMs that would not leave until somebody acts: their evacuation is stuck, they failed"
-            " to migrate `stuck.failedAttempts` times, or only a person can end their state"
+            "VMs that would not leave until somebody acts: their evacuation or other move is stuck,"
+            " they failed to migrate `stuck.failedAttempts` times, or only a person can end their"
+            " state"
         ),
     ]
     restarts: Annotated[

@@ -18,6 +18,7 @@ from exporter.health import Health
 from exporter.server.api.answers import (
     convert_attributes,
     write_evacuation,
+    write_move,
     write_verdict,
     write_vmim,
 )
@@ -50,11 +51,12 @@ def explain_vmi(
     policy = policy.of(vmi)
     dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
+    moved = diagnosis or conditions.diagnose_move(evidence)
     drain = None if vmi.finished else find_outcome(evidence, conditions, diagnosis)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
         answer = entry.verdict(checkpoint)
-        return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis, drain=drain)
+        return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=moved, drain=drain)
 
     return VmiAnswer(
         as_of=to_datetime(now),
@@ -71,6 +73,7 @@ def explain_vmi(
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=write_evacuation(evidence, conditions, why),
+        move=write_move(evidence, conditions, why),
         drain=drain,
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)

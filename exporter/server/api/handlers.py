@@ -16,6 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from exporter.counters import Counters
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import (
     Conditions,
     count_outcomes,
@@ -223,6 +224,7 @@ class Service:
         """Every evacuation with its diagnosis."""
         return list_evacuations(
             self.store.evacuating(),
+            self.store.unsettled(),
             self.read_conditions(now),
             self.health,
             reasons=self.store.reasons,
@@ -343,16 +345,18 @@ class Service:
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
             entry = find(namespace, name)
-            diagnosis = drain = None
+            diagnosis: Diagnosis | Move | None = None
+            drain: DrainOutcome | None = None
             if entry is None:
                 verdict = not_ours(Mismatch.UNKNOWN)
             elif uid and uid != entry.evidence.vmi.uid:
                 verdict = not_ours(Mismatch.UID)
             else:
                 verdict = entry.verdict(checkpoint)
-                diagnosis = conditions.diagnose(entry.evidence)
+                evacuation = conditions.diagnose(entry.evidence)
+                diagnosis = evacuation or conditions.diagnose_move(entry.evidence)
                 if not entry.evidence.vmi.finished:
-                    drain = find_outcome(entry.evidence, conditions, diagnosis)
+                    drain = find_outcome(entry.evidence, conditions, evacuation)
             if not asked.dry_run and (verdict.reason is not None or not verdict.known):
                 self._count(candidate, entry, verdict, now)
             answers.append(

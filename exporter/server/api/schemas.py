@@ -15,7 +15,7 @@ from exporter.engine.facts.model import (
     Resource,
 )
 from exporter.health import HistoryFault, Staleness
-from exporter.server.api.evacuation_schemas import EvacuationAnswer, PendingAnswer
+from exporter.server.api.evacuation_schemas import EvacuationAnswer, MoveAnswer, PendingAnswer
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
 
 
@@ -63,7 +63,10 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
         bool,
         means("whether its evacuation has been requested already; false if the VMI is unknown"),
     ]
-    stuck: Annotated[bool, means("whether that evacuation is stuck, so that somebody must act")]
+    stuck: Annotated[
+        bool,
+        means("whether its evacuation or its other move is stuck, so that somebody must act"),
+    ]
     drain: Annotated[
         DrainOutcome | None,
         means(
@@ -257,6 +260,13 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     ]
     evacuation: Annotated[
         EvacuationAnswer | None, means("its evacuation; null: it is not being evacuated")
+    ]
+    move: Annotated[
+        MoveAnswer | None,
+        means(
+            "its move without an evacuation; null: it is being evacuated, or it has no unfinished"
+            " VMIM and has not just failed `stuck.failedAttempts` times"
+        ),
     ]
     drain: Annotated[
         DrainOutcome | None,

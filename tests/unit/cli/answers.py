@@ -98,7 +98,7 @@ def status_of(
         now=now,
         contacts=health.find_contacts(),
     )
-    evacuations = list_evacuations(evacuating, conditions, health, reasons=lambda _vmi: why)
+    evacuations = list_evacuations(evacuating, (), conditions, health, reasons=lambda _vmi: why)
     answer = BlockedAnswer(
         as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )

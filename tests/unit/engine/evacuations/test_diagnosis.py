@@ -6,7 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.backoff import Backoff, compute_backoff
-from exporter.engine.evacuations.diagnosis import Cause, Diagnosis, LastSeen, State, diagnose
+from exporter.engine.evacuations.diagnosis import (
+    Cause,
+    Diagnosis,
+    LastSeen,
+    Move,
+    State,
+    diagnose,
+    diagnose_move,
+)
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
@@ -134,6 +142,22 @@ def finalised(ago: float) -> MigrationState:
 
 
 CASES = {
+    "being-deleted": (
+        State.SHUTTING_DOWN,
+        an_evacuation(vmi={"deleted_at": NOW, "eviction_strategy": "External"}),
+    ),
+    "handed-off-long-ago": (
+        State.MIGRATION_STALLED,
+        an_evacuation(
+            vmims=(an_attempt(phase="TargetReady", scheduled_at=NOW - 1801, handed_off=True),)
+        ),
+    ),
+    "handed-off-just-now": (
+        State.MIGRATING,
+        an_evacuation(
+            vmims=(an_attempt(phase="TargetReady", scheduled_at=NOW - 1800, handed_off=True),)
+        ),
+    ),
     "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
     "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
     "started-long-ago": (State.MIGRATION_STALLED, moving(a_running_state(start=NOW - 7201))),
@@ -294,11 +318,25 @@ class TestStuck:
         ],
     )
     def test_handed_off(self, made: float, handed_off_at: float | None, *, stuck: bool) -> None:
-        """An evacuation is not stuck while an attempt runs that was handed off in time."""
+        """An evacuation is not stuck while an attempt copies that was handed off in time."""
         attempt = an_attempt(
-            created=NOW - made, scheduled_at=handed_off_at, phase="PreparingTarget"
+            created=NOW - made, scheduled_at=handed_off_at, phase="Running", start=NOW - 2000
         )
         assert diagnosis(an_evacuation(age=4000, vmims=(attempt,))).stuck is stuck
+
+    @pytest.mark.parametrize("phase", ["Scheduled", "PreparingTarget", "TargetReady", "Running"])
+    def test_a_hand_off_that_hangs(self, phase: str) -> None:
+        """Without a start, a migration is stuck `stuck.after` after its hand-off."""
+        for since, stuck in ((1800, False), (1801, True)):
+            attempt = an_attempt(phase=phase, created=NOW - 3900, scheduled_at=NOW - since)
+            assert diagnosis(an_evacuation(age=2000, vmims=(attempt,))).stuck is stuck
+
+    @pytest.mark.parametrize(("since", "stuck"), [(1800, False), (1801, True)])
+    def test_a_deletion_that_hangs(self, since: float, *, stuck: bool) -> None:
+        """A deletion is stuck `stuck.after` after its grace period; failures do not count."""
+        failed = {f"f{number}": NOW - number for number in range(3)}
+        vmi = {"deleted_at": NOW - since}
+        assert diagnosis(an_evacuation(age=9000, vmi=vmi, marker={"failed": failed})).stuck is stuck
 
     @pytest.mark.parametrize(
         ("departure", "newest", "stuck"),
@@ -614,3 +652,105 @@ class TestDivergence:
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
         assert diagnosis(evidence).diverged
         assert not diagnosis(evidence, dead=frozenset({Resource.PODS})).diverged
+
+
+def a_move(*vmims: Vmim, **overrides: Any) -> Evidence:
+    """A migratable VMI on n1 that is not being evacuated, with these VMIMs."""
+    vmi = a_vmi(node="n1", migratable=True, eviction_strategy="LiveMigrate")
+    return some_evidence(**({"vmi": vmi, "vmims": vmims, "pods": (a_pod(),)} | overrides))
+
+
+def a_failure(number: int, *, ago: float, **overrides: Any) -> Vmim:
+    """A manual migration that failed."""
+    fields = {"trigger": Trigger.MANUAL, "evacuates": "", "phase": "Failed", "finished": True}
+    return an_attempt(
+        name=f"m{number}",
+        uid=f"m{number}",
+        **(fields | {"created": NOW - ago - 9, "finished_at": NOW - ago} | overrides),
+    )
+
+
+class TestMoves:
+    """Moves without an evacuation."""
+
+    @staticmethod
+    def find(evidence: Evidence, **overrides: Any) -> Move | None:
+        """The move at `NOW`."""
+        return diagnose_move(evidence, STUCK, ROOM, NOW, **overrides)
+
+    def test_an_idle_vmi_has_none(self) -> None:
+        """A VMI without VMIMs, or whose newest VMIM succeeded, is not being moved."""
+        done = an_attempt(phase="Succeeded", finished=True, created=NOW - 5)
+        failures = [a_failure(number, ago=60 + number) for number in range(3)]
+        assert self.find(a_move()) is None
+        assert self.find(a_move(*failures, done)) is None
+        ended = a_vmi(phase="Succeeded")
+        assert self.find(a_move(an_attempt(), vmi=ended)) is None
+        assert self.find(a_move(an_attempt()), dead=frozenset({Resource.VMIS})) is None
+
+    @pytest.mark.parametrize(
+        ("overrides", "state"),
+        [
+            ({"wait_reason": WaitReason.QUOTA}, State.QUOTA),
+            ({"wait_reason": WaitReason.SYNC}, State.WAITING_FOR_SYNC),
+            ({"phase": "Running", "start": NOW - 10}, State.MIGRATING),
+            ({"phase": "Scheduled", "scheduled_at": NOW - 1801}, State.MIGRATION_STALLED),
+        ],
+        ids=lambda value: str(value) if isinstance(value, State) else "",
+    )
+    def test_it_has_the_states_of_an_evacuation(
+        self, overrides: dict[str, Any], state: State
+    ) -> None:
+        """The state of a user's VMIM is that of an attempt to evacuate."""
+        vmim = an_attempt(trigger=Trigger.MANUAL, evacuates="", **overrides)
+        found = self.find(a_move(vmim))
+        assert found is not None
+        assert (found.state, found.trigger) == (state, Trigger.MANUAL)
+        assert found.stuck is (state is State.MIGRATION_STALLED)
+
+    @pytest.mark.parametrize(("age", "stuck"), [(7200, False), (7201, True)])
+    def test_an_old_vmim_is_stuck(self, age: float, *, stuck: bool) -> None:
+        """An unfinished VMIM is stuck after `stuck.migrationTimeout`."""
+        vmim = an_attempt(wait_reason=WaitReason.QUOTA, created=NOW - age)
+        found = self.find(a_move(vmim))
+        assert found is not None
+        assert (found.stuck, found.since) == (stuck, NOW - age)
+
+    @pytest.mark.parametrize(
+        ("newest", "number", "moved"),
+        [
+            pytest.param(3600, 3, True, id="within-the-hour"),
+            pytest.param(3601, 3, False, id="long-ago"),
+            pytest.param(60, 2, False, id="too-few"),
+        ],
+    )
+    def test_failures_in_a_row(self, newest: float, number: int, *, moved: bool) -> None:
+        """Without an unfinished VMIM, `stuck.failedAttempts` recent failures are a stuck move."""
+        failures = [a_failure(one, ago=newest + 100 * one) for one in range(number)]
+        found = self.find(a_move(*failures))
+        assert (found is not None and found.stuck) is moved
+        if found is not None:
+            assert (found.failed_attempts, found.since) == (3, failures[-1].created)
+
+    def test_an_aborted_vmim_is_no_failure(self) -> None:
+        """A VMIM that its user deleted neither counts nor ends a row of failures."""
+        failures = [a_failure(number, ago=60 + number) for number in range(3)]
+        aborted = a_failure(9, ago=10, aborted=True)
+        found = self.find(a_move(aborted, *failures))
+        assert found is not None
+        assert found.failed_attempts == 3
+
+    @pytest.mark.parametrize(
+        ("ago", "stuck"),
+        [
+            pytest.param(10 + 3600, True, id="retried-within-the-hour"),
+            pytest.param(11 + 3600, False, id="retried-later"),
+        ],
+    )
+    def test_a_new_attempt_after_failures(self, ago: float, *, stuck: bool) -> None:
+        """Failures make a new attempt stuck if it was made at most an hour after the newest."""
+        failures = [a_failure(one, ago=ago + 100 * one) for one in range(3)]
+        attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="", created=NOW - 10)
+        found = self.find(a_move(attempt, *failures))
+        assert found is not None
+        assert (found.stuck, found.failed_attempts) == (stuck, 3)

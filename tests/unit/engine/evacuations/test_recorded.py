@@ -34,6 +34,7 @@ VERSION = "{0.parent.name}".format
 ENDED = {"succeeded", "cancelled"}
 """Recordings of evacuations that are over."""
 DERIVED = {
+    State.SHUTTING_DOWN: "target_not_ready",
     State.MIGRATION_STALLED: "migrating",
     State.WAITING_FOR_SYNC: "target_not_ready",
     State.UNKNOWN: "capacity",
@@ -101,6 +102,17 @@ def test_an_attempt_in_a_phase_between_clusters(path: Path, phase: str) -> None:
             store.put(parse_object(Resource.VMIMS, msgspec.json.encode(vmim)).fact)
     (evidence,) = store.evacuating()
     assert diagnosed(store, evidence, now).state is State.WAITING_FOR_SYNC
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_not_ready.json")), ids=VERSION)
+def test_a_vmi_that_is_deleted_is_not_moved_any_more(path: Path) -> None:
+    """Whatever an evacuation waits for, the state of a VMI that is being deleted says so."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    store, _, now = load(path)
+    recorded["vmi"]["metadata"]["deletionTimestamp"] = recorded["now"]
+    store.put(parse_object(Resource.VMIS, msgspec.json.encode(recorded["vmi"])).fact)
+    (evidence,) = store.evacuating()
+    assert diagnosed(store, evidence, now).state is State.SHUTTING_DOWN
 
 
 def test_every_state_is_recorded() -> None:

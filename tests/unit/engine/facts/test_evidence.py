@@ -555,7 +555,8 @@ class TestLoad:
         store.put(a_vmim(uid="d", name="d", vmi_name="unknown", phase="Scheduling"))
         store.put(an_ended_vmim(uid="e", name="e"))
         load = store.load()
-        assert load == Load(3, {"n1": 2}, MigrationLimits(cluster=3, outbound_per_node=2))
+        limits = MigrationLimits(cluster=3, outbound_per_node=2)
+        assert load == Load(3, {"n1": 2}, limits, movers={"n1": ("shop/db1", "shop/db1")})
         assert load.is_full("n2")
         store.remove(Resource.VMIMS, NAMESPACE, "d")
         load = store.load()
@@ -570,9 +571,11 @@ class TestLoad:
         store.put(a_vmi(name="db2", uid="2", node="n2", migration=MigrationState(source_node="n2")))
         store.put(a_vmim(uid="a", name="a", phase="Running"))
         store.put(a_vmim(uid="b", name="b", vmi_name="db2", phase="Running"))
-        assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits())
+        movers = {"n1": ("shop/db1",), "n2": ("shop/db1", "shop/db2")}
+        assert store.load() == Load(2, {"n1": 1, "n2": 2}, MigrationLimits(), movers=movers)
         store.put(an_ended_vmim(uid="a", name="a"))
-        assert store.load() == Load(1, {"n2": 1}, MigrationLimits())
+        movers = {"n2": ("shop/db2",)}
+        assert store.load() == Load(1, {"n2": 1}, MigrationLimits(), movers=movers)
 
     def test_departures(self) -> None:
         """The newest departure from each node stays known after the VMI migrates again."""

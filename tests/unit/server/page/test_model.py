@@ -276,7 +276,7 @@ class TestFilters:
         [
             ("namespace", "x" * 64, "namespace: at most 63 characters"),
             ("node", "x" * 254, "node: at most 253 characters"),
-            ("state", "tired", "state: expected external or stale_marker or"),
+            ("state", "tired", "state: expected shutting_down or external or"),
             ("stuck", "yes", "stuck: expected true"),
             ("reason", "Cooldown", "reason: expected migration_in_progress or"),
             ("sort", "age", "sort: expected time or name or node or state"),
