@@ -18,7 +18,7 @@ from exporter.engine.evacuations.diagnosis import (
     find_hand_off,
     find_target,
 )
-from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS
+from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, EndReason, classify_text
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
 from exporter.engine.store.load import Load
@@ -32,8 +32,6 @@ _OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRA
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
 _SETTINGS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
-_ABORTED = "has been aborted"
-"""A part of KubeVirt's text for a migration that took too long (`live-migration-source.go`)."""
 
 
 class Obstacle(StrEnum):
@@ -52,6 +50,7 @@ class Obstacle(StrEnum):
     ZOMBIE_STATE = "zombie_state"
     NOT_MIGRATABLE = "not_migratable"
     MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
+    STALE_POD = "stale_pod"
     WAITING_FOR_SYNC = "waiting_for_sync"
     QUOTA = "quota"
     BACKUP = "backup"
@@ -171,6 +170,11 @@ ACTIONS = {
         " pod, but never {launcher}, which runs the VM.",
         _PODS,
     ),
+    Obstacle.STALE_POD: Action(
+        "Make sure that the node of the stale pod is off, and then force-delete this pod, but never"
+        " {launcher}, which runs the VM: the stale pod is being deleted, and does not end.",
+        _PODS,
+    ),
     Obstacle.WAITING_FOR_SYNC: Action(
         "Repair the other half of this migration, which is in another namespace or cluster: the"
         " VM waits for it.",
@@ -268,7 +272,11 @@ def advise(
     cause = next(own, find_cause(why))
     if diagnosis.state is State.MIGRATING:
         cause = next((one for one in why if one.reason == TERMINATING), cause)
+    if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
+        cause = next((one for one in why if one.reason == SOURCE_SILENT), cause)
     obstacle = _find_obstacle(evidence, diagnosis, cause)
+    if obstacle is Obstacle.TARGET_NOT_STARTED and _is_target_lost(why):
+        obstacle = Obstacle.TARGET_LOST
     if isinstance(diagnosis, Diagnosis) and diagnosis.given_up:
         if diagnosis.tainted:
             obstacle = Obstacle.TAINT_LEFT
@@ -310,28 +318,30 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
 
     An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
     the container or the condition counts, although it is older. After the hand-off the target's
-    container ends because the migration has failed, so its reason counts only if it ended before
-    that.
+    container ends because the migration has failed, so its reason counts only if KubeVirt says that
+    the target was lost.
     """
     failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
     bare = failed is None or failed.reason in _BEFORE_HAND_OFF
     sources = _BLOCKERS | {WhySource.TARGET_CONTAINER} if bare else _BLOCKERS
     since = 0.0 if failed is None or bare else failed.at or 0.0
-    if failed is not None and not bare:
+    if _is_target_lost(why):
         ended = (one for one in why if one.source is WhySource.TARGET_CONTAINER)
-        lost = (
-            one
-            for one in ended
-            if one.at is not None and one.at < since and one.reason not in IMAGE_WORDS
-        )
-        if (container := next(lost, None)) is not None:
-            return container
+        lost = next((one for one in ended if one.reason not in IMAGE_WORDS), None)
+        if lost is not None:
+            return lost
     others = (
         one
         for one in why
         if one.source in sources and one.reason not in SELECTORS and (one.at or since) >= since
     )
     return next(others, failed)
+
+
+def _is_target_lost(why: tuple[Why, ...]) -> bool:
+    """Whether the newest attempt failed because its target pod ended."""
+    failed = (one.message for one in why if one.source is WhySource.FAILED_ATTEMPT)
+    return classify_text(next(failed, "")) is EndReason.TARGET_LOST
 
 
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
@@ -384,7 +394,7 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
         waits = not is_copying and find_hand_off(evidence, attempt) is not None
         return Obstacle.HAND_OFF if waits else Obstacle.STALLED
     if state is State.UNKNOWN and diagnosis.is_quiet:
-        return Obstacle.QUIET if cause is None else _judge_cause(cause)
+        return Obstacle.QUIET if cause is None else _judge_cause(cause, state)
     if state in _OBSTACLES:
         return _OBSTACLES[state]
     if state is State.TARGET_NOT_READY and attempt is not None:
@@ -395,25 +405,28 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
         if target is None and is_bare and evidence.pods_seen and diagnosis.stuck:
             return Obstacle.NO_TARGET_POD
     if cause is not None:
-        return _judge_cause(cause)
+        return _judge_cause(cause, state)
     if diagnosis.failed_attempts:
         return Obstacle.UNEXPLAINED
     is_moving = state is State.MIGRATING or not diagnosis.stuck
     return _WAITING.get(state, Obstacle.NONE if is_moving else Obstacle.UNEXPLAINED)
 
 
-def _judge_cause(cause: Why) -> Obstacle:
+def _judge_cause(cause: Why, state: State) -> Obstacle:
     if cause.source is WhySource.POD_SCHEDULED:
         return Obstacle.UNSCHEDULABLE
     if cause.source is WhySource.TARGET_CONTAINER:
-        is_deleted = cause.reason == TERMINATING
-        return Obstacle.TARGET_DELETED if is_deleted else Obstacle.TARGET_NOT_STARTED
+        if cause.reason != TERMINATING:
+            return Obstacle.TARGET_NOT_STARTED
+        is_stale = state is State.MULTIPLE_ACTIVE_PODS
+        return Obstacle.STALE_POD if is_stale else Obstacle.TARGET_DELETED
     if cause.source is WhySource.NODE:
         return Obstacle.SOURCE_SILENT
     if cause.source is WhySource.MIGRATION_CONDITION:
         return _CONDITIONED.get(cause.reason, Obstacle.QUOTA)
-    if _ABORTED in cause.message:
-        return Obstacle.NOT_CONVERGING
+    found = _ENDED.get(classify_text(cause.message))
+    if found is not None:
+        return found
     is_bare = cause.reason in _BEFORE_HAND_OFF
     return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
 
@@ -438,6 +451,7 @@ _WAITING = {
 """The states that are obstacles only until an attempt fails. Then the cause of the failure is the
 obstacle."""
 _SOURCES = {
+    State.SHUTTING_DOWN: WhySource.DELETION,
     State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
     State.WAITING_FOR_SYNC: WhySource.MIGRATION_CONDITION,
     State.QUOTA: WhySource.MIGRATION_CONDITION,
@@ -446,6 +460,13 @@ _SOURCES = {
     State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
 }
 """By state: the source whose newest reason explains it. Other states: the last cause does."""
+_ENDED = {
+    EndReason.TIMEOUT_PROGRESS: Obstacle.NOT_CONVERGING,
+    EndReason.TIMEOUT_COMPLETION: Obstacle.NOT_CONVERGING,
+    EndReason.TARGET_LOST: Obstacle.TARGET_LOST,
+    EndReason.LIBVIRT: Obstacle.MIGRATION_ERROR,
+}
+"""The obstacles by what KubeVirt's text says of a failed attempt."""
 _CONDITIONED = {
     "DecentralizedNotLiveMigratable": Obstacle.WAITING_FOR_SYNC,
     "BackupInProgress": Obstacle.BACKUP,

@@ -112,6 +112,12 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
     return next((reason for applies, reason in causes if applies), EndReason.OTHER)
 
 
+def classify_text(message: str) -> EndReason:
+    """What KubeVirt's own text says of a failure; `OTHER` if it says nothing known."""
+    text = message.lower()
+    return next((reason for part, reason in _TEXTS if part in text), EndReason.OTHER)
+
+
 def _list_causes(
     ended: EndedMigration, vmi: Vmi | None, why: list[Why]
 ) -> Iterator[tuple[bool, EndReason]]:
@@ -132,8 +138,7 @@ def _list_causes(
         return
     yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
     yield vmim.aborted, EndReason.ABORTED
-    for part, reason in _TEXTS:
-        yield part in text, reason
+    yield (found := classify_text(text)) is not EndReason.OTHER, found
     yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
     # If the target pod is gone, virt-controller writes an end that equals the start.
     yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST

@@ -250,3 +250,31 @@ def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
 def test_may_cancel(state: Any, may: bool) -> None:
     """A migration in post-copy may not be cancelled."""
     assert may_cancel(an_evacuation(vmi={"migration": state})) is may
+
+
+LOST = Why(WhySource.FAILED_ATTEMPT, "TargetReady", "Target pod is down (after Pending 2s)", NOW)
+KILLED = Why(WhySource.TARGET_CONTAINER, "OOMKilled", "exit code 137", NOW + 1.0)
+GOING = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-old is being deleted")
+SILENT = Why(WhySource.NODE, "SourceNodeUnknown", "the kubelet of n1 does not answer")
+BARE = Why(WhySource.FAILED_ATTEMPT, "", "virError(Code=9): CPU is not compatible", NOW)
+
+
+@pytest.mark.parametrize(
+    ("case", "why", "obstacle", "cause"),
+    [
+        pytest.param("no-vmim", (KILLED, LOST), Obstacle.TARGET_LOST, KILLED, id="target-killed"),
+        pytest.param("no-vmim", (LOST,), Obstacle.TARGET_LOST, LOST, id="target-lost"),
+        pytest.param("no-vmim", (SILENT, LOST), Obstacle.SOURCE_SILENT, SILENT, id="source-dead"),
+        pytest.param("no-vmim", (BARE,), Obstacle.MIGRATION_ERROR, BARE, id="libvirt-on-the-vmi"),
+        pytest.param("stale-pod", (GOING,), Obstacle.STALE_POD, GOING, id="stale-pod-is-deleted"),
+    ],
+)
+def test_lost_and_silent_places(
+    case: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why
+) -> None:
+    """What is known of pods and nodes decides the next step of a stuck evacuation."""
+    pods = (SOURCE, STALE) if case == "stale-pod" else (SOURCE,)
+    evidence = an_evacuation(age=9000, pods=pods)
+
+    assert find(evidence, why) is obstacle
+    assert advise(evidence, diagnosis(evidence), why).cause == cause
