@@ -21,6 +21,7 @@ from exporter.counters import Counters
 from exporter.engine.evacuations.events import EventQueue
 from exporter.engine.facts.changes import NoticeKind
 from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health, HistoryHealth, Watched, list_watches
@@ -205,9 +206,12 @@ def _build_history(
     """
     store, health, clock = service.store, service.health, service.clock
     status, interval = health.history, settings.kube.history_interval
+    count_end = partial(_count_evacuation, service.counters)
     if place is None or status is None:
+        store.evacuations.note_end = count_end
         return [], []
-    changes = PendingChanges(store, settings.policy.longest_window)
+    changes = PendingChanges(store, settings.policy.longest_window, count_end)
+    store.evacuations.note_end = changes.note_end
     signal = WriteSignal()
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
     store.subscribe(lambda _: signal.awake.set(), NoticeKind.MEMORY)
@@ -248,6 +252,23 @@ def _build_history(
     watch = Reflector(api, watched, reader, settings.kube, clock=clock, rng=rng)
     jobs = [lease.run, watch.run, reader.run, writer.run]
     return jobs, [partial(_close_history, writer, lease)]
+
+
+def _count_evacuation(counters: Counters, end: EvacuationEnd) -> None:
+    """Count and log an evacuation that has ended."""
+    counters.count_evacuation(end)
+    log.info(
+        "evacuation_ended",
+        **{
+            "k8s.namespace.name": end.namespace,
+            "kubevirt.vm.name": end.name,
+            "kubevirt.vmi.uid": end.vmi_uid,
+            "kubevirt.evacuation.node": end.node,
+            "kubevirt.evacuation.source": str(end.source),
+            "kubevirt.evacuation.outcome": str(end.outcome),
+            "kubevirt.operation.duration_ms": int(end.duration * 1000),
+        },
+    )
 
 
 async def _close_history(writer: HistoryWriter, lease: Lease | None = None) -> None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
+    Checkpoint,
     EventOutcome,
     EventReason,
     Instant,
@@ -20,12 +21,15 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
+from exporter.engine.store.requesters import Source
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
-DRAIN_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600)
+EVACUATION_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600)
+"""Of evacuations and of drains."""
 BLOCKS_KEPT_FOR: Seconds = 86_400.0
 """A series stays at least a day after its last increase, so `increase(...[1d])` is right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
@@ -153,8 +157,10 @@ class Counters:
     each node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
-    the history window. `drains` counts drains of nodes by how they ended; `drain_durations` are
-    those of the drains that succeeded.
+    the history window. `drains` counts drains of nodes by how they ended, `evacuations` counts
+    evacuations by who requested them and how they ended. Durations are those of drains and
+    evacuations that succeeded. `verdicts` counts verdicts by checkpoint (None: all rules) and by
+    whether they allow the eviction.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -172,7 +178,12 @@ class Counters:
     )
     returned_migrations: int = 0
     drains: Counter[DrainEnd] = field(default_factory=Counter)
-    drain_durations: Histogram = field(default_factory=lambda: Histogram(DRAIN_BUCKETS))
+    drain_durations: Histogram = field(default_factory=lambda: Histogram(EVACUATION_BUCKETS))
+    evacuations: Counter[tuple[Source, EvacuationOutcome]] = field(default_factory=Counter)
+    evacuation_durations: dict[Source, Histogram] = field(
+        default_factory=lambda: {source: Histogram(EVACUATION_BUCKETS) for source in Source}
+    )
+    verdicts: Counter[tuple[Checkpoint | None, bool]] = field(default_factory=Counter)
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
     denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
 
@@ -214,6 +225,12 @@ class Counters:
         self.drains[end] += 1
         if end is DrainEnd.SUCCEEDED:
             self.drain_durations.observe(duration)
+
+    def count_evacuation(self, end: EvacuationEnd) -> None:
+        """Count an evacuation that has ended; the duration counts if it succeeded."""
+        self.evacuations[end.source, end.outcome] += 1
+        if end.outcome is EvacuationOutcome.SUCCEEDED:
+            self.evacuation_durations[end.source].observe(end.duration)
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """Count an answered request."""

@@ -4,17 +4,33 @@ The content is encoded from the store: a VMI is encoded again only after a notic
 stored history that is read is first merged into the store and then encoded from there. So replicas
 that have seen different migrations store the same content in the end. Methods that take long are
 generators that yield after each VMI.
+
+Each end of an evacuation is counted once, by the process that writes it into the stored history. So
+replicas do not count it twice, and no restart repeats or loses it: an end that is not written
+yet is found again after the restart, because the stored history still has the evacuation. The entry
+says which process has counted it, in case the answer to a write is lost.
 """
 
+import secrets
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Forgotten, Notice
 from exporter.engine.facts.model import Instant, Seconds
+from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.engine.store.store import Store
-from exporter.history.format import SHARDS, decode, encode, holds, seal, shard_of, unseal
+from exporter.history.format import (
+    SHARDS,
+    decode,
+    encode,
+    holds,
+    seal,
+    shard_of,
+    unseal,
+)
 
 
 AWAITED_FOR: Seconds = 60.0
@@ -34,19 +50,24 @@ class _Unwritten(Struct, frozen=True, gc=False):
 class PendingChanges:
     """The encoded entries of every shard; `window` is the policy's history window.
 
-    `note_change` must be subscribed to the store's notices of `MEMORY`. `size` counts the bytes of
-    all entries.
+    `note_change` must be subscribed to the store's notices of `MEMORY`, and `note_end` to the ends
+    of evacuations. `count_end` is called for each end that this process has written. `size` counts
+    the bytes of all entries. `writer` is a random number that identifies this process.
     """
 
     store: Store
     window: Seconds
+    count_end: Callable[[EvacuationEnd], None] = lambda _: None
     size: int = 0
+    writer: int = field(default_factory=lambda: secrets.randbits(32))
     _entries: list[dict[str, bytes]] = field(default_factory=lambda: [{} for _ in range(SHARDS)])
     _unwritten: list[dict[str, _Unwritten]] = field(
         default_factory=lambda: [{} for _ in range(SHARDS)]
     )
     _awaited: dict[str, Instant] = field(default_factory=dict)
     _outdated: set[str] = field(default_factory=set)
+    _ends: dict[str, list[EvacuationEnd]] = field(default_factory=dict)
+    _encoded_ends: dict[str, list[EvacuationEnd]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self._entries))
@@ -55,6 +76,11 @@ class PendingChanges:
         """Encode this VMI again later, because its history may have changed."""
         self._outdated.add(notice.uid)
 
+    def note_end(self, end: EvacuationEnd) -> None:
+        """Count this end of an evacuation once it is written."""
+        self._ends.setdefault(end.vmi_uid, []).append(end)
+        self._outdated.add(end.vmi_uid)
+
     @property
     def has_outdated(self) -> bool:
         """Whether the history of a VMI has changed and is not encoded yet."""
@@ -62,7 +88,7 @@ class PendingChanges:
 
     @property
     def awaits_vmis(self) -> bool:
-        """Whether the stored history has VMIs that the watch has not shown yet."""
+        """Whether the stored history has VMIs or evacuations that the watch has not shown yet."""
         return bool(self._awaited)
 
     @property
@@ -105,7 +131,7 @@ class PendingChanges:
             if replaces:
                 self.store.apply(Forgotten(uid), now)
             self.store.apply(remembered, now)
-            if self.store.unseen(uid) is not None:
+            if self.store.awaits(uid):
                 self._awaited.setdefault(uid, now)
             yield
         return listed
@@ -132,24 +158,40 @@ class PendingChanges:
             self._unwritten[shard].setdefault(_WHOLE, _Unwritten(now, b""))
 
     def note_written(self, shard: int) -> None:
-        """Note that the stored shard is up to date."""
+        """Note that this process has written the shard, and count the ends in it."""
         self._unwritten[shard].clear()
+        for uid in [uid for uid in self._encoded_ends if shard_of(uid) == shard]:
+            self._count_ends(uid)
+
+    def settle_ends(self, *, is_writer: bool) -> None:
+        """Count the ends that change no stored entry; another replica than the writer drops them.
+
+        These are evacuations that began and ended between two writes, and whose VMI never had an
+        entry and is deleted.
+        """
+        for uid in [uid for uid in self._encoded_ends if uid not in self._unwritten[shard_of(uid)]]:
+            if is_writer:
+                self._count_ends(uid)
+            else:
+                del self._encoded_ends[uid]
 
     def prune(self, seen_through: Callable[[str], Instant | None], now: Instant) -> Iterator[None]:
-        """Forget VMIs that are in the stored history but no longer in the cluster.
+        """Forget VMIs and evacuations of the stored history that do not exist any more.
 
         A VMI is gone if the watch of its namespace has not shown it, and had its last contact
-        (`seen_through`) at least `AWAITED_FOR` after we read the VMI from the stored history.
+        (`seen_through`) at least `AWAITED_FOR` after we read the VMI from the stored history. In
+        the same way, a stored evacuation has ended.
         """
         for uid, since in list(self._awaited.items()):
             yield
-            unseen = self.store.unseen(uid)
-            if unseen is not None:
-                seen = seen_through(unseen.namespace)
+            remembered = self.store.remember(uid)
+            if remembered is not None and self.store.awaits(uid):
+                seen = seen_through(remembered.namespace)
                 if seen is None or seen < since + AWAITED_FOR:
                     continue
-                self.store.apply(Forgotten(uid), now)
-            del self._awaited[uid]
+                self.store.apply(Forgotten(uid, is_gone=True), now)
+            if not self.store.awaits(uid):
+                del self._awaited[uid]
 
     def encode_changed(self, now: Instant) -> Iterator[None]:
         """Encode the VMIs whose history has changed, which takes 10 us for each."""
@@ -206,9 +248,19 @@ class PendingChanges:
         remembered = self.store.remember(uid)
         entry = b""
         if remembered is not None:
+            past = remembered.past
+            if past is not None and not past.counted_by:
+                counted = replace(past, counted_by=self.writer)
+                remembered = replace(remembered, past=counted)
             entry = entries[uid] = encode(remembered, now=now, window=self.window)
         self.size += len(entry) - len(known)
+        if uid in self._ends:
+            self._encoded_ends.setdefault(uid, []).extend(self._ends.pop(uid))
         return known
+
+    def _count_ends(self, uid: str) -> None:
+        for end in self._encoded_ends.pop(uid):
+            self.count_end(end)
 
     def _compare_all(self, shard: int, listed: Mapping[str, bytes], now: Instant) -> Iterator[None]:
         """Compare every VMI of a shard with its stored entry."""
@@ -224,8 +276,15 @@ class PendingChanges:
 
     def _compare(self, shard: int, uid: str, stored: bytes, now: Instant) -> None:
         """Compare the stored entry of a VMI with the entry that should be stored."""
-        unwritten = self._unwritten[shard]
-        if holds(stored, self._entries[shard].get(uid, b""), now):
+        unwritten, entry = self._unwritten[shard], self._entries[shard].get(uid, b"")
+        if uid in self._encoded_ends:
+            past, ours = (decode(one).past if one else None for one in (stored, entry))
+            if past is not None and ours is not None and past.is_same(ours):
+                if past.counted_by == self.writer:
+                    self._count_ends(uid)  # the answer to our write was lost
+                else:
+                    del self._encoded_ends[uid]  # another replica has written and counted them
+        if holds(stored, entry, now):
             unwritten.pop(uid, None)
         else:
             known = unwritten.get(uid)

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from exporter.engine.facts.evidence import (
     FAILURES_KEPT,
     Marker,
+    Past,
     Remembered,
     RequestedThrough,
     Requester,
@@ -89,6 +90,13 @@ class _Marker(Struct, array_like=True):
     forgotten: Annotated[int, Meta(ge=0)]
     asked_by: _Requester | None = None
     by_taint: bool = False
+    is_presumed: bool = False
+
+
+class _Past(Struct, array_like=True, gc=False):
+    seen_at: _Instant
+    ended_at: _Instant
+    counted_by: int
 
 
 class _Entry(Struct, array_like=True):
@@ -96,6 +104,7 @@ class _Entry(Struct, array_like=True):
     namespace: str
     migrations: list[_Migration]
     marker: _Marker | None
+    past: _Past | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -116,7 +125,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     (a request before it was for an earlier evacuation). `finished_at` is omitted if the end is
     known and correct.
     """
-    migrations = remembered.migrations
+    migrations, past = remembered.migrations, remembered.past
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
     succeeded = [one for one in ended if migrations[one[1]].outcome is Outcome.SUCCEEDED]
     last = {max(some)[1] for some in (ended, succeeded) if some}
@@ -137,6 +146,7 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
                 if key not in over
             ],
             None if remembered.marker is None else _pack_marker(remembered.marker),
+            None if past is None else _pack_past(past),
         )
     )
 
@@ -187,6 +197,7 @@ def decode(entry: bytes) -> Remembered:
                 for one in wire.migrations
             },
             marker=None if wire.marker is None else _read_marker(wire.marker),
+            past=None if wire.past is None else _read_past(wire.past),
         )
     except (msgspec.DecodeError, ValueError) as error:
         raise Damaged(f"an entry cannot be read: {error}") from error
@@ -202,7 +213,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
     if not stored or not entry:
         return False
     one, other = decode(stored), decode(entry)
-    if one.marker != other.marker:
+    if one.marker != other.marker or one.past != other.past:
         return False
     for key, migration in other.migrations.items():
         known = one.migrations.get(key)
@@ -276,6 +287,7 @@ def _pack_marker(marker: Marker) -> _Marker:
         marker.forgotten,
         None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
         marker.through is RequestedThrough.TAINT,
+        marker.is_presumed,
     )
 
 
@@ -290,7 +302,16 @@ def _read_marker(wire: _Marker) -> Marker:
         failed={_read_uid(one.uid): one.end for one in wire.failed},
         forgotten=wire.forgotten,
         asked_by=None if asked is None else Requester(asked.at, asked.user),
+        is_presumed=wire.is_presumed,
     )
+
+
+def _pack_past(past: Past) -> _Past:
+    return _Past(_pack_instant(past.seen_at), _pack_instant(past.ended_at), past.counted_by)
+
+
+def _read_past(wire: _Past) -> Past:
+    return Past(wire.seen_at, wire.ended_at, wire.counted_by)
 
 
 def _find_transition(migration: Migration, now: Instant) -> Instant | None:

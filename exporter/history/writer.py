@@ -87,6 +87,8 @@ class HistoryWriter:
         pruning = changes.prune(self._seen_through, now)
         await run_in_slices(chain(pruning, changes.encode_changed(now)))
         await self._write()
+        if self.status.loaded:
+            changes.settle_ends(is_writer=self.status.may_write())
         self.status.vmis = len(changes)
         self.status.size = changes.size
         if self.status.may_write() and not changes.unwritten:

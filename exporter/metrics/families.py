@@ -11,6 +11,7 @@ from exporter import __version__
 from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    Checkpoint,
     EventOutcome,
     EventReason,
     Mismatch,
@@ -19,7 +20,9 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
+from exporter.engine.store.requesters import Source
 from exporter.health import HistoryFault, Restart
 from exporter.metrics.family import (
     ONE_VMI,
@@ -124,6 +127,22 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         ),
         labels=("reason",),
         read=lambda view: [(one, view.counters.unknown_candidates[one]) for one in Mismatch],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_verdicts_total",
+        help=(
+            "Verdicts about evictions, without dry runs, by checkpoint ('all' for the webhook and "
+            "for requests without one) and by whether the verdict allows the eviction."
+        ),
+        labels=("checkpoint", "allowed"),
+        read=lambda view: [
+            (
+                (checkpoint or "all", str(allowed).lower()),
+                view.counters.verdicts[checkpoint, allowed],
+            )
+            for checkpoint in (*Checkpoint, None)
+            for allowed in (True, False)
+        ],
     ),
     HistogramFamily(
         name="kubevirt_eviction_exporter_request_duration_seconds",
@@ -421,6 +440,25 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
         read=lambda view: view.counters.returned_migrations,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_evacuations_total",
+        help=(
+            "Evacuations that ended, by who requested them (source) and how they ended (outcome); "
+            "each is counted by one replica only."
+        ),
+        labels=("source", "outcome"),
+        read=lambda view: [
+            ((source, outcome), view.counters.evacuations[source, outcome])
+            for source in Source
+            for outcome in EvacuationOutcome
+        ],
+    ),
+    HistogramFamily(
+        name="kubevirt_eviction_exporter_evacuation_duration_seconds",
+        help="Time from request to end of the evacuations that succeeded, by who requested them.",
+        labels=("source",),
+        read=lambda view: view.counters.evacuation_durations.items(),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_drains_total",

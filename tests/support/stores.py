@@ -66,9 +66,9 @@ class ClockedStore(Store):
         """Apply a VMI's entry from a stored history."""
         return self.apply(remembered, self.now)
 
-    def forget(self, uid: str) -> int:
+    def forget(self, uid: str, *, is_gone: bool = False) -> int:
         """Remove a VMI's entry from a stored history."""
-        return self.apply(Forgotten(uid), self.now)
+        return self.apply(Forgotten(uid, is_gone), self.now)
 
 
 def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:
@@ -95,4 +95,5 @@ def pending_changes(store: Store, window: float = 86_400.0) -> PendingChanges:
     """The pending changes of a store."""
     changes = PendingChanges(store, window)
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
+    store.evacuations.note_end = changes.note_end
     return changes

@@ -79,9 +79,14 @@ class Visibility(Struct, frozen=True):
 
 
 class Forgotten(Struct, frozen=True, gc=False):
-    """The stored history of a VMI that was never seen does not count any more."""
+    """The stored history of a VMI that was never seen does not count any more.
+
+    `is_gone`: because the watch has not shown the VMI. Then also a stored evacuation has ended that
+    the watch has not shown, of this VMI or of one that exists.
+    """
 
     uid: str
+    is_gone: bool = False
 
 
 Change: TypeAlias = (

@@ -59,6 +59,8 @@ class Marker(Struct, kw_only=True):
     not change it. `asked_by` is who asked for the first eviction that the webhook reviewed;
     use `requested_by`, which checks that this was near the request. `ends_at`: when the evacuation
     ends without a further attempt, because only attempts show it; None if it does not.
+    `is_presumed`: a success ended the evacuation after the VMI was last read, so the VMI may have
+    no evacuation any more.
     """
 
     node: str
@@ -72,6 +74,7 @@ class Marker(Struct, kw_only=True):
     dated: bool = False
     asked_by: Requester | None = None
     ends_at: Instant | None = None
+    is_presumed: bool = False
 
     @property
     def requested_by(self) -> Requester | None:
@@ -179,13 +182,54 @@ class Marker(Struct, kw_only=True):
         return [end for end in self.failed.values() if end >= self.requested_at]
 
 
+class Past(Struct, frozen=True, gc=False):
+    """The time of the last evacuation of a VMI that has ended, by our clock.
+
+    Two replicas see the same evacuation at slightly different instants, so evacuations whose times
+    overlap are the same one: a VMI has only one evacuation at a time. `counted_by` identifies the
+    process that has counted it; 0 if that is not known.
+    """
+
+    seen_at: Instant
+    ended_at: Instant
+    counted_by: int = 0
+
+    def covers(self, seen_at: Instant) -> bool:
+        """Whether this is the evacuation that was first seen then, or a later one."""
+        return seen_at < self.ended_at
+
+    def is_same(self, other: "Past") -> bool:
+        """Whether both are the same evacuation, as two replicas saw it."""
+        return self == other or (self.seen_at < other.ended_at and other.seen_at < self.ended_at)
+
+    def join(self, other: "Past | None") -> "Past":
+        """The later evacuation; of the same evacuation, the earlier instants.
+
+        `self` comes from the stored history, so its `counted_by` is right if both have one.
+        """
+        if other is None or self == other:
+            return self
+        if not self.is_same(other):
+            return max(self, other, key=lambda past: past.ended_at)
+        return Past(
+            min(self.seen_at, other.seen_at),
+            min(self.ended_at, other.ended_at),
+            self.counted_by or other.counted_by,
+        )
+
+
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The stored history of one VMI: its migrations by key (as in `History`), and its marker."""
+    """The stored history of one VMI.
+
+    These are its migrations by key (as in `History`), its marker, and the last evacuation that has
+    ended and is counted.
+    """
 
     uid: str
     namespace: str
     migrations: dict[str, Migration] = {}
     marker: Marker | None = None
+    past: Past | None = None
 
     def join(self, other: "Remembered") -> "Remembered":
         """Merge the stored histories of one VMI from two replicas, or from two runs."""
@@ -194,7 +238,10 @@ class Remembered(Struct, frozen=True, kw_only=True):
             migrations[key] = join(self.migrations[key], other.migrations[key])
         ends = [m.known_end for m in migrations.values() if m.outcome is Outcome.SUCCEEDED]
         return replace(
-            self, migrations=migrations, marker=_join_markers(self.marker, other.marker, ends)
+            self,
+            migrations=migrations,
+            marker=_join_markers(self.marker, other.marker, ends),
+            past=other.past if self.past is None else self.past.join(other.past),
         )
 
 

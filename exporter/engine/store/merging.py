@@ -1,6 +1,6 @@
 """Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
 
-from exporter.engine.facts.evidence import Remembered, RequestedThrough
+from exporter.engine.facts.evidence import Remembered
 from exporter.engine.facts.history import Migration, is_end_key
 from exporter.engine.facts.model import Instant, Outcome, Vmi
 from exporter.engine.store.departures import Departures
@@ -64,20 +64,30 @@ class HistoryMerger:
             record.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
             for key, migration in migrations.items()
         ]
-        marker, stored = record.marker, remembered.marker
-        if (
-            marker is not None
-            and stored is not None
-            and not stored.is_over(record.vmi, record.history.newest_success())
-        ):
-            changed.append(marker.join(stored))
-        elif marker is None and stored is not None and stored.through is RequestedThrough.TAINT:
-            record.stored = stored
+        changed.append(self._merge_evacuations(record, remembered, at))
         if not any(changed):
             return False
         self._bind_all(record, at)
         self._evacuations.note_success(record, at)
         return True
+
+    def _merge_evacuations(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
+        """Merge the stored evacuations of a VMI; True if that changed anything."""
+        known, marker, stored = (record.past, record.stored), record.marker, remembered.marker
+        if remembered.past is not None:
+            record.past = remembered.past.join(record.past)
+        past = record.past
+        if past is not None and record.stored is not None and past.covers(record.stored.seen_at):
+            record.stored = None
+        if stored is not None and marker is None:
+            if not stored.is_presumed and (past is None or not past.covers(stored.seen_at)):
+                record.stored = stored
+        elif stored is not None and marker is not None:
+            if stored.is_over(record.vmi, record.history.newest_success()):
+                self._evacuations.note_over(record, stored, at)
+            elif marker.join(stored):
+                return True
+        return known != (record.past, record.stored)
 
     def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
         """Merge the stored history of a VMI that is seen for the first time."""

@@ -62,9 +62,9 @@ class Store:
     only some namespaces are watched.
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
-    read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended. `drains`
-    has the present drains, `node_index` the nodes, and `budgets` the launcher pods that no one may
-    evict.
+    read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
+    `evacuations` follows the evacuations, `drains` has the present drains, `node_index` the nodes,
+    and `budgets` the launcher pods that no one may evict.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Store:
         self._load_is_known = False
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
-        self._evacuations = EvacuationTracker(
+        self.evacuations = EvacuationTracker(
             self._vmis, self._vmims, self._launchers, objects.nodes
         )
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
-        self.drains = self._evacuations.drains
+        self.drains = self.evacuations.drains
         self.node_index = objects.nodes
         self.budgets = objects.budgets
-        self._merger = HistoryMerger(self._vmims, self._evacuations, keep=endings_kept)
-        self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self._evacuations)
+        self._merger = HistoryMerger(self._vmims, self.evacuations, keep=endings_kept)
+        self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self.evacuations)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call `callback` with every notice of these kinds, while the change is applied."""
@@ -121,8 +121,8 @@ class Store:
             case Remembered():
                 changed = self._remember(change, at)
             case Forgotten():
-                changed = self._forget(change.uid)
-        self._update_evacuations(self._evacuations.find_expired(at), at)
+                changed = self._forget(change, at)
+        self._update_evacuations(self.evacuations.find_expired(at), at)
         if changed:
             self._load_is_known = False
         return changed
@@ -185,7 +185,7 @@ class Store:
 
     def evacuating(self) -> Iterator[Evidence]:
         """The evidence about every VMI that is evacuating."""
-        return map(self._gather, self._evacuations)
+        return map(self._gather, self.evacuations)
 
     def on_node(self, node: str) -> list[Evidence]:
         """The evidence about every VMI that is on a node and has not ended."""
@@ -245,6 +245,11 @@ class Store:
         """The stored history of a VMI that has not been seen yet."""
         return self._merger.unseen.get(uid)
 
+    def awaits(self, uid: str) -> bool:
+        """Whether the watch has not shown this VMI of the stored history, or not its evacuation."""
+        record = self._vmis.by_uid.get(uid)
+        return self.unseen(uid) is not None if record is None else record.stored is not None
+
     def _gather(self, record: VmiRecord) -> Evidence:
         return self._objects.gather_evidence(
             record, self.visibility, self._dead_after, platform_updating=self.platform_updating
@@ -292,7 +297,7 @@ class Store:
         record.changed_at = at
         self._merger.merge_vmi(record, before, at)
         was_evacuating = before is None or record.marker is not None
-        self._evacuations.update(record, before, at)
+        self.evacuations.update(record, before, at)
         if was_evacuating and record.marker is None:
             self._reasons.end(vmi)
         record.seen_at = at
@@ -317,7 +322,7 @@ class Store:
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
             if vmim.evacuates and self.visibility.nodes is False:
                 self._update_evacuations([record], at)
-            self._evacuations.ask(record)
+            self.evacuations.ask(record)
             if vmim.phase == "Succeeded" and record.marker is None:
                 self._reasons.end(record.vmi)
             self._note_evidence(record)
@@ -327,7 +332,7 @@ class Store:
         known = self.node_index.find(node.name) or Node(name=node.name)
         if not self.node_index.put(node, at):
             return False
-        self._evacuations.note_node(node.name, at)
+        self.evacuations.note_node(node.name, at)
         if (known.schedulable, known.taints) != (node.schedulable, node.taints):
             self._update_evacuations(self._vmis.on_node(node.name), at)
         return True
@@ -335,7 +340,7 @@ class Store:
     def _update_evacuations(self, records: Iterable[VmiRecord], at: Instant) -> None:
         """Begin or end evacuations because something other than their VMIs has changed."""
         for record in records:
-            if self._evacuations.update(record, None, at):
+            if self.evacuations.update(record, None, at):
                 if record.marker is None:
                     self._reasons.end(record.vmi)
                 self._note_evidence(record)
@@ -355,8 +360,8 @@ class Store:
         if visibility == self.visibility:
             return False
         self.visibility = visibility
-        if visibility.nodes is not self._evacuations.sees_nodes:
-            self._evacuations.sees_nodes = visibility.nodes
+        if visibility.nodes is not self.evacuations.sees_nodes:
+            self.evacuations.sees_nodes = visibility.nodes
             self._update_evacuations(self._vmis.by_key.values(), at)
         self._notify(NoticeKind.EVERYTHING)
         return True
@@ -366,14 +371,14 @@ class Store:
             return False
         was_updating = self.platform_updating
         self.kubevirt = settings
-        before, now = self._evacuations.kubevirt, settings or KubeVirtSettings()
-        self._evacuations.kubevirt = now
+        before, now = self.evacuations.kubevirt, settings or KubeVirtSettings()
+        self.evacuations.kubevirt = now
         if (before.drain_taint, before.eviction_strategy) != (
             now.drain_taint,
             now.eviction_strategy,
         ):
             for name in self.node_index.names():
-                self._evacuations.note_node(name, at)
+                self.evacuations.note_node(name, at)
             self._update_evacuations(self._vmis.by_key.values(), at)
         if was_updating != self.platform_updating:
             self._notify(NoticeKind.EVERYTHING)
@@ -393,7 +398,7 @@ class Store:
             return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
             gone = self.node_index.remove(removed.name, at)
-            self._evacuations.note_node(removed.name, at)
+            self.evacuations.note_node(removed.name, at)
             self._update_evacuations(self._vmis.on_node(removed.name), at)
             return gone
         if resource is Resource.BUDGETS:
@@ -420,7 +425,7 @@ class Store:
         """Drop a VMI with its history."""
         uid = record.vmi.uid
         self._vmis.remove(record)
-        self._evacuations.remove(record.vmi, at)
+        self.evacuations.remove(record, at)
         self._reasons.remove_vmi(record.vmi)
         self._notify(NoticeKind.GONE, record.key, uid)
         self._notify(NoticeKind.MEMORY, uid=uid)
@@ -443,7 +448,7 @@ class Store:
         """Note an eviction's requester if KubeVirt may mark the VMI (`pod-eviction-admitter`)."""
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
-            self._evacuations.requesters.note(vmi.uid, Requester(at, change.user))
+            self.evacuations.requesters.note(vmi.uid, Requester(at, change.user))
 
     def _remember(self, remembered: Remembered, at: Instant) -> bool:
         """Merge the stored history of a VMI: now, or once that VMI is seen."""
@@ -458,15 +463,20 @@ class Store:
             self._notify(NoticeKind.MEMORY, uid=uid)
         return changed
 
-    def _forget(self, uid: str) -> bool:
-        """Drop the stored history of a VMI that has not been seen."""
-        if self._merger.unseen.pop(uid, None) is None:
-            return False
-        self._notify(NoticeKind.MEMORY, uid=uid)
-        return True
+    def _forget(self, change: Forgotten, at: Instant) -> bool:
+        """Drop what only the stored history has of a VMI."""
+        uid, unseen = change.uid, self._merger.unseen.pop(change.uid, None)
+        forgets = unseen is not None
+        if change.is_gone and unseen is not None:
+            self.evacuations.end_unseen(unseen, at)
+        elif change.is_gone and (record := self._vmis.by_uid.get(uid)) is not None:
+            forgets = self.evacuations.end_stored(record, at)
+        if forgets:
+            self._notify(NoticeKind.MEMORY, uid=uid)
+        return forgets
 
     def _note_pod(self, pod: Pod, at: Instant) -> None:
-        self._evacuations.note_launcher(pod.vmi_uid, at)
+        self.evacuations.note_launcher(pod.vmi_uid, at)
         self.budgets.note_pod(pod)
         self._note_evidence(self._vmis.find_owner(pod))
 

@@ -7,10 +7,10 @@ only the VMIMs that evacuate the node show such a drain.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from exporter.engine.facts.evidence import Marker, RequestedThrough
+from exporter.engine.facts.evidence import Marker, Past, Remembered, RequestedThrough
 from exporter.engine.facts.history import settle
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -20,6 +20,7 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome, find_end
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import DrainEnd, NodeDrains
@@ -52,7 +53,8 @@ class EvacuationTracker:
 
     `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. `kubevirt`:
     KubeVirt's settings. `sees_nodes`: whether nodes can be read; None if that is not known yet.
-    In all methods, `now` is the instant at which the fact was read.
+    `note_end` is called once for each evacuation that has ended, before the change that ended it is
+    applied completely. In all methods, `now` is the instant at which the fact was read.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class EvacuationTracker:
         self._next_end = math.inf
         self.drains = NodeDrains(vmis.mobilities)
         self.requesters = Requesters()
+        self.note_end: Callable[[EvacuationEnd], None] = lambda _: None
 
     def __iter__(self) -> Iterator[VmiRecord]:
         return iter(self._records.values())
@@ -86,17 +89,17 @@ class EvacuationTracker:
         """
         vmi, known = record.vmi, record.marker
         if before is not None and _is_requested_again(before, vmi):
-            record.marker = None
+            self._end(record, now)
         if before is not None and before.evacuation_node and not vmi.evacuation_node:
             record.cancelled_at = now
         request = self._find_request(record, now)
         if request is None:
-            record.marker = None
-            if self.sees_nodes is not None:
-                record.stored = None
+            self._end(record, now)
             self._records.pop(vmi.uid, None)
         else:
             self._follow(record, request, now)
+            if record.marker is not None and before is not None:
+                record.marker.is_presumed = False
         if before is not None and not before.finished:
             if vmi.node != before.node:
                 self.drains.leave(before.node, vmi.uid, _find_departure(before, vmi, now))
@@ -115,7 +118,7 @@ class EvacuationTracker:
         vmi, marker = record.vmi, record.marker
         if marker is None or vmi.node != marker.node:
             return
-        source = find_source(vmi, self._vmims.owned_by(vmi), marker)
+        source = record.source = find_source(vmi, self._vmims.owned_by(vmi), marker)
         opened_at = self._nodes.uncordoned_at(vmi.node)
         self.drains.ask(
             vmi.node,
@@ -214,9 +217,13 @@ class EvacuationTracker:
         self._next_end = min((end for end in ends.values() if end > now), default=math.inf)
         return [self._records[uid] for uid, end in ends.items() if end <= now]
 
-    def remove(self, vmi: Vmi, now: Instant) -> None:
+    def remove(self, record: VmiRecord, now: Instant) -> None:
         """Stop tracking a VMI that is gone."""
+        vmi = record.vmi
         self._records.pop(vmi.uid, None)
+        if record.stored is not None:
+            self.note_over(record, record.stored, now, is_deleted=True)
+        self._end(record, now, is_deleted=True)
         if not vmi.finished:
             self.drains.leave(vmi.node, vmi.uid, now)
 
@@ -233,8 +240,10 @@ class EvacuationTracker:
         if success is None:
             return
         if marker.was_left(vmi, success):
+            if settle(success, now) is None:  # a clock is wrong, so this may be an earlier success
+                record.marker = None
             request = _Request(marker.node, marker.through)
-            self._begin(record, request, now, not_before=success)
+            self._begin(record, request, now, not_before=success).is_presumed = True
         elif marker.note_success(success):
             self.note_attempts(record, now)
 
@@ -254,6 +263,60 @@ class EvacuationTracker:
         elif record.marker.lacking_since is None:
             record.marker.lacking_since = now
 
+    def note_over(
+        self, record: VmiRecord, marker: Marker, now: Instant, *, is_deleted: bool = False
+    ) -> None:
+        """Note that an evacuation has ended, unless that is known, perhaps from another replica."""
+        # Another replica may have joined an earlier evacuation into the marker's `seen_at`.
+        is_stored = marker is not record.marker
+        seen_at = marker.seen_at if is_stored else record.marked_at
+        is_known = record.past is not None and record.past.covers(seen_at)
+        if is_known or marker.is_presumed:
+            return
+        record.past = Past(seen_at, now).join(record.past)
+        source = record.source  # the VMI lost its annotation with the evacuation
+        if is_stored:
+            source = find_source(record.vmi, self._vmims.owned_by(record.vmi), marker)
+        self.note_end(find_end(record, marker, source, now, is_deleted=is_deleted))
+
+    def end_stored(self, record: VmiRecord, now: Instant) -> bool:
+        """Note that a stored evacuation ended before this process started; False if it may not.
+
+        An evacuation by a taint may go on as long as it is not known whether nodes can be read.
+        """
+        stored = record.stored
+        if stored is None or (stored.through is RequestedThrough.TAINT and self.sees_nodes is None):
+            return False
+        record.stored = None
+        self.note_over(record, stored, now)
+        return True
+
+    def end_unseen(self, unseen: Remembered, now: Instant) -> None:
+        """Note that a VMI was deleted before this process saw it, perhaps while evacuating."""
+        marker, past = unseen.marker, unseen.past
+        if marker is None or marker.is_presumed:
+            return
+        if past is not None and past.covers(marker.seen_at):
+            return
+        by_taint = marker.through is RequestedThrough.TAINT
+        self.note_end(
+            EvacuationEnd(
+                vmi_uid=unseen.uid,
+                namespace=unseen.namespace,
+                name="",
+                node=marker.node,
+                source=Source.OTHER if by_taint else Source.UNKNOWN,
+                outcome=EvacuationOutcome.VM_DELETED,
+                duration=max(0.0, now - marker.requested_at),
+            )
+        )
+
+    def _end(self, record: VmiRecord, now: Instant, *, is_deleted: bool = False) -> None:
+        """End the evacuation of a VMI, if it has one."""
+        if record.marker is not None:
+            self.note_over(record, record.marker, now, is_deleted=is_deleted)
+        record.marker = None
+
     def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
 
@@ -271,6 +334,7 @@ class EvacuationTracker:
     def _begin(
         self, record: VmiRecord, request: _Request, now: Instant, *, not_before: Instant | None
     ) -> Marker:
+        self._end(record, now)
         vmi, stored = record.vmi, record.stored
         marker = record.marker = Marker(
             node=request.node,
@@ -280,9 +344,12 @@ class EvacuationTracker:
             not_before=not_before,
             asked_by=self.requesters.take(vmi.uid, now),
         )
+        record.marked_at = now
         self._records[vmi.uid] = record
-        if stored is not None and not stored.is_over(vmi, record.history.newest_success()):
+        if stored is not None and _is_same(stored, record):
             marker.join(stored)
+        elif stored is not None:
+            self.note_over(record, stored, now)
         record.stored = None
         self.note_attempts(record, now)
         self.note_launcher(vmi.uid, now)
@@ -310,6 +377,13 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
         marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+
+
+def _is_same(stored: Marker, record: VmiRecord) -> bool:
+    """Whether the evacuation that begins is the stored one, and the VMI was not seen without it."""
+    seen_at = record.seen_at if stored.through is RequestedThrough.EVICTION else None
+    is_over = stored.is_over(record.vmi, record.history.newest_success())
+    return not is_over and (seen_at is None or stored.seen_at > seen_at)
 
 
 def _find_departure(before: Vmi, vmi: Vmi, now: Instant) -> Instant:

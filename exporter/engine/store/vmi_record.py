@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from exporter.engine.facts.evidence import Marker, Remembered
+from exporter.engine.facts.evidence import Marker, Past, Remembered
 from exporter.engine.facts.history import History
 from exporter.engine.facts.model import Instant, Mobility, Pod, Vmi
+from exporter.engine.store.requesters import Source
 
 
 class VmiRecord(Struct, gc=False):
@@ -15,15 +16,20 @@ class VmiRecord(Struct, gc=False):
 
     `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
-    `Evidence`. `stored` is the stored marker of an evacuation by a taint, until the taint is read.
-    `cancelled_at` is when its `evacuationNodeName` was last cleared.
+    `Evidence`. `stored` is a stored marker of an evacuation that is not seen, until it is seen or
+    counts as ended. `marked_at` is when this process first saw the marker, and `source` is who
+    requested that evacuation. `past` is the last evacuation that has ended. `cancelled_at` is when
+    the VMI's `evacuationNodeName` was last cleared.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
     proofs: tuple[str, ...] = ()
     marker: Marker | None = None
+    marked_at: Instant = 0.0
+    source: Source = Source.UNKNOWN
     stored: Marker | None = None
+    past: Past | None = None
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
@@ -45,11 +51,15 @@ class VmiRecord(Struct, gc=False):
     def remember(self) -> Remembered | None:
         """The history to store for this VMI; None if there is none."""
         migrations, marker = self.history.records(), self.marker or self.stored
-        if not migrations and marker is None:
+        if not migrations and marker is None and self.past is None:
             return None
         vmi = self.vmi
         return Remembered(
-            uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=marker
+            uid=vmi.uid,
+            namespace=vmi.namespace,
+            migrations=migrations,
+            marker=marker,
+            past=self.past,
         )
 
 

@@ -120,6 +120,8 @@ class Admission:
     def _count(self, review: Review, judgement: Judgement, now: Instant) -> None:
         counters, outcome = self._service.counters, judgement.outcome
         self._reviews[outcome] += 1
+        if outcome is ReviewOutcome.ALLOWED or outcome in EVENTS:
+            counters.verdicts[None, outcome is ReviewOutcome.ALLOWED] += 1
         evidence, verdict = judgement.evidence, judgement.verdict
         if outcome is ReviewOutcome.EVACUATING and evidence is not None:
             counters.denial_periods.end(evidence.vmi)

@@ -338,7 +338,7 @@ class Service:
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop: 1,000 more function calls would take too long."""
-        find, checkpoint = self.view.find, asked.checkpoint
+        find, checkpoint, verdicts = self.view.find, asked.checkpoint, self.counters.verdicts
         conditions = self.read_conditions(now)
         self.view.advance(now, dead=conditions.dead)
         answers = []
@@ -357,8 +357,10 @@ class Service:
                 diagnosis = evacuation or conditions.diagnose_move(entry.evidence)
                 if not entry.evidence.vmi.finished:
                     drain = find_outcome(entry.evidence, conditions, evacuation)
-            if not asked.dry_run and (verdict.reason is not None or not verdict.known):
-                self._count(candidate, entry, verdict, now)
+            if not asked.dry_run:
+                verdicts[checkpoint, verdict.allowed] += 1
+                if verdict.reason is not None or not verdict.known:
+                    self._count(candidate, entry, verdict, now)
             answers.append(
                 write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
             )

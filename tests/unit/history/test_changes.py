@@ -9,6 +9,7 @@ import pytest
 from exporter.engine.facts.changes import Notice, NoticeKind
 from exporter.engine.facts.evidence import FAILURES_KEPT
 from exporter.engine.facts.model import Fact, MigrationState, Resource, Vmi, Vmim
+from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
 from exporter.history.writer import SLICE, run_in_slices
@@ -161,6 +162,88 @@ class TestVmisNotSeen:
         finish(successor.prune({NAMESPACE: NOW + 1e6}.get, NOW))
         finish(successor.encode_changed(NOW))
         assert shards(successor) == self.KEPT
+
+
+class TestEndsOfEvacuations:
+    """Each end is counted once, by the process that writes it."""
+
+    def an_ended_one(self) -> tuple[PendingChanges, list[EvacuationEnd]]:
+        """The changes of a process that has stored an evacuation, and its ends that are counted."""
+        changes, counted = some_changes(a_vmi(evacuation_node="n1")), list[EvacuationEnd]()
+        changes.count_end = counted.append
+        changes.note_written(shard_of(UID))
+        return changes, counted
+
+    def restart(self, kept: bytes, *facts: Fact) -> list[EvacuationEnd]:
+        """The ends that the next process counts, which reads this shard and these facts."""
+        changes, counted = some_changes(), list[EvacuationEnd]()
+        changes.count_end = counted.append
+        take(changes, [kept])
+        follow(changes, *facts)
+        finish(changes.prune({NAMESPACE: NOW + AWAITED_FOR}.get, NOW))
+        finish(changes.encode_changed(NOW))
+        changes.note_written(shard_of(UID))
+        return counted
+
+    def test_counted_when_it_is_written(self) -> None:
+        """An end is counted once it is written, and not before."""
+        changes, counted = self.an_ended_one()
+        follow(changes, a_vmi())
+        assert counted == []
+        for _ in range(2):
+            changes.note_written(shard_of(UID))
+        assert [end.outcome for end in counted] == [EvacuationOutcome.CANCELLED]
+
+    @pytest.mark.parametrize("is_gone", [False, True], ids=["cancelled", "deleted"])
+    def test_killed_before_it_is_written(self, *, is_gone: bool) -> None:
+        """The next process counts an end that was not written."""
+        changes, counted = self.an_ended_one()
+        kept = changes.seal(shard_of(UID))
+        follow(changes, a_vmi())
+        assert counted == []
+        assert len(self.restart(kept, *([] if is_gone else [a_vmi()]))) == 1
+
+    def test_killed_after_it_is_written(self) -> None:
+        """The next process does not count an end that was written."""
+        changes, counted = self.an_ended_one()
+        follow(changes, a_vmi())
+        changes.note_written(shard_of(UID))
+        assert len(counted) == 1
+        assert self.restart(changes.seal(shard_of(UID)), a_vmi()) == []
+
+    def test_ended_after_the_entry_was_encoded(self) -> None:
+        """An end that came after the content was encoded counts with the next write."""
+        changes, counted = self.an_ended_one()
+        put(changes.store, a_vmi())
+        changes.note_written(shard_of(UID))
+        assert counted == []
+        finish(changes.encode_changed(NOW))
+        changes.note_written(shard_of(UID))
+        assert len(counted) == 1
+
+    @pytest.mark.parametrize("is_writer", [True, False])
+    def test_a_vmi_that_never_had_an_entry(self, *, is_writer: bool) -> None:
+        """An evacuation that changes no entry is counted by the writer, and dropped by others."""
+        changes, counted = some_changes(), list[EvacuationEnd]()
+        changes.count_end = counted.append
+        put(changes.store, a_vmi(evacuation_node="n1"))
+        remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
+        finish(changes.encode_changed(NOW))
+        assert changes.unwritten == []
+        for may_write in (is_writer, True):
+            changes.settle_ends(is_writer=may_write)
+        assert [end.outcome for end in counted] == [EvacuationOutcome.VM_DELETED] * is_writer
+
+    @pytest.mark.parametrize("is_ours", [True, False])
+    def test_the_answer_to_a_write_is_lost(self, *, is_ours: bool) -> None:
+        """A stored end counts if this process has written it, and not if another one has."""
+        changes, counted = self.an_ended_one()
+        follow(changes, a_vmi())
+        changes.note_missing(shard_of(UID), NOW)
+        stored = changes.seal(shard_of(UID))
+        changes.writer ^= not is_ours
+        finish(changes.load(shard_of(UID), stored, NOW))
+        assert len(counted) == is_ours
 
 
 class TestMerging:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Remembered, Requester
+from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Past, Remembered, Requester
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import Outcome
 from exporter.history.format import (
@@ -53,6 +53,7 @@ MARKERS = st.builds(
     failed=st.dictionaries(UIDS, INSTANTS, max_size=FAILURES_KEPT),
     forgotten=st.integers(0, 2**40),
     asked_by=st.none() | st.builds(Requester, at=INSTANTS, user=st.text()),
+    is_presumed=st.booleans(),
 )
 REMEMBERED = st.builds(
     Remembered,
@@ -60,6 +61,7 @@ REMEMBERED = st.builds(
     namespace=st.text(st.characters(codec="utf-8")),
     migrations=st.dictionaries(UIDS | st.just("@1800000000"), MIGRATIONS, max_size=8),
     marker=st.none() | MARKERS,
+    past=st.none() | st.builds(Past, INSTANTS, INSTANTS, st.integers(0, 2**32 - 1)),
 )
 
 

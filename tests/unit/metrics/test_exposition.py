@@ -23,6 +23,7 @@ from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    Checkpoint,
     EventOutcome,
     EventReason,
     KubeVirtSettings,
@@ -34,6 +35,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import Override, StuckPolicy
+from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
@@ -101,6 +103,20 @@ def a_view() -> View:
     pods.restarts[Restart.DENIED] = 7
     counters.count_drain(DrainEnd.SUCCEEDED, 700.0)
     counters.count_drain(DrainEnd.CANCELLED, 9000.0)
+    for outcome in EvacuationOutcome:
+        counters.count_evacuation(
+            EvacuationEnd(
+                vmi_uid="u",
+                namespace="shop",
+                name="db1",
+                node="n1",
+                source=Source.DESCHEDULER,
+                outcome=outcome,
+                duration=1800.0,
+            )
+        )
+    counters.verdicts[Checkpoint.FILTER, True] += 5
+    counters.verdicts[None, False] += 2
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
     counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)

@@ -378,8 +378,11 @@ class TestRestart:
         store.recall(self.remember())
         store.put(a_movable())
         store.see(nodes=True)
-        assert store.remember(UID) is None
         store.now = NOW + 60.0
+        store.forget(UID, is_gone=True)
+        remembered = store.remember(UID)
+        assert remembered is not None
+        assert remembered.marker is None
         store.put(a_tainted(at=None))
         found = diagnose(store)
         assert found is not None

@@ -98,6 +98,7 @@ async def test_a_warning_is_no_block() -> None:
         assert response["allowed"] is True
         assert response["warnings"]
         assert webhook.counted() == {"warned": 1}
+        assert webhook.api.counters.verdicts == {(None, False): 1}
         assert not webhook.api.counters.blocks
         assert webhook.api.counters.cooldowns.count == 0
     assert [one["event"] for one in logs] == ["eviction_would_be_denied"]
@@ -108,6 +109,7 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
     with capture_logs() as logs:
         assert (await webhook.ask(a_review(dryRun=True)))["allowed"] is False
     assert webhook.counted() == {}
+    assert not webhook.api.counters.verdicts
     assert not webhook.api.counters.blocks
     assert not webhook.api.counters.blocked_evictions.of(UID)
     assert logs == []

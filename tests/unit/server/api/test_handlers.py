@@ -20,6 +20,7 @@ from exporter.counters import Counters
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    Checkpoint,
     KubeVirtSettings,
     Reason,
     Resource,
@@ -359,10 +360,24 @@ class TestVerdicts:
         }
         assert (api.counters.cooldowns.count, api.counters.cooldowns.total) == (2, 1800.0)
 
+    async def test_counts_each_verdict(self, api: ServedApi) -> None:
+        """Each verdict is counted by checkpoint, and by whether the answer allows the eviction."""
+        api.cool()
+        for checkpoint in (None, Checkpoint.FILTER, Checkpoint.PRE_EVICTION):
+            await api.judge(CANDIDATE, CANDIDATE | {"name": "nobody"}, checkpoint=checkpoint)
+        assert api.counters.verdicts == {
+            (None, False): 1,
+            (None, True): 1,
+            (Checkpoint.FILTER, True): 2,
+            (Checkpoint.PRE_EVICTION, False): 1,
+            (Checkpoint.PRE_EVICTION, True): 1,
+        }
+
     async def test_counts_no_dry_run(self, api: ServedApi) -> None:
         """A dry run has the same answer. Dry runs and GET requests are not counted as blocks."""
         api.cool()
         wet = await api.verdict()
+        verdicts = dict(api.counters.verdicts)
         counted = (dict(api.counters.blocks), api.counters.cooldowns.count)
         dry = await api.verdict(dryRun=True)
         await api.verdict(CANDIDATE | {"name": "nobody"}, dryRun=True)
@@ -372,6 +387,7 @@ class TestVerdicts:
         assert dry == wet
         assert (dict(api.counters.blocks), api.counters.cooldowns.count) == counted
         assert not api.counters.unknown_candidates
+        assert api.counters.verdicts == verdicts
 
     async def test_the_node_counted_is_the_cluster_s(self, api: ServedApi) -> None:
         """Metrics use the VMI's node in the cluster, not the node or pod of the request."""

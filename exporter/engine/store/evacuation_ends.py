@@ -1,0 +1,69 @@
+"""How an evacuation ended, and how long it took."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from exporter.engine.facts.evidence import Marker
+from exporter.engine.facts.history import settle
+from exporter.engine.facts.model import Instant, Seconds
+from exporter.engine.store.requesters import Source
+from exporter.engine.store.vmi_record import VmiRecord
+
+
+class EvacuationOutcome(StrEnum):
+    """How an evacuation ended; these are the values in metrics and in the log."""
+
+    SUCCEEDED = "succeeded"
+    """The VMI has left the node by a migration."""
+    CANCELLED = "cancelled"
+    """The VMI is still on the node, and nothing requests its evacuation any more."""
+    VM_STOPPED = "vm_stopped"
+    """The VMI reached a final phase on the node."""
+    VM_DELETED = "vm_deleted"
+    """The VMI was deleted on the node before it was seen in a final phase."""
+
+
+class EvacuationEnd(Struct, frozen=True, kw_only=True):
+    """One evacuation that has ended; `duration` is the time since its request.
+
+    `name` is "" if the VMI was deleted before this process saw it.
+    """
+
+    vmi_uid: str
+    namespace: str
+    name: str
+    node: str
+    source: Source
+    outcome: EvacuationOutcome
+    duration: Seconds
+
+
+def find_end(
+    record: VmiRecord, marker: Marker, source: Source, now: Instant, *, is_deleted: bool
+) -> EvacuationEnd:
+    """How the evacuation of a VMI ended that does not go on at `now`.
+
+    A success ended it when the migration ended; anything else ended it now.
+    """
+    vmi, end = record.vmi, now
+    success = settle(record.history.newest_success(), now)
+    if (vmi.node and vmi.node != marker.node) or marker.was_left(vmi, success):
+        outcome = EvacuationOutcome.SUCCEEDED
+        if success is not None and success >= marker.requested_at:
+            end = success
+    elif vmi.finished:
+        outcome = EvacuationOutcome.VM_STOPPED
+    elif is_deleted:
+        outcome = EvacuationOutcome.VM_DELETED
+    else:
+        outcome = EvacuationOutcome.CANCELLED
+    return EvacuationEnd(
+        vmi_uid=vmi.uid,
+        namespace=vmi.namespace,
+        name=vmi.name,
+        node=marker.node,
+        source=source,
+        outcome=outcome,
+        duration=max(0.0, end - marker.requested_at),
+    )

@@ -1,0 +1,141 @@
+"""How each evacuation ends, and that its end is noted once."""
+
+from typing import Any
+
+import pytest
+
+from exporter.engine.facts.model import Outcome, Resource, Trigger
+from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
+from exporter.engine.store.requesters import Source
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+)
+from tests.support.stores import ClockedStore
+
+
+MARKED: dict[str, Any] = {"evacuation_node": "n1", "eviction_requested_at": NOW - 600}
+MOVED = a_vmi(node="n2", migration=a_state(start=NOW - 60, end=NOW - 30))
+
+
+def a_marked_store() -> tuple[ClockedStore, list[EvacuationEnd]]:
+    """A store whose VMI is evacuating, and the list of the ends that it notes."""
+    store, ends = a_store(a_vmi(**MARKED), now=NOW - 600), list[EvacuationEnd]()
+    store.evacuations.note_end = ends.append
+    store.now = NOW
+    return store, ends
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome", "duration"),
+    [
+        pytest.param(MOVED, EvacuationOutcome.SUCCEEDED, 570, id="it-moved"),
+        pytest.param(a_vmi(), EvacuationOutcome.CANCELLED, 600, id="cancelled"),
+        pytest.param(
+            a_vmi(**MARKED, phase="Succeeded"), EvacuationOutcome.VM_STOPPED, 600, id="final-phase"
+        ),
+        pytest.param(None, EvacuationOutcome.VM_DELETED, 600, id="deleted"),
+        pytest.param(a_vmi(uid="new"), EvacuationOutcome.VM_DELETED, 600, id="recreated"),
+        pytest.param(
+            a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 1),
+            EvacuationOutcome.CANCELLED,
+            600,
+            id="requested-again",
+        ),
+    ],
+)
+def test_each_outcome(after: Any, outcome: EvacuationOutcome, duration: float) -> None:
+    """Each evacuation ends once, with its outcome, and the time since its request."""
+    store, ends = a_marked_store()
+    for _ in range(2):
+        if after is None:
+            store.remove(Resource.VMIS, NAMESPACE, NAME)
+        else:
+            store.put(after)
+    (end,) = ends
+    assert (end.vmi_uid, end.node, end.outcome, end.duration) == (UID, "n1", outcome, duration)
+
+
+def test_the_vmim_is_read_before_the_vmi() -> None:
+    """A success that the VMIM shows first ends the evacuation once, although the VMI is marked."""
+    store, ends = a_marked_store()
+    success = {"phase": "Succeeded", "finished": True, "outcome": Outcome.SUCCEEDED}
+    store.put(a_vmim(start=NOW - 60, end=NOW - 30, handed_off=True, **success))
+    store.put(MOVED)
+    assert [end.outcome for end in ends] == [EvacuationOutcome.SUCCEEDED]
+
+
+def test_the_source_is_that_of_the_attempt() -> None:
+    """The source of an end is the source of the evacuation."""
+    store, ends = a_marked_store()
+    store.put(a_vmi(**MARKED, evicted_by_descheduler=True))
+    store.put(a_vmim(evacuates="n1", trigger=Trigger.EVACUATION))
+    store.put(MOVED)
+    assert [end.source for end in ends] == [Source.DESCHEDULER]
+
+
+class TestRestart:
+    """The stored history has an evacuation, and the VMI is not evacuating any more."""
+
+    def successor(self, *, reads_past: bool = False) -> tuple[ClockedStore, list[EvacuationEnd]]:
+        """The store of the next process; `reads_past`: the end was stored too."""
+        before, _ = a_marked_store()
+        if reads_past:
+            before.put(MOVED)
+        remembered = before.remember(UID)
+        assert remembered is not None
+        store, ends = a_store(now=NOW), list[EvacuationEnd]()
+        store.evacuations.note_end = ends.append
+        store.recall(remembered)
+        return store, ends
+
+    @pytest.mark.parametrize(
+        ("vmi", "outcome"),
+        [
+            (MOVED, EvacuationOutcome.SUCCEEDED),
+            (a_vmi(), EvacuationOutcome.CANCELLED),
+            (a_vmi(phase="Succeeded"), EvacuationOutcome.VM_STOPPED),
+            (None, EvacuationOutcome.VM_DELETED),
+        ],
+    )
+    def test_it_ended_meanwhile(self, vmi: Any, outcome: EvacuationOutcome) -> None:
+        """An evacuation that ended while no exporter ran is found, once the watch is believed."""
+        store, ends = self.successor()
+        if vmi is not None:
+            store.put(vmi)
+        assert ends == []
+        for _ in range(2):
+            store.forget(UID, is_gone=True)
+        assert [end.outcome for end in ends] == [outcome]
+        remembered = store.remember(UID)
+        assert remembered is None or remembered.marker is None
+
+    def test_it_goes_on(self) -> None:
+        """An evacuation that goes on ends once, and lasts since its request."""
+        store, ends = self.successor()
+        store.put(a_vmi(evacuation_node="n1"))
+        store.forget(UID, is_gone=True)
+        assert ends == []
+        store.put(MOVED)
+        assert [(end.outcome, end.duration) for end in ends] == [(EvacuationOutcome.SUCCEEDED, 570)]
+
+    def test_its_end_is_stored(self) -> None:
+        """An end that is stored is not noted again."""
+        store, ends = self.successor(reads_past=True)
+        store.put(MOVED)
+        store.forget(UID, is_gone=True)
+        assert ends == []
+
+    def test_another_one_follows(self) -> None:
+        """If the VMI is evacuated again after the restart, the stored evacuation has ended."""
+        store, ends = self.successor()
+        store.put(a_vmi())
+        store.now = NOW + 5
+        store.put(a_vmi(evacuation_node="n1"))
+        assert [end.outcome for end in ends] == [EvacuationOutcome.CANCELLED]
