@@ -44,6 +44,10 @@ class InvalidObject(Exception):
         self.name = name
 
 
+class NoEvent(InvalidObject):
+    """A line of a watch that is no watch event, such as HTML or an event of an unknown type."""
+
+
 class _Named(Struct, gc=False):
     metadata: wire.LooseMetadata
 
@@ -157,7 +161,7 @@ def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
 
 
 def parse_event(resource: Resource, line: bytes) -> Event:
-    """Parse one line of a watch. Raises `InvalidObject`."""
+    """Parse one line of a watch. Raises `NoEvent` or another `InvalidObject`."""
     decoder = _DECODERS[resource]
     try:
         event = decoder.event(line)
@@ -210,14 +214,14 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     try:
         envelope = msgspec.json.decode(line, type=_Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
-        raise InvalidObject(f"not a watch event: {broken}") from None
+        raise NoEvent(f"not a watch event: {broken}") from None
     if envelope.type == "ERROR":
         status = _read_status(envelope.object)
         return Failed(status.code or 0, status.reason or "", status.message or "")
     if envelope.type not in ("DELETED", "BOOKMARK"):
         if error is not None:
             raise _invalid(envelope.object, error)
-        raise InvalidObject(f"unknown watch event type {envelope.type[:40]!r}")
+        raise NoEvent(f"unknown watch event type {envelope.type[:40]!r}")
     try:
         metadata = msgspec.json.decode(envelope.object, type=_Named).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:

@@ -31,6 +31,7 @@ from exporter.kube.objects.kubevirt import (
     Event,
     Failed,
     InvalidObject,
+    NoEvent,
     parse_event,
     parse_object,
     parse_page,
@@ -92,6 +93,7 @@ class Reflector:
         self._feed = Feed(self.sink, self.watched, self.clock, self.listener, self.policy)
         self._backoff = ExponentialBackoff(self.rng)
         self._futile = 0
+        self._events = 0
         self._version: str | None = None
         self._streams_lists = True
         self._rejections = 0
@@ -168,26 +170,43 @@ class Reflector:
     async def _read_events(
         self, batches: AsyncIterator[list[bytes]], listing: Listing | None
     ) -> None:
-        """Read events until the stream ends; `listing` is the list that it begins with."""
+        """Read events until the stream ends; `listing` is the list that it begins with.
+
+        Raises `Unreachable` if the stream begins with something else, or ends at once without an
+        event: something between us and the API server may have answered instead of it.
+        """
+        self._events = 0
         while (lines := await self._next_batch(batches, listing)) is not None:
             self._feed.begin_batch(listing)
-            read = 0
+            before = self._events
             try:
-                for read, line in enumerate(lines):  # noqa: B007 (an error may end the loop)
-                    try:
-                        event = parse_event(self.watched.resource, line)
-                    except InvalidObject as invalid:
-                        self._feed.note_invalid(invalid, listing)
-                    else:
-                        listing = self._apply(event, listing)
-            except ApiError:
-                if read:
+                for line in lines:
+                    listing = self._read_line(line, listing)
+            finally:
+                if self._events > before:
                     self._end_batch(listing)
-                raise
-            self._end_batch(listing)
         if listing is not None:
             self._streams_lists = False
             raise Unreachable("the server ended the streamed list before it was complete")
+        if not self._events and self.clock() - self._connected_at < SHORT_LIVED:
+            raise Unreachable("the server ended the watch at once, without an event")
+
+    def _read_line(self, line: bytes, listing: Listing | None) -> Listing | None:
+        """Process one line; returns the list that is still in progress, if any."""
+        try:
+            event = parse_event(self.watched.resource, line)
+        except NoEvent as invalid:
+            self._feed.note_invalid(invalid, listing)
+            if not self._events:
+                self._streams_lists &= listing is None
+                raise Unreachable(f"the answer is no watch: {invalid.why}") from None
+            return listing
+        except InvalidObject as invalid:
+            self._feed.note_invalid(invalid, listing)
+        else:
+            listing = self._apply(event, listing)
+        self._events += 1
+        return listing
 
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
