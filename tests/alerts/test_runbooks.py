@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.engine.evacuations.advice import ACTIONS, Obstacle
+from exporter.engine.evacuations.advice import ACTIONS, BOTH_LIMITS, Obstacle
 from exporter.engine.evacuations.diagnosis import State
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.facts.model import CLUSTER_RESOURCES, DRAIN_TAINT, Resource
 from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES
 from exporter.settings import Settings
@@ -106,11 +106,19 @@ def test_runbook_has_the_action_that_names_it(obstacle: Obstacle) -> None:
     """The runbook has the sentence and the command that `explain` prints."""
     action = ACTIONS[obstacle]
     text = TEXTS[action.runbook]
-    values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt")}
-    command = action.command.format(**values, cancel=CANCEL)
+    values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt", "node")}
+    command = action.command.format(
+        **values, uid='"$ATTEMPT_UID"', taint=DRAIN_TAINT, cancel=CANCEL
+    )
 
     sentence = action.sentence.format(
-        launcher="the one on $NODE", missing="$RESOURCE", node="$NODE"
+        launcher="the one on $NODE",
+        missing="$RESOURCE",
+        node="$NODE",
+        taint=DRAIN_TAINT,
+        target="the target's node",
+        limit="KubeVirt's limits are reached",
+        setting=BOTH_LIMITS,
     )
     assert sentence in section(text, "Mitigation")
     assert command in commands(text)
@@ -180,6 +188,7 @@ VARIABLES = {
     "NAME": "db1",
     "NODE": "n1",
     "ATTEMPT": "attempt",
+    "ATTEMPT_UID": "123e4567-e89b-12d3-a456-426614174000",
     "KUBEVIRT_EVICTION_EXPORTER_URL": "",
     "EXPORTER_NAMESPACE": "",
     "ACCOUNT": "kubevirt-eviction-exporter",
@@ -306,6 +315,10 @@ async def test_every_command_runs(
             assert await operator.run(what_there_is_to_log(command)), command
         elif "evacuate/cancel" in command or command.startswith("virtctl "):
             continue
+        elif command.startswith("kubectl taint "):
+            await operator.run(command.removesuffix("-") + " --overwrite")
+            await operator.run(command)
+            ran.add(command)
         else:
             await operator.run(command)
             ran.add(command)

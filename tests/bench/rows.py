@@ -460,8 +460,8 @@ class Bench:
             cpu = {n: (one.cpu() - before[n]) / quiet * 60 for n, one in both.items()}
             rss = {name: one.status("VmRSS") for name, one in both.items()}
             body, _ = ours.get("/metrics", metrics=True)
-        cordoned = f'kubevirt_eviction_exporter_objects{{resource="nodes"}} {nodes // 100}.0'
-        assert cordoned in body.decode(), cordoned
+        watched = f'kubevirt_eviction_exporter_objects{{resource="nodes"}} {nodes}.0'
+        assert watched in body.decode(), watched
         self.raw["nodes"] = {"cpu": cpu, "rss": rss}
         what = f"{nodes:,} nodes, {nodes // 100} of them cordoned, a heartbeat each 10 s"
         grown = rss["nodes"] - rss["none"]

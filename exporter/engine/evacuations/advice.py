@@ -31,7 +31,8 @@ _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
 _OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE})
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
-_SETTINGS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
+BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
+"""What may be raised if it is not known which of KubeVirt's limits is reached."""
 
 
 class Obstacle(StrEnum):
@@ -200,7 +201,7 @@ ACTIONS = {
     ),
     Obstacle.NO_TARGET_POD: Action(
         "Read virt-controller's log: KubeVirt has made no target pod, but its limits are free.",
-        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 | grep {attempt}",
+        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 --prefix | grep {name}",
     ),
     Obstacle.ATTACHMENT: Action(
         "Repair the pods that attach the VM's hot-plugged volumes: the target pod is ready, and"
@@ -297,7 +298,7 @@ def advise(
             taint=taint,
             target=f"{target_node}, the target's node" if target_node else "the target's node",
             limit="KubeVirt's limits are reached" if limit is None else limit.text,
-            setting=_SETTINGS if limit is None else limit.setting,
+            setting=BOTH_LIMITS if limit is None else limit.setting,
         ),
         action.command.format(
             namespace=quote(vmi.namespace),

@@ -97,7 +97,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
         deleted_at=parse_instant(metadata.deletionTimestamp),
-        hotplugs_volumes=any(one.hotplugVolume for one in status.volumeStatus or ()),
+        hotplugs_volumes=any(one.hotplugVolume is not None for one in status.volumeStatus or ()),
     )
 
 

@@ -91,8 +91,12 @@ class VmiSpec(Struct, gc=False):
     nodeSelector: msgspec.Raw = NO_TEXT
 
 
+class HotplugVolume(Struct, gc=False):
+    pass
+
+
 class Volume(Struct, gc=False):
-    hotplugVolume: Any = None
+    hotplugVolume: HotplugVolume | None = None
 
 
 class VmiStatus(Struct, gc=False):

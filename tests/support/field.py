@@ -1,0 +1,46 @@
+"""Situations from public reports (`tests/recorded/field`), played as objects of an API server."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from exporter.demo.objects import Object, format_time
+from exporter.demo.store import RESOURCES, ObjectStore, key_of
+
+
+FIELD = Path(__file__).parents[1] / "recorded/field"
+_RESOURCES = {resource.plural: resource for resource in RESOURCES}
+_AGO = re.compile(r"@now-(\d+)s")
+
+
+class FieldStore(ObjectStore):
+    """An object store that takes objects as they are, with their UIDs, times and status."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: datetime.now(UTC))
+
+    def apply(self, plural: str, given: Object) -> None:
+        """Create or replace an object."""
+        resource = _RESOURCES[plural]
+        metadata = dict(given["metadata"])
+        namespace = metadata.get("namespace") if resource.namespaced else None
+        old = self.caches[resource].entries.get(key_of(namespace, metadata["name"]))
+        self._write(resource, {**given, "metadata": metadata}, old)
+
+    def play(self, name: str) -> list[dict[str, str]]:
+        """Apply the objects of a report; returns the questions that it asks."""
+        now = self.clock()
+        text = _AGO.sub(
+            lambda found: format_time(now - timedelta(seconds=int(found[1]))),
+            (FIELD / f"{name}.json").read_text(encoding="utf-8"),
+        )
+        questions = []
+        steps: list[dict[str, Any]] = json.loads(text)["steps"]
+        for step in steps:
+            if "apply" in step:
+                self.apply(step["apply"], step["object"])
+            else:
+                questions.append(step)
+        return questions
