@@ -33,6 +33,7 @@ from exporter.settings.values import (
     parse_one_of,
     parse_positive_duration,
     parse_socket,
+    parse_timeout,
 )
 from exporter.text import format_duration
 
@@ -61,7 +62,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-PositiveDuration: TypeAlias = Annotated[Seconds, parse_positive_duration]
+Timeout: TypeAlias = Annotated[Seconds, parse_timeout]
 Names: TypeAlias = Annotated[tuple[str, ...], parse_names]
 
 LONGEST_WAIT: Seconds = 60.0
@@ -94,15 +95,15 @@ class Listen:
 class KubeSettings:
     """How to watch the API server and write the stored history."""
 
-    sync_timeout: PositiveDuration = 30.0
+    sync_timeout: Timeout = 30.0
     wait_for_kubevirt: bool = False
-    stale_after: PositiveDuration = 180.0
-    dead_after: PositiveDuration = 600.0
-    read_timeout: PositiveDuration = 120.0
-    watch_timeout: PositiveDuration = 600.0
+    stale_after: Timeout = 180.0
+    dead_after: Timeout = 600.0
+    read_timeout: Timeout = 120.0
+    watch_timeout: Timeout = 600.0
     page_size: int = 500
-    rejected_retry: PositiveDuration = 300.0
-    history_interval: PositiveDuration = 15.0
+    rejected_retry: Timeout = 300.0
+    history_interval: Timeout = 15.0
     lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
 
 
@@ -114,8 +115,8 @@ class Limits:
     candidates: int = 5000
     vmi_series: int = 20_000
     connections: int = 500
-    request_timeout: PositiveDuration = 30.0
-    idle_timeout: PositiveDuration = 120.0
+    request_timeout: Timeout = 30.0
+    idle_timeout: Timeout = 120.0
 
 
 class MinVersion(StrEnum):

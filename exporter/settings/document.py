@@ -1,5 +1,6 @@
 """Reads a YAML document section by section and collects every fault, with its path."""
 
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
@@ -25,7 +26,27 @@ T = TypeVar("T")
 
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """The errors of PyYAML, and Python's own errors for invalid dates and numbers."""
-_STRING = "tag:yaml.org,2002:str"
+_TAG = "tag:yaml.org,2002:"
+_STRING = f"{_TAG}str"
+_MOST_ALIASES = 10
+"""A document with a few more nested aliases can stand for more values than fit into memory."""
+_INTEGER = "0|[1-9][0-9]*"
+_PLAIN_SCALARS = (
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", rf"[-+]?({_INTEGER})|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    (
+        "float",
+        rf"[-+]?(({_INTEGER})(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(?i:inf)|\.(?i:nan)",
+        [*"-+.0123456789"],
+    ),
+    ("merge", "<<", ["<"]),
+)
+"""What a scalar without quotes can be besides text: its tag, pattern and first characters.
+
+This is the core schema of YAML 1.2 with the merge key, except that a number with a leading 0 is
+text: YAML 1.1 reads 0777 as 511, and YAML 1.2 as 777.
+"""
 _PARSERS: dict[Any, Callable[[object], Any]] = {
     bool: parse_boolean,
     int: parse_count,
@@ -54,14 +75,35 @@ def read_yaml(path: Path) -> object:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings([f"{path}: cannot be read: {error}"]) from error
     try:
-        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
+        document = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except _TooManyAliases as error:
+        raise InvalidSettings([f"{path}: {error}"]) from None
     except _NOT_YAML as error:
         raise InvalidSettings([f"{path}: not YAML: {error}"]) from error
     return {} if document is None else document
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which duplicate keys are an error."""
+class _TooManyAliases(Exception):
+    """A document has more aliases than a configuration needs."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the plain scalars above; duplicate keys and many aliases are errors."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self._aliases += 1
+            if self._aliases > _MOST_ALIASES:
+                line = self.line + 1
+                raise _TooManyAliases(
+                    f"line {line}: more than {_MOST_ALIASES} aliases (*name): write the values"
+                    " instead"
+                )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         seen: set[str] = set()
@@ -74,6 +116,11 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in _PLAIN_SCALARS:
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
 
 
 class Section:
@@ -154,9 +201,17 @@ class Section:
     def close(self) -> None:
         """Report unknown keys, each with the nearest known one."""
         for key in sorted(map(str, self._left)):
-            near = get_close_matches(key.lower(), self._known, n=1)
-            hint = f": did you mean {self._known[near[0]]}?" if near else ""
-            self.report(key, f"unknown key{hint}")
+            near = self._find_near(key)
+            self.report(key, f"unknown key: did you mean {near}?" if near else "unknown key")
+
+    def _find_near(self, key: str) -> str | None:
+        """The only known key that has every word of this key, else the one spelt most like it."""
+        words = _split_words(key)
+        longer = [known for known in self._known.values() if words and words <= _split_words(known)]
+        if len(longer) == 1:
+            return longer[0]
+        near = get_close_matches(key.lower(), self._known, n=1)
+        return self._known[near[0]] if near else None
 
     def _expect(self, key: str) -> None:
         self._left.discard(key)
@@ -164,6 +219,11 @@ class Section:
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self._path, key) if part)
+
+
+def _split_words(key: str) -> set[str]:
+    """The words of a key in camel case or snake case, in lower case."""
+    return {word.lower() for word in re.findall("[A-Za-z][a-z]*", key)}
 
 
 def _find_parser(hint: Any) -> Callable[[object], Any]:

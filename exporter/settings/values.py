@@ -104,7 +104,7 @@ def parse_duration(value: object) -> Seconds:
 def parse_address(value: object) -> Address:
     """`host:port`, `[v6]:port` or `unix:/path`. Raises ValueError."""
     expected = "expected host:port or unix:/path"
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{expected}, got {value!r}")
     if value.startswith("unix:"):
         path = value.removeprefix("unix:")
@@ -140,7 +140,7 @@ def parse_history(value: object) -> Path | ConfigMaps | None:
     expected = f"expected none, file:/path or configmap:[namespace/]name, got {value!r}"
     if value == "none":
         return None
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise ValueError(expected)
     kind, _, place = value.partition(":")
     if kind == "file" and place.startswith("/") and not place.endswith("/"):
@@ -185,6 +185,14 @@ def parse_positive_duration(value: object) -> Seconds:
     return seconds
 
 
+def parse_timeout(value: object) -> Seconds:
+    """A duration in which a request to another machine can be answered."""
+    seconds = parse_positive_duration(value)
+    if seconds < 0.1:
+        raise ValueError(f"must be at least 100ms, got {value!r}")
+    return seconds
+
+
 def parse_lease_duration(value: object) -> Seconds:
     seconds = parse_duration(value)
     if seconds < 1:
@@ -225,7 +233,7 @@ def parse_name(value: object) -> str:
 
 
 def parse_path(value: object) -> Path:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"expected the path of a file, got {value!r}")
     return Path(value)
 

@@ -25,6 +25,7 @@ from exporter.settings.values import (
     parse_path,
     parse_positive_duration,
     parse_socket,
+    parse_timeout,
 )
 
 
@@ -39,6 +40,7 @@ _TEXTS: Schema = {"type": "array", "items": _TEXT}
 SCHEMAS: dict[Callable[..., Any], Schema] = {
     parse_duration: {"anyOf": [{"type": "string", "pattern": rf"^[-+]?{_DURATION}"}, {"const": 0}]},
     parse_positive_duration: {"type": "string", "pattern": rf"^\+?{_DURATION}"},
+    parse_timeout: {"type": "string", "pattern": rf"^\+?{_DURATION}"},
     parse_lease_duration: {"type": "string", "pattern": rf"^\+?{_DURATION}"},
     parse_boolean: {"type": "boolean"},
     parse_count: {"type": "integer", "minimum": 1},
