@@ -33,6 +33,8 @@ DEFAULT_URL = "http://127.0.0.1:9810"
 SOCKET = Path("/run/kubevirt-eviction-exporter/local.sock")
 """`listen.local` of the manifests."""
 TIMEOUT: Seconds = 15.0
+LARGEST_ANSWER = 64 * 2**20
+"""The largest answer that is read, in bytes after decoding."""
 
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
@@ -113,10 +115,10 @@ class Exporter:
             async with self._session.get(
                 endpoint.base + path,
                 # The token is read for each request, because tokens are rotated.
-                headers=read_token(endpoint.token_file),
+                headers={"Accept-Encoding": "identity"} | read_token(endpoint.token_file),
                 allow_redirects=False,
             ) as response:
-                body = await response.read()
+                body = await _read_body(endpoint, response)
                 if response.status != 200:
                     _raise_for(endpoint, response.status, body)
                 if response.content_type != "application/json":
@@ -160,6 +162,19 @@ def decode(body: bytes, kind: type[T]) -> T:
             f"the answer cannot be decoded ({error}): is the exporter of another version?"
             " --json prints it unchanged"
         ) from None
+
+
+async def _read_body(endpoint: Endpoint, response: aiohttp.ClientResponse) -> bytes:
+    """The decoded body. Raises `CannotAsk` if it is larger than `LARGEST_ANSWER`."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > LARGEST_ANSWER:
+            raise CannotAsk(
+                f"{endpoint.url} is no exporter: its answer is larger than"
+                f" {LARGEST_ANSWER // 2**20} MiB"
+            )
+    return bytes(body)
 
 
 def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:

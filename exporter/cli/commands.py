@@ -9,13 +9,13 @@ import errno
 import gc
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -52,7 +52,7 @@ class Exit(IntEnum):
     NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
     CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
-    CANNOT_ASK = 8, "no usable answer from the exporter, or for `check --explain` from the cluster"
+    CANNOT_ASK = 8, "no usable answer from the exporter or the cluster, or it is not ready"
     NO_SUCH_VMI = 9, "there is no such VMI"
     CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
@@ -89,15 +89,22 @@ def explain(arguments: argparse.Namespace) -> Exit:
 
 
 def status(arguments: argparse.Namespace) -> Exit:
-    """`status`: print whether the exporter works, what is stuck and which VMs are blocked."""
+    """`status`: print whether the exporter works, what is stuck and which VMs are blocked.
+
+    CANNOT_ASK if it is not ready.
+    """
     from exporter.cli.client import decode
     from exporter.cli.status import show_status
     from exporter.server.api.evacuation_schemas import EvacuationsAnswer
     from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
 
+    found = Exit.OK
+
     async def ask(exporter: "Exporter") -> str:
+        nonlocal found
         body = await exporter.read("/v1/status")
         ready = decode(body, dict).get("ready")
+        found = Exit.OK if ready else Exit.CANNOT_ASK
         evacuations = await exporter.read("/v1/evacuations") if ready else None
         blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
@@ -110,7 +117,8 @@ def status(arguments: argparse.Namespace) -> Exit:
             _find_screen(arguments),
         )
 
-    return _ask(arguments, ask)
+    code = _ask(arguments, ask)
+    return found if code is Exit.OK else code
 
 
 def node(arguments: argparse.Namespace) -> Exit:
@@ -134,9 +142,17 @@ def node(arguments: argparse.Namespace) -> Exit:
             nodes = decode(body, NodesAnswer)
             text = show_nodes(nodes, screen)
         elif arguments.watch:
-            return await follow_drain(
-                exporter, arguments.node, partial(print, flush=True), every=WATCHED_EVERY
-            )
+            try:
+                return await follow_drain(
+                    exporter,
+                    arguments.node,
+                    lambda line: _print(f"{line}\n"),
+                    pause=_pause,
+                    as_json=arguments.json,
+                )
+            except OSError as error:  # of standard output: requests raise CannotAsk
+                found = _judge_output(error, Exit.CANNOT_ASK)
+                return ""
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode(body, DrainAnswer)
@@ -322,6 +338,8 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
         return complain(Exit.NO_SUCH_NODE, str(missing))
     except CannotAsk as trouble:
         return complain(Exit.CANNOT_ASK, str(trouble))
+    except RecursionError:
+        return complain(Exit.CANNOT_ASK, "the answer is nested too deeply: is this an exporter?")
     return print_answer(text, Exit.CANNOT_ASK)
 
 
@@ -334,8 +352,7 @@ def print_answer(text: str, failure: Exit) -> Exit:
     try:
         _print(text)
     except OSError as error:
-        if error.errno != errno.EPIPE:  # EPIPE: a reader such as `head` has ended
-            return complain(failure, f"standard output: {error.strerror}")
+        return _judge_output(error, failure)
     return Exit.OK
 
 
@@ -358,6 +375,22 @@ def _print(text: str) -> None:
         # Otherwise Python's own flush at exit fails again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
+
+
+def _judge_output(error: OSError, failure: Exit) -> Exit:
+    """OK if the reader of standard output, such as `head`, has ended; else print why."""
+    if error.errno == errno.EPIPE:
+        return Exit.OK
+    return complain(failure, f"standard output: {error.strerror}")
+
+
+async def _pause() -> None:
+    """Wait for the next look at a drain. Raises OSError if nobody reads standard output."""
+    await asyncio.sleep(WATCHED_EVERY)
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    if output.poll(0):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _indent(answer: object) -> str:

@@ -1,7 +1,7 @@
 """The command `node`: what a drain of a node would do to the VMs on it."""
 
-import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from exporter.cli.client import Exporter, NoSuchNode, decode
@@ -9,7 +9,6 @@ from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_past
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, MOVED, DrainOutcome
-from exporter.engine.facts.model import Seconds
 from exporter.server.api.evacuation_schemas import (
     DrainAnswer,
     DrainProgressAnswer,
@@ -99,28 +98,38 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
 
 
 async def follow_drain(
-    exporter: Exporter, node: str, show: Callable[[str], None], *, every: Seconds
+    exporter: Exporter,
+    node: str,
+    show: Callable[[str], None],
+    *,
+    pause: Callable[[], Awaitable[None]],
+    as_json: bool = False,
 ) -> str:
     """Show the progress of a drain whenever it changes, and return how it ended.
 
-    Raises what `Exporter.read_node` raises. After the first answer, NoSuchNode means that the drain
-    has ended.
+    `pause` waits before the next request. `as_json`: show the API's answer as one line of JSON.
+    Raises what `Exporter.read_node`, `show` and `pause` raise. After the first answer, NoSuchNode
+    means that the drain has ended.
     """
-    shown = ""
+    shown: DrainProgressAnswer | str | None = None
     while True:
         try:
-            answer = decode(await exporter.read_node(node), DrainAnswer)
+            body = await exporter.read_node(node)
         except NoSuchNode:
-            if not shown:
+            if shown is None:
                 raise
-            return f"{node} has no VMs any more.\n"
+            return "" if as_json else f"{node} has no VMs any more.\n"
+        answer = decode(body, DrainAnswer)
+        line = json.dumps(decode(body, dict)) if as_json else ""
         if answer.drain is None:
-            return f"{node} is not being drained; VMs on it: {answer.vmis}.\n"
-        line = write_progress(answer.drain, answer.as_of)
-        if line != shown:
+            end = line or f"{node} is not being drained; VMs on it: {answer.vmis}."
+            return f"{end}\n"
+        line = line or write_progress(answer.drain, answer.as_of)
+        change = answer.drain if as_json else line
+        if change != shown:
             show(line)
-            shown = line
-        await asyncio.sleep(every)
+            shown = change
+        await pause()
 
 
 def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gzip
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -30,11 +32,13 @@ from exporter.whatif import recording
 from exporter.whatif.recorder import CannotRecord
 from exporter.whatif.recording import Kind
 from tests.support.api_servers import RealStage
-from tests.support.builders import a_vmi, a_vmim
+from tests.support.builders import NOW, a_vmi, a_vmim
 from tests.support.replaying import read_file
 from tests.support.serving import serving
-from tests.unit.cli.test_client import refusing
+from tests.unit.cli.test_client import ASKED, answering, refusing
+from tests.unit.cli.test_drain import drain_of
 from tests.unit.cli.test_replay import a_recording
+from tests.unit.engine.store.test_node_drains import a_drain
 from tests.unit.server.api.test_handlers import ServedApi
 
 
@@ -277,14 +281,14 @@ async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) 
 
 
 async def test_status_before_the_sync_is_an_answer() -> None:
-    """Before the first sync `status` exits with 0, and its JSON has null for both lists."""
+    """Before the first sync `status` answers and exits with 8; both lists are null in JSON."""
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url:
         code, out, err = await ask("status", "--url", url)
-        _, body, _ = await ask("status", "--json", "--url", url)
+        as_json, body, _ = await ask("status", "--json", "--url", url)
 
-    assert (code, err) == (Exit.OK, "")
+    assert (code, as_json, err) == (Exit.CANNOT_ASK, Exit.CANNOT_ASK, "")
     assert out.startswith("Not ready: the exporter is waiting for virtualmachineinstances")
     assert (json.loads(body)["evacuations"], json.loads(body)["blocked"]) == (None, None)
 
@@ -353,6 +357,84 @@ async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
     _, err = await asyncio.wait_for(process.communicate(), 60)
 
     assert (process.returncode, err) == (Exit.OK, b"")
+
+
+def draining(*left: int) -> web.Application:
+    """A server whose node n1 is drained; the last answer is repeated."""
+    answers = [
+        msgspec.json.encode(drain_of(a_drain(*(NOW - 60.0 - n for n in range(one)), remaining=2)))
+        for one in left
+    ]
+
+    async def answer(_: web.Request) -> web.Response:
+        body = answers.pop(0) if len(answers) > 1 else answers[0]
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/v1/nodes/n1", answer)
+    return app
+
+
+@pytest.mark.parametrize("left", [(1, 2, 3), (1,)], ids=["moves", "nothing-moves"])
+@pytest.mark.parametrize("form", ["", "--json"], ids=["text", "json"])
+async def test_a_watched_drain_ends_with_its_reader(left: tuple[int, ...], form: str) -> None:
+    """`node --watch | head -1` exits with 0 and says nothing, also if the drain does not move."""
+    async with serving(draining(*left)) as url:
+        command = f"{sys.executable} -m exporter node n1 --watch {form} --url {url} | head -1"
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-o", "pipefail", "-c", command),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+
+    assert (process.returncode, err) == (Exit.OK, b"")
+    assert out.count(b"\n") == 1
+
+
+async def test_a_watched_drain_as_json() -> None:
+    """`node --watch --json` prints the API's answer as one line whenever the drain changes."""
+    async with serving(draining(1, 1, 2)) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "exporter", "node", "n1", "--watch", "--json", "--url", url),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        lines = [await asyncio.wait_for(process.stdout.readline(), 60) for _ in range(2)]
+        process.terminate()
+        await process.wait()
+
+    answers = [json.loads(line) for line in lines]
+    assert [(one["node"], one["drain"]["left"]) for one in answers] == [("n1", 1), ("n1", 2)]
+
+
+DEEP = b'{"a":' + b"[" * 100_000
+WIDE = b'{"a":"' + b"x" * (65 * 2**20) + b'"}'
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "said"),
+    [
+        pytest.param(200, DEEP, {}, "nested too deeply", id="nested"),
+        pytest.param(503, DEEP, {}, "nested too deeply", id="nested-error"),
+        pytest.param(200, WIDE, {}, "larger than 64 MiB", id="large"),
+        pytest.param(
+            200, gzip.compress(WIDE), {"Content-Encoding": "gzip"}, "larger than 64 MiB", id="gzip"
+        ),
+    ],
+)
+async def test_an_answer_that_is_too_much(
+    form: tuple[str, ...], status: int, body: bytes, headers: dict[str, str], said: str
+) -> None:
+    """An answer that is nested or larger than 64 MiB is an error in one sentence."""
+    app = answering(status, body, headers=headers)
+    async with serving(app) as url:
+        code, out, err = await ask("status", *form, "--url", url)
+
+    assert (code, out, err.count("\n")) == (Exit.CANNOT_ASK, "", 1)
+    assert said in err
+    assert app[ASKED][0].headers["Accept-Encoding"] == "identity"
 
 
 async def test_a_terminal_gets_colours(exporter: str) -> None:

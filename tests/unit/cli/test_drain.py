@@ -186,6 +186,10 @@ def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
     assert "[##########..........] 1 of 2 VMs have left, no VM has left for 1m." in shown(still)
 
 
+async def no_pause() -> None:
+    """Ask again at once."""
+
+
 async def test_a_drain_is_watched_to_its_end() -> None:
     """Each change of a drain is printed as a line; the result says how the drain ended."""
     store = a_drain(NOW - 60, remaining=1)
@@ -198,7 +202,7 @@ async def test_a_drain_is_watched_to_its_end() -> None:
             return msgspec.json.encode(steps.pop())
 
     lines: list[str] = []
-    ended = await follow_drain(cast("Exporter", Answering()), "n1", lines.append, every=0.0)
+    ended = await follow_drain(cast("Exporter", Answering()), "n1", lines.append, pause=no_pause)
     assert ended == "n1 has no VMs any more.\n"
     assert len(lines) == 1
     assert "1 of 2 VMs have left" in lines[0]
