@@ -24,7 +24,7 @@ from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
-from exporter.health import Health, HistoryHealth, Watched, list_watches
+from exporter.health import Health, HistoryFault, HistoryHealth, Watched, list_watches
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
 from exporter.history.file import FileWriter, read_file
@@ -234,6 +234,7 @@ def _build_history(
         rng=rng,
         wall=clock,
         changed=signal.hurry,
+        note_malformed=partial(status.faults.update, (HistoryFault.LEASE_MALFORMED,)),
     )
     status.may_write = lambda: lease.held
     (watched,) = health.of(Resource.CONFIGMAPS)

@@ -101,6 +101,7 @@ class HistoryFault(StrEnum):
     NOT_WRITTEN = "not_written"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
+    LEASE_MALFORMED = "lease_malformed"
 
 
 @dataclass

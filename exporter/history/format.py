@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.evidence import (
     FAILURES_KEPT,
     Marker,
@@ -175,7 +176,7 @@ def unseal(raw: bytes) -> list[bytes]:
         raise UnknownVersion(version, raw)
     try:
         return [bytes(entry) for entry in _splitter.decode(payload)]
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise Damaged(f"the content cannot be read: {error}") from error
 
 
@@ -199,7 +200,7 @@ def decode(entry: bytes) -> Remembered:
             marker=None if wire.marker is None else _read_marker(wire.marker),
             past=None if wire.past is None else _read_past(wire.past),
         )
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*MALFORMED, ValueError) as error:
         raise Damaged(f"an entry cannot be read: {error}") from error
 
 

@@ -21,6 +21,7 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
 from exporter.kube.objects.instants import write_micro_time
@@ -60,7 +61,8 @@ class _Lease(Struct):
 class Lease:
     """A candidate for the Lease `namespace/name`. It may write while `held` is true.
 
-    `changed` is called when the Lease is taken or lost. `monotonic` measures durations, and `wall`
+    `changed` is called when the Lease is taken or lost, and `note_malformed` when it cannot be
+    decoded. `monotonic` measures durations, and `wall`
     gives the times that are written into the Lease.
     """
 
@@ -73,6 +75,7 @@ class Lease:
     rng: random.Random
     wall: Callable[[], Instant]
     changed: Callable[[], None]
+    note_malformed: Callable[[], None] = lambda: None
     monotonic: Callable[[], Seconds] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -92,7 +95,9 @@ class Lease:
             try:
                 async with asyncio.timeout(self.duration * RENEWED_EVERY):
                     await self._campaign()
-            except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
+            except (ApiError, TimeoutError, *MALFORMED) as error:
+                if isinstance(error, MALFORMED):
+                    self.note_malformed()
                 self._trouble.note(str(error) or type(error).__name__)
             else:
                 self._trouble.end()
@@ -113,7 +118,7 @@ class Lease:
         self._held_until = None
         try:
             await self._write(_Spec(leaseDurationSeconds=1), self._seen)
-        except (ApiError, msgspec.MsgspecError) as error:
+        except (ApiError, *MALFORMED) as error:
             log.warning("lease_not_released", why=str(error))
         else:
             log.info("lease_released", lease=self.name)

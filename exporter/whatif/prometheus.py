@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.credentials import CannotAsk, check_url, make_ssl_context, read_token
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import (
     Instant,
@@ -406,7 +407,7 @@ async def _ask(
         raise CannotAsk(f"{where}: {str(error) or type(error).__name__}") from error
     try:
         answer = msgspec.json.decode(body, type=_QueryAnswer)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         raise CannotAsk(f"{where}: {response.status}, no answer of Prometheus's API") from None
     if answer.status != "success":
         raise CannotAsk(f"{where}: {response.status} {answer.error}")

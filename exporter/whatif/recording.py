@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
 from exporter.kube.objects.instants import parse_instant
@@ -205,7 +206,7 @@ def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
             continue
         try:
             event = _read_event(line, is_first=number == 1)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             faults.note(number, f"not an event: {error}")
         except InvalidObject as invalid:
             faults.note(number, invalid.why)
@@ -279,6 +280,6 @@ def _latest_instant(line: bytes) -> Instant | None:
 def _is_json(text: bytes) -> bool:
     try:
         msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return False
     return True

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndedMigration
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Why
 from exporter.kube.objects import facts, reasons, wire
@@ -92,7 +93,7 @@ class Traits(Struct, frozen=True, gc=False):
         """The labels; an empty dict if they cannot be read."""
         try:
             return msgspec.json.decode(self.labels, type=dict[str, object] | None) or {}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             return {}
 
 
@@ -153,7 +154,7 @@ def parse_object(resource: Resource, raw: bytes | msgspec.Raw) -> Changed:
     decoder = _DECODERS[resource]
     try:
         return decoder.changed(decoder.object(raw))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         mended = _mend(raw)
         if mended is None:
             raise _invalid(raw, error) from None
@@ -165,7 +166,7 @@ def parse_event(resource: Resource, line: bytes) -> Event:
     decoder = _DECODERS[resource]
     try:
         event = decoder.event(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         mended = _mend(line)
         return _parse_other(line, error) if mended is None else parse_event(resource, mended)
     if event.type in ("ADDED", "MODIFIED"):
@@ -177,7 +178,7 @@ def parse_page(body: bytes) -> Page:
     """Parse the response to a list. Raises `InvalidObject` if it is not a list."""
     try:
         page = msgspec.json.decode(body, type=_Page)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidObject(f"not a Kubernetes list: {error}") from None
     return Page(
         items=page.items or [],
@@ -194,7 +195,7 @@ def parse_status_message(body: bytes) -> str:
 def _read_status(raw: bytes | msgspec.Raw) -> _ErrorStatus:
     try:
         return msgspec.json.decode(raw, type=_ErrorStatus)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return _ErrorStatus()
 
 
@@ -213,7 +214,7 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
     """Parse a line that is not an ADDED or MODIFIED event of the expected shape."""
     try:
         envelope = msgspec.json.decode(line, type=_Envelope)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+    except MALFORMED as broken:
         raise NoEvent(f"not a watch event: {broken}") from None
     if envelope.type == "ERROR":
         status = _read_status(envelope.object)
@@ -224,7 +225,7 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
         raise NoEvent(f"unknown watch event type {envelope.type[:40]!r}")
     try:
         metadata = msgspec.json.decode(envelope.object, type=_Named).metadata
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as broken:
+    except MALFORMED as broken:
         raise InvalidObject(f"{envelope.type} without readable metadata: {broken}") from None
     if envelope.type == "BOOKMARK":
         annotations = metadata.annotations if isinstance(metadata.annotations, dict) else {}
@@ -245,7 +246,7 @@ def _parse_other(line: bytes, error: Exception | None) -> Event:
 def _invalid(raw: bytes | msgspec.Raw, error: Exception) -> InvalidObject:
     """The error about an object, with its name if that can be read."""
     metadata = wire.LooseMetadata()
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    with suppress(*MALFORMED):
         metadata = msgspec.json.decode(raw, type=_Named).metadata
     if not text_of(metadata.name):
         return InvalidObject(str(error))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndedMigration
 from exporter.engine.facts.history import correct_end
 from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
@@ -188,7 +189,7 @@ def _decode(raw: msgspec.Raw, decoder: msgspec.json.Decoder[_Decoded]) -> _Decod
     """The decoded value; None if there is none or it cannot be read."""
     try:
         return decoder.decode(raw) if raw else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
 
 
@@ -228,6 +229,6 @@ def _text(raw: msgspec.Raw, most: int = MESSAGE_LIMIT) -> str:
     """A string, cleaned and cut; "" if there is none."""
     try:
         value = msgspec.json.decode(bytes(raw).decode(errors="replace")) if raw else ""
-    except (msgspec.MsgspecError, RecursionError):
+    except MALFORMED:
         return ""
     return clean(value, most) if isinstance(value, str) else ""

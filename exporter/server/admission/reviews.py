@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     Instant,
@@ -109,7 +110,7 @@ def read_review(body: bytes) -> Review:
     """
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise NotAReview(f"the body is not JSON: {error}") from None
     request = _mapping(_mapping(document).get("request"))
     uid = text_of(request.get("uid"))

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import Struct
 
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Checkpoint, Seconds
 from exporter.server.fields import Name, Namespace, Remark, Uid, means
 from exporter.server.http.problems import Refusal
@@ -136,7 +137,7 @@ def decode_verdicts(body: bytes) -> VerdictRequest:
         is_surrogate = error.object[error.start : error.start + 1] == b"\xed"
         kind = "a lone surrogate" if is_surrogate else "a byte that is not UTF-8"
         raise Refusal(400, "Not JSON", f"the body is not JSON: it has {kind}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except MALFORMED as error:
         # Near the end of the body, msgspec says only that the body is truncated.
         lone = "surrogate" in str(error) or _LONE_SURROGATE.search(body)
         detail = "it has a lone surrogate" if lone else str(error)

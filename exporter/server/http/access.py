@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import hdrs
 from msgspec import Struct, field
 
+from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Seconds
 from exporter.kube.client import ApiError, ApiServer
 from exporter.logs import Trouble
@@ -275,7 +276,7 @@ class Access:
         try:
             async with asyncio.timeout(PATIENCE):
                 review = msgspec.json.decode(await self._api.create(path, body), type=_Review)
-        except (ApiError, TimeoutError, msgspec.MsgspecError) as error:
+        except (ApiError, TimeoutError, *MALFORMED) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
             raise ReviewUnavailable from None
         self._trouble.end()

@@ -159,6 +159,12 @@ class TestDamage:
         with pytest.raises(Damaged, match="after the header"):
             read_shard(self.WHOLE + b"x")
 
+    @pytest.mark.parametrize("entries", [b"", b"\xdd\0\0\0\1"], ids=["shard", "entry"])
+    def test_nested_content_with_a_correct_checksum(self, entries: bytes) -> None:
+        """Arrays that are nested too deeply to decode are damage."""
+        with pytest.raises(Damaged):
+            read_shard(of_version(VERSION, entries + b"\x91" * 100_000 + b"\xc0"))
+
     @given(st.binary(max_size=200))
     def test_invalid_content_with_a_correct_checksum(self, payload: bytes) -> None:
         """Invalid content with a correct checksum raises no error other than `Damaged`."""

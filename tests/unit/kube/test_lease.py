@@ -42,7 +42,8 @@ class Server(ApiServer):
     """An API server with one Lease, its versions and conflicts.
 
     `asked` has the time and verb of each request. An answer takes `takes` seconds. `refusal` has,
-    by verb, the error that is raised instead of an answer.
+    by verb, the error that is raised instead of an answer. `body` replaces the body of every
+    answer.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Server(ApiServer):
         self.asked: list[tuple[float, str]] = []
         self.takes = 0.0
         self.refusal: dict[str, ApiError] = {}
+        self.body: bytes | None = None
         self._version = 0
 
     @property
@@ -71,7 +73,7 @@ class Server(ApiServer):
         await self._answer("read", resource, namespace, name)
         if self.lease is None:
             raise Absent("404")
-        return json.dumps(self.lease).encode()
+        return self._encode()
 
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
@@ -85,7 +87,10 @@ class Server(ApiServer):
         if version != (self.lease and self.lease["metadata"]["resourceVersion"]):
             raise Conflict("409 the object has been modified")
         self.write(**body["spec"])
-        return json.dumps(self.lease).encode()
+        return self._encode()
+
+    def _encode(self) -> bytes:
+        return json.dumps(self.lease).encode() if self.body is None else self.body
 
     async def _answer(self, verb: str, resource: Resource, *place: str) -> None:
         assert (resource, *place) == (Resource.LEASES, "ns", "writer")
@@ -99,6 +104,7 @@ class Candidate(Lease):
     """A candidate on the loop's clock. `jump` moves its clock.
 
     `changes` has the times at which the candidate took (true) or lost (false) the Lease.
+    `malformed` counts the answers that it could not decode.
     """
 
     def __init__(self, server: Server, identity: str = "one", duration: float = DURATION) -> None:
@@ -112,13 +118,18 @@ class Candidate(Lease):
             rng=random.Random(1),
             wall=lambda: NOW + now(),
             changed=self._note_change,
+            note_malformed=self._note_malformed,
             monotonic=lambda: now() + self.jump,
         )
         self.changes: list[tuple[float, bool]] = []
+        self.malformed = 0
         self._task: asyncio.Task[None] | None = None
 
     def _note_change(self) -> None:
         self.changes.append((now(), self.held))
+
+    def _note_malformed(self) -> None:
+        self.malformed += 1
 
     def begin(self) -> Self:
         """Start, or go on after a pause."""
@@ -457,6 +468,37 @@ async def test_a_lease_that_cannot_be_read() -> None:
     assert event == "lease_unreachable"
     assert "holderIdentity" in why
     assert len(server.asked_for("read")) > 2
+
+
+MALFORMED = pytest.mark.parametrize(
+    "body",
+    [b'{"x":' + b"[" * 100_000, b'{"spec":{"holderIdentity":"\xff"}}'],
+    ids=["nested", "utf-8"],
+)
+
+
+@MALFORMED
+@in_its_own_time
+async def test_a_malformed_lease(body: bytes) -> None:
+    """An answer that cannot be decoded is logged once and counted, and the request is repeated."""
+    server, one = a_candidate()
+    server.body = body
+    logs = await pass_time(10)
+
+    assert [event for event, _ in events_of(logs)] == ["lease_unreachable"]
+    assert one.malformed == len(server.asked_for("read")) > 2
+
+
+@MALFORMED
+@in_its_own_time
+async def test_a_malformed_answer_to_the_release(body: bytes) -> None:
+    """An answer to the release that cannot be decoded is logged and not raised."""
+    server, one = await a_holder()
+    server.body = body
+    with capture_logs() as logs:
+        await one.release()
+
+    assert [log["event"] for log in logs] == ["lease_not_released"]
 
 
 @in_its_own_time

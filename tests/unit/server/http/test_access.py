@@ -25,13 +25,14 @@ class HangingApi(ApiServer):
     """An API server that allows every review, and does not answer while it `hangs`.
 
     The user of a token is the part before its first `-`. Tokens of the user `invented` are refused.
-    `asked` has the time of each review, and its token or user.
+    `asked` has the time of each review, and its token or user. `body` replaces every answer.
     """
 
     def __init__(self) -> None:
         super().__init__(Login(url="unused"), read_timeout=5)
         self.asked: list[tuple[float, str]] = []
         self.hangs = False
+        self.body: bytes | None = None
 
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         who = "token" if path.endswith("/tokenreviews") else "user"
@@ -41,7 +42,7 @@ class HangingApi(ApiServer):
             await asyncio.Event().wait()
         user, _, _ = subject.partition("-")
         status = {"authenticated": user != "invented", "user": {"username": user}, "allowed": True}
-        return msgspec.json.encode({"status": status})
+        return msgspec.json.encode({"status": status}) if self.body is None else self.body
 
 
 @in_its_own_time
@@ -68,6 +69,25 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
     assert api.asked == [(began, "alice"), (now(), "alice")], "the token, then the permission"
     refusals = await asyncio.gather(*strangers, return_exceptions=True)
     assert {type(refusal) for refusal in refusals} == {ReviewUnavailable}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"x":' + b"[" * 100_000, b'{"status":{"user":{"username":"\xff"}}}'],
+    ids=["nested", "utf-8"],
+)
+@in_its_own_time
+async def test_a_malformed_review(body: bytes) -> None:
+    """A malformed review is no answer: a cached yes still counts, and a stranger gets 503."""
+    api = HangingApi()
+    access = Access(api, keep=KEEP, outage=10 * KEEP, clock=now)
+    await access.check("Bearer alice", "GET", "/metrics")
+    api.body = body
+    await asyncio.sleep(KEEP)
+
+    await access.check("Bearer alice", "GET", "/metrics")
+    with pytest.raises(ReviewUnavailable):
+        await access.check("Bearer bob", "GET", "/metrics")
 
 
 @in_its_own_time
