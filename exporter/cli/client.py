@@ -22,7 +22,6 @@ from exporter.credentials import (
     make_ssl_context,
     read_token,
 )
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Seconds
 from exporter.server.fields import Problem
 
@@ -158,7 +157,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Decode an answer of the API. Raises `CannotAsk`."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except MALFORMED as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotAsk(
             f"the answer cannot be decoded ({error}): is the exporter of another version?"
             " --json prints it unchanged"
@@ -182,7 +181,7 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
     """Explain an answer other than 200."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
-    except MALFORMED:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise CannotAsk(f"{endpoint.url} is no exporter: it answered {status}") from None
     if status == 404 and problem.title == "No such VMI":
         raise NoSuchVmi(problem.detail)
