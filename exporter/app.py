@@ -45,6 +45,7 @@ from exporter.server.http.access import Access
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.listeners import DRAIN, Listener
 from exporter.settings import Authentication, ConfigMaps, Settings, Tls
+from exporter.tasks import keep_running
 
 
 Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
@@ -119,15 +120,16 @@ async def run(
             reflector=reflector,
             listener=migrations,
             policy=policy,
+            failures=counters.task_failures,
         )
         saving, closing = _build_history(place, settings, api, service, rng=rng)
-        jobs = [watch.run, *saving]
+        jobs = dict(saving)
         if events is not None:
             name = socket.gethostname()
             reporter = EventWriter(
                 api, store, health, settings.stuck, events, instance=name, clock=clock
             )
-            jobs.append(reporter.run)
+            jobs["events"] = reporter.run
         async with _listeners(settings, service, api) as listening:
             log.info(
                 "started",
@@ -142,7 +144,10 @@ async def run(
             )
             on_listening(listening)
             try:
-                await _until_stopped([job() for job in jobs], stop)
+                kept = [
+                    keep_running(name, job, counters.task_failures) for name, job in jobs.items()
+                ]
+                await _until_stopped([watch.run(), *kept], stop)
             finally:
                 log.info("stopping")
                 service.close()
@@ -199,8 +204,8 @@ def _build_history(
     service: Service,
     *,
     rng: random.Random,
-) -> tuple[list[Job], list[Job]]:
-    """The jobs that maintain the stored history, and the jobs that close it.
+) -> tuple[dict[str, Job], list[Job]]:
+    """The jobs that maintain the stored history, by name, and the jobs that close it.
 
     If it is a file, the file is read now. Raises `HistoryUnwritable`.
     """
@@ -209,7 +214,7 @@ def _build_history(
     count_end = partial(_count_evacuation, service.counters)
     if place is None or status is None:
         store.evacuations.note_end = count_end
-        return [], []
+        return {}, []
     changes = PendingChanges(store, settings.policy.longest_window, count_end)
     store.evacuations.note_end = changes.note_end
     signal = WriteSignal()
@@ -224,7 +229,7 @@ def _build_history(
         file = FileWriter(
             changes, health, status, signal, place, others=others, interval=interval, clock=clock
         )
-        return [file.run], [partial(_close_history, file)]
+        return {"history_writer": file.run}, [partial(_close_history, file)]
     lease = Lease(
         api,
         place.namespace,
@@ -251,7 +256,12 @@ def _build_history(
         clock=clock,
     )
     watch = Reflector(api, watched, reader, settings.kube, clock=clock, rng=rng)
-    jobs = [lease.run, watch.run, reader.run, writer.run]
+    jobs: dict[str, Job] = {
+        "lease": lease.run,
+        f"watch_{watched.resource}": watch.run,
+        "history_reader": reader.run,
+        "history_writer": writer.run,
+    }
     return jobs, [partial(_close_history, writer, lease)]
 
 
@@ -312,6 +322,7 @@ async def _listeners(
         limits=settings.limits,
         budget=ConnectionBudget(service.counters),
         health=service.health,
+        failures=service.counters.task_failures,
     )
     # `Host` may have any name if the network can reach the listener or callers need credentials.
     hosts = None

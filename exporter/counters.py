@@ -160,7 +160,8 @@ class Counters:
     the history window. `drains` counts drains of nodes by how they ended, `evacuations` counts
     evacuations by who requested them and how they ended. Durations are those of drains and
     evacuations that succeeded. `verdicts` counts verdicts by checkpoint (None: all rules) and by
-    whether they allow the eviction.
+    whether they allow the eviction. `task_failures` counts unexpected exceptions of background
+    tasks, by the task's name.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -184,6 +185,7 @@ class Counters:
         default_factory=lambda: {source: Histogram(EVACUATION_BUCKETS) for source in Source}
     )
     verdicts: Counter[tuple[Checkpoint | None, bool]] = field(default_factory=Counter)
+    task_failures: Counter[str] = field(default_factory=Counter)
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
     denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
 

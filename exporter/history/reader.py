@@ -73,6 +73,7 @@ class ConfigMapReader:
 
     async def run(self) -> None:
         """Merge the noted ConfigMaps until cancelled."""
+        self._awake.set()
         while True:
             await self._awake.wait()
             self._awake.clear()

@@ -70,6 +70,7 @@ class HistoryWriter:
 
     async def run(self) -> None:
         """Write changes until cancelled."""
+        self.signal.awake.set()
         while True:
             await self.signal.awake.wait()
             self.signal.awake.clear()

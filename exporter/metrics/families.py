@@ -120,6 +120,15 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         read=read_watches(lambda watches: sum(one.invalid_objects for one in watches)),
     ),
     ViewFamily(
+        name="kubevirt_eviction_exporter_task_failures_total",
+        help=(
+            "Unexpected errors of background tasks, which then went on. The log event task_failed"
+            " has the traceback."
+        ),
+        labels=("task",),
+        read=lambda view: sorted(view.counters.task_failures.items()),
+    ),
+    ViewFamily(
         name="kubevirt_eviction_exporter_unknown_candidates_total",
         help=(
             "Verdicts that were requested about unknown VMIs, by reason: unknown name, or "

@@ -23,6 +23,7 @@ from tests.alerts.fast import FACTOR, SPEED, Clock, exporting
 from tests.alerts.live import Receiver
 from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
+from tests.support.failing import fail, kept_tasks
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.other_programs import OtherPrograms
 from tests.support.serving import serving
@@ -47,8 +48,10 @@ BESIDE_AN_ODD_ONE: set[Cause] = {
     ("KubeVirtEvictionExporterBlindSpot", "vmis_left_out"),
     ("KubeVirtEvictionExporterCertificateExpiring", None),
     ("KubeVirtEvictionExporterStale", "replicas_differ"),
+    ("KubeVirtEvictionExporterStale", "task_failing"),
 }
-"""Alerts that fire while one replica has other settings and callers send invalid requests."""
+"""Alerts that fire while one replica has other settings and a task that fails, and callers send
+invalid requests."""
 ALERTS = {ABSENT, *ALONE, *BESIDE_AN_ODD_ONE}
 """The alerts that this cluster causes."""
 DAYS_LEFT = 5
@@ -148,12 +151,13 @@ class West:
                 }
             },
         }
-        nonsense = asyncio.create_task(self._ask_nonsense(url))
+        tasks = asyncio.create_task(self._ask_nonsense(url)), asyncio.create_task(fail_renewal())
         try:
             async with self._exporter("d", odd):
                 await self._fire(*BESIDE_AN_ODD_ONE)
         finally:
-            nonsense.cancel()
+            for task in tasks:
+                task.cancel()
 
     @asynccontextmanager
     async def _exporter(
@@ -194,3 +198,12 @@ class West:
 
     async def _resolve(self, *alerts: Cause) -> None:
         await asyncio.gather(*(self._receiver.resolves(*one, cluster=WEST) for one in alerts))
+
+
+async def fail_renewal() -> None:
+    """Let the task that renews certificates fail, again and again."""
+    while True:
+        for task, name in kept_tasks().items():
+            if name.startswith("certificates"):
+                fail(task)
+        await asyncio.sleep(ASKS_EVERY)

@@ -10,6 +10,7 @@ import ssl
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,38 @@ async def test_tls_on_ports_and_not_on_sockets(
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
     assert events.count("certificate_not_renewed") <= 2, "once per error, not per attempt"
+
+
+BAD_LIST = "-----BEGIN X509 CRL-----\nMAA=\n-----END X509 CRL-----\n"
+"""A block of a PEM file that only OpenSSL's `load_verify_locations` reads, and refuses."""
+
+
+async def test_a_block_that_no_client_can_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair with an invalid CRL in its file is served, and later pairs are too."""
+    monkeypatch.setattr(listeners, "CERTIFICATES_READ_EVERY", 0.05)
+    tls, odd, good = (a_pair(tmp_path / one) for one in ("first", "odd", "good"))
+    assert odd.cert_file is not None
+    with odd.cert_file.open("a") as file:
+        file.write(BAD_LIST)
+    health = Health(180.0, 600.0)
+    async with a_listener("localhost:0", tls=tls, health=health).served() as urls:
+        assert set(health.certificates) == {"query"}
+        for pair, known in ((odd, set()), (good, {"query"})):
+            shutil.copy(str(pair.cert_file), str(tls.cert_file))
+            shutil.copy(str(pair.key_file), str(tls.key_file))
+            authority = str(pair.cert_file).replace("localhost", "ca")
+            await poll(partial(answers_ok, urls[0], Path(authority)), what="the new pair")
+            assert set(health.certificates) == known
+
+
+async def answers_ok(url: str, authority: Path) -> bool:
+    """Whether the listener answers with a certificate of this CA."""
+    try:
+        return await ask(url, authority) == "ok"
+    except aiohttp.ClientError:
+        return False
 
 
 async def said(logs: list[Any], event: str) -> bool:

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from exporter.engine.facts.changes import Visibility
@@ -15,6 +16,7 @@ from exporter.kube.client import ApiServer
 from exporter.kube.watch.feed import NO_OVERRIDES, ChangeListener
 from exporter.kube.watch.reflector import KubeVirtMissing, Reflector
 from exporter.settings import KubeSettings
+from exporter.tasks import keep_running
 
 
 class NotSynced(Exception):
@@ -25,7 +27,8 @@ class NotSynced(Exception):
 class Informers:
     """Runs a reflector for each watch in `health`, except the watch of the stored history.
 
-    `settled` is called after every complete list, and when a resource is rejected.
+    `settled` is called after every complete list, and when a resource is rejected. `failures`
+    counts unexpected exceptions by task.
     """
 
     api: ApiServer
@@ -39,6 +42,7 @@ class Informers:
     reflector: type[Reflector] = Reflector
     listener: ChangeListener | None = None
     policy: Policy = NO_OVERRIDES
+    failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._synced = asyncio.Event()
@@ -64,7 +68,9 @@ class Informers:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for reflector in self._reflectors:
-                    tasks.create_task(reflector.run())
+                    name = f"watch_{reflector.watched.resource}"
+                    fatal = (KubeVirtMissing,)
+                    tasks.create_task(keep_running(name, reflector.run, self.failures, fatal=fatal))
                 tasks.create_task(self._await_sync())
         except* (NotSynced, KubeVirtMissing) as group:
             raise group.exceptions[0] from None

@@ -101,11 +101,12 @@ class Reflector:
         self._log = self._feed.log
 
     async def run(self) -> None:
-        """List and watch until cancelled.
+        """List, and watch until cancelled. It may be run again after an unexpected exception.
 
         Raises `KubeVirtMissing` if the API server has no resource virtualmachineinstances before
         the first list, and `wait_for_kubevirt` is off.
         """
+        self._forget_version()  # an event may have been lost
         while True:
             self._connected_at = self.clock()
             try:

@@ -127,7 +127,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.blocked = BlockedSet(self.view, self.health, self.clock)
-        self.polls = LongPolls(self.blocked)
+        self.polls = LongPolls(self.blocked, self.counters.task_failures)
 
     def close(self) -> None:
         """Answer all long polls now, and refuse later requests.

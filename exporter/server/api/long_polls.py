@@ -7,12 +7,14 @@ wake 10,000 callers at once, or after every change, would leave no time for verd
 
 import asyncio
 import math
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 from exporter.engine.facts.model import Checkpoint, Seconds
 from exporter.server.api.blocked_set import Blocked, BlockedSet
+from exporter.tasks import noting_failure
 
 
 SETTLING: Seconds = 0.05
@@ -21,6 +23,7 @@ SHARE = 10
 """The pause before a computation is at least this many times as long as the last computation."""
 CHECK_EVERY: Seconds = 1.0
 """How often to check whether lost contact is restored, because no event reports it."""
+TASK = "long_polls"
 BATCH = 20
 """How many callers are woken at once; answering each takes 0.1 ms."""
 
@@ -37,12 +40,19 @@ class _Queue:
 
 @dataclass
 class LongPolls:
-    """Wakes the `waiting` callers when the blocked set changes."""
+    """Wakes the `waiting` callers when the blocked set changes.
+
+    `failures` counts unexpected exceptions by task.
+    """
 
     blocked: BlockedSet
+    failures: Counter[str] = field(default_factory=Counter)
     waiting: int = 0
     _queues: dict[Checkpoint | None, _Queue] = field(default_factory=dict)
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.failures[TASK] += 0  # a series from the start
 
     async def wait(self, checkpoint: Checkpoint | None, etag: str, wait: Seconds) -> Blocked:
         """Wait until the set differs from `etag`, for at most `wait` seconds; returns the set."""
@@ -99,18 +109,19 @@ class LongPolls:
         `pause` is the first result of `_until_turn`.
         """
         try:
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await queue.changed.wait()
-                        await asyncio.sleep(max(SETTLING, SHARE * self.blocked.cost))
-                queue.changed.clear()
-                if not queue.callers:
-                    break
-                blocked = await self.blocked.read(checkpoint)
-                if blocked.etag != queue.etag:
-                    break
-                pause = self._until_turn(blocked)
+            with noting_failure(TASK, self.failures):
+                while True:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause):
+                            await queue.changed.wait()
+                            await asyncio.sleep(max(SETTLING, SHARE * self.blocked.cost))
+                    queue.changed.clear()
+                    if not queue.callers:
+                        break
+                    blocked = await self.blocked.read(checkpoint)
+                    if blocked.etag != queue.etag:
+                        break
+                    pause = self._until_turn(blocked)
         finally:
             if self._queues.get(checkpoint) is queue:
                 self._release(checkpoint)

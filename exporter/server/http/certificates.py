@@ -31,7 +31,7 @@ class Certificates:
     """The TLS context of one listener that has a certificate. Call `renew` regularly.
 
     `context` is for the next connection. `not_after` is when the certificate in use expires, or
-    None if it is not a server certificate.
+    None if it is not a server certificate, or a client could not load its file.
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
@@ -77,21 +77,22 @@ class Certificates:
         """Read when the certificate expires, by a TLS handshake in memory.
 
         The standard library decodes a certificate only for a client that trusts it. This client
-        trusts exactly this certificate, even after it has expired.
+        trusts exactly this certificate, even after it has expired. Of a file that a client could
+        not load, for example because of an invalid CRL in it, the end is unknown.
         """
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-        trusting.load_verify_locations(self._tls.cert_file)
         sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = trusting.wrap_bio(received, sent)
-        server = self.context.wrap_bio(sent, received, server_side=True)
         try:
+            trusting.load_verify_locations(self._tls.cert_file)
+            client = trusting.wrap_bio(received, sent)
+            server = self.context.wrap_bio(sent, received, server_side=True)
             for side in (client, server, client):
                 with suppress(ssl.SSLWantReadError):
                     side.do_handshake()
             shown = client.getpeercert()
-        except (ssl.SSLError, ValueError):
+        except (OSError, ValueError):
             return None
         return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
 

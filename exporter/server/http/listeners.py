@@ -6,9 +6,11 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,6 +23,7 @@ from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import Certificates, UnusableCertificate
 from exporter.server.http.connections import Connections
 from exporter.settings import Address, AuthSettings, Limits, Tls
+from exporter.tasks import keep_running
 
 
 DRAIN: Seconds = 5.0
@@ -37,7 +40,10 @@ class CannotListen(Exception):
 
 @dataclass(frozen=True)
 class Listener:
-    """One listener: its application, addresses and limits."""
+    """One listener: its application, addresses and limits.
+
+    `failures` counts unexpected exceptions by task.
+    """
 
     name: str
     app: web.Application
@@ -47,6 +53,7 @@ class Listener:
     limits: Limits
     budget: ConnectionBudget
     health: Health
+    failures: Counter[str] = field(default_factory=Counter)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[tuple[str, ...]]:
@@ -72,7 +79,10 @@ class Listener:
                 listening = await self._bind(address)
                 bound += listening
                 secured = None if address.path else certificates
-                jobs += [asyncio.create_task(connections.accept(one, secured)) for one in listening]
+                jobs += [
+                    self._start("listener", partial(connections.accept, one, secured))
+                    for one in listening
+                ]
                 url = f"unix:{Path(address.path)}"
                 if not address.path:
                     scheme = "http" if secured is None else "https"
@@ -81,7 +91,7 @@ class Listener:
                 urls.append(url)
             if certificates is not None:
                 self._note_end(certificates)
-                jobs.append(asyncio.create_task(self._renew(certificates)))
+                jobs.append(self._start("certificates", partial(self._renew, certificates)))
             yield tuple(urls)
         finally:
             for job in jobs:
@@ -92,8 +102,13 @@ class Listener:
             await runner.cleanup()
             _remove_paths(self.addresses[: len(urls)])
 
+    def _start(self, name: str, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(keep_running(f"{name}_{self.name}", job, self.failures))
+
     def _note_end(self, certificates: Certificates) -> None:
-        if certificates.not_after is not None:
+        if certificates.not_after is None:
+            self.health.certificates.pop(self.name, None)
+        else:
             self.health.certificates[self.name] = certificates.not_after
 
     async def _renew(self, certificates: Certificates) -> None:

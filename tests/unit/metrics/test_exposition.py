@@ -122,6 +122,7 @@ def a_view() -> View:
     counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)
     counters.count_block(Reason.EVACUATION_IN_PROGRESS, 'n"3\\', "a\nb", 40_000.0, now=NOW)
     counters.unknown_candidates[Mismatch.UID] = 2
+    counters.task_failures["lease"] = 1
     counters.count_request("verdicts", 0.004)
     counters.count_request("verdicts", 6.0)
     counters.expect_requests("blocked")
