@@ -30,8 +30,8 @@ COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 EVACUATION_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600)
 """Of evacuations and of drains."""
-BLOCKS_KEPT_FOR: Seconds = 86_400.0
-"""A series stays at least a day after its last increase, so `increase(...[1d])` is right."""
+SERIES_KEPT_FOR: Seconds = 86_400.0
+"""A node's series stays at least a day after its last increase, so `increase(...[1d])` is right."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
@@ -157,11 +157,12 @@ class Counters:
     each node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
-    the history window. `drains` counts drains of nodes by how they ended, `evacuations` counts
-    evacuations by who requested them and how they ended. Durations are those of drains and
-    evacuations that succeeded. `verdicts` counts verdicts by checkpoint (None: all rules) and by
-    whether they allow the eviction. `task_failures` counts unexpected exceptions of background
-    tasks, by the task's name.
+    the history window. `migrations_to_node` counts migrations by the node that they went to;
+    `migrated_at` has the last end for each of these nodes. `drains` counts drains of nodes by how
+    they ended, `evacuations` counts evacuations by who requested them and how they ended. Durations
+    are those of drains and evacuations that succeeded. `verdicts` counts verdicts by checkpoint
+    (None: all rules) and by whether they allow the eviction. `task_failures` counts unexpected
+    exceptions of background tasks, by the task's name.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -178,6 +179,8 @@ class Counters:
         default_factory=lambda: {trigger: Histogram(MIGRATION_BUCKETS) for trigger in Trigger}
     )
     returned_migrations: int = 0
+    migrations_to_node: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    migrated_at: dict[str, Instant] = field(default_factory=dict)
     drains: Counter[DrainEnd] = field(default_factory=Counter)
     drain_durations: Histogram = field(default_factory=lambda: Histogram(EVACUATION_BUCKETS))
     evacuations: Counter[tuple[Source, EvacuationOutcome]] = field(default_factory=Counter)
@@ -207,12 +210,12 @@ class Counters:
     def forget_blocks(
         self, nodes: Container[str], vmis: Iterable[tuple[str, str]], now: Instant
     ) -> None:
-        """Drop the counts of a node and a namespace `BLOCKS_KEPT_FOR` after their last block.
+        """Drop the counts of a node and a namespace `SERIES_KEPT_FOR` after their last block.
 
         `vmis` are the namespaces and names of all VMIs. If the node and the namespace still have
-        VMIs, the counts are kept for another `BLOCKS_KEPT_FOR`.
+        VMIs, the counts are kept for another `SERIES_KEPT_FOR`.
         """
-        old = {pair for pair, at in self.blocked_at.items() if now - at >= BLOCKS_KEPT_FOR}
+        old = {pair for pair, at in self.blocked_at.items() if now - at >= SERIES_KEPT_FOR}
         if not old:
             return
         namespaces = {namespace for namespace, _ in vmis}
@@ -221,6 +224,19 @@ class Counters:
         self.blocked_at |= dict.fromkeys(old, now)
         for one in gone:
             del self.blocked_at[one]
+
+    def count_migration_to(self, node: str, outcome: Outcome, ended_at: Instant) -> None:
+        """Count a migration by the node that it went to."""
+        self.migrations_to_node[node, outcome] += 1
+        self.migrated_at[node] = max(ended_at, self.migrated_at.get(node, ended_at))
+
+    def forget_targets(self, nodes: Container[str], now: Instant) -> None:
+        """Drop the counts of targets without VMIs `SERIES_KEPT_FOR` after their last migration."""
+        for node, at in list(self.migrated_at.items()):
+            if node not in nodes and now - at >= SERIES_KEPT_FOR:
+                del self.migrated_at[node]
+                for outcome in Outcome:
+                    del self.migrations_to_node[node, outcome]
 
     def count_drain(self, end: DrainEnd, duration: Seconds) -> None:
         """Count a drain that has ended; the duration counts if it succeeded."""

@@ -34,7 +34,13 @@ from exporter.metrics.family import (
     Sample,
     ViewFamily,
 )
-from exporter.metrics.samples import read_blocks, read_history, read_unwritten, read_watches
+from exporter.metrics.samples import (
+    read_blocks,
+    read_history,
+    read_targets,
+    read_unwritten,
+    read_watches,
+)
 
 
 BLOCKS = ViewFamily(
@@ -449,6 +455,15 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         help="Successful migrations that brought a VM back to a node that it had left within the"
         " history window.",
         read=lambda view: view.counters.returned_migrations,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_migrations_to_node_total",
+        help=(
+            "Migrations that ended since this process started, by the node that they went to "
+            "(node) and outcome; a migration that never had a target node is left out."
+        ),
+        labels=("node", "outcome"),
+        read=read_targets,
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_evacuations_total",

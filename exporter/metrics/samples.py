@@ -8,7 +8,7 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, State
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Reason
+from exporter.engine.facts.model import Outcome, Reason
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched
@@ -22,6 +22,21 @@ def read_blocks(view: View) -> Values:
     """The values of `BLOCKS`, without nodes and namespaces that no longer have VMIs."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
     return sorted(view.counters.blocks.items())
+
+
+def read_targets(view: View) -> Values:
+    """How many migrations to each node have ended, by outcome.
+
+    Nodes with VMIs have samples before their first migration, so that `increase` counts it.
+    """
+    nodes, counters = view.store.nodes, view.counters
+    counters.forget_targets(nodes, view.now)
+    return [
+        ((node, outcome.name.lower()), counters.migrations_to_node[node, outcome])
+        for node in sorted(nodes.keys() | counters.migrated_at.keys())
+        if node
+        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+    ]
 
 
 def read_watches(read: Callable[[list[Watched]], float]) -> Reader:

@@ -3,13 +3,13 @@
 import pytest
 
 from exporter.counters import (
-    BLOCKS_KEPT_FOR,
     HELD_VMIS,
+    SERIES_KEPT_FOR,
     Counters,
     DenialPeriods,
     Histogram,
 )
-from exporter.engine.facts.model import Reason
+from exporter.engine.facts.model import Outcome, Reason
 from tests.support.builders import NOW, a_vmi
 
 
@@ -55,16 +55,30 @@ def test_blocks_end_a_day_after_their_node_or_namespace_has_gone() -> None:
         counters.count_block(Reason.COOLDOWN, node, "shop", 900.0, now=NOW)
         counters.count_block(Reason.COOLDOWN, node, "web", 900.0, now=NOW)
     left = [("shop", "db1")]
-    counters.forget_blocks({"kept"}, left, NOW + BLOCKS_KEPT_FOR - 1)
+    counters.forget_blocks({"kept"}, left, NOW + SERIES_KEPT_FOR - 1)
     assert len(counters.blocks) == 4
 
     for days in (1, 2, 3):
-        counters.forget_blocks({"kept"}, left, NOW + days * BLOCKS_KEPT_FOR)
+        counters.forget_blocks({"kept"}, left, NOW + days * SERIES_KEPT_FOR)
         assert set(counters.blocks) == {(Reason.COOLDOWN, "kept", "shop")}
         assert len(counters.blocked_at) == 1
-    counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + 3 * BLOCKS_KEPT_FOR)
+    counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + 3 * SERIES_KEPT_FOR)
     assert counters.blocks[Reason.COOLDOWN, "gone", "shop"] == 1
     assert counters.cooldowns.count == 5
+
+
+def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:
+    """The counts of a target node without VMIs are dropped a day after its last migration."""
+    counters = Counters()
+    for node in ("kept", "gone"):
+        counters.count_migration_to(node, Outcome.FAILED, NOW)
+    counters.count_migration_to("gone", Outcome.SUCCEEDED, NOW - 60)
+    counters.forget_targets({"kept"}, NOW + SERIES_KEPT_FOR - 1)
+    assert len(counters.migrations_to_node) == 3
+
+    counters.forget_targets({"kept"}, NOW + SERIES_KEPT_FOR)
+    assert counters.migrations_to_node == {("kept", Outcome.FAILED): 1}
+    assert counters.migrated_at == {"kept": NOW}
 
 
 class TestDenialPeriods:

@@ -10,7 +10,7 @@ import structlog
 
 from exporter.counters import Counters
 from exporter.engine.evacuations.ended_migrations import NodesLeft
-from exporter.engine.facts.model import Resource, Trigger
+from exporter.engine.facts.model import Outcome, Resource, Trigger
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
@@ -103,6 +103,22 @@ def test_a_success_names_both_nodes_and_is_timed() -> None:
     assert line["kubevirt.operation.duration_ms"] == 4000
     durations = watcher.counters.migration_durations[Trigger.EVACUATION]
     assert (durations.count, durations.total) == (1, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("recording", "counted"),
+    [
+        ("success", {("n2", Outcome.SUCCEEDED): 1}),
+        ("failure", {("n2", Outcome.FAILED): 1}),
+        ("unschedulable", {}),
+    ],
+)
+def test_a_migration_is_counted_by_its_target(
+    recording: str, counted: dict[tuple[str, Outcome], int]
+) -> None:
+    """A migration is counted by the node that it went to; one without a target is not counted."""
+    watcher, _ = play(recording)
+    assert watcher.counters.migrations_to_node == counted
 
 
 async def test_a_migration_is_logged_once() -> None:

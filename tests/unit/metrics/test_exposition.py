@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from exporter import __version__
-from exporter.counters import BLOCKS_KEPT_FOR, Counters
+from exporter.counters import SERIES_KEPT_FOR, Counters
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
@@ -29,6 +29,7 @@ from exporter.engine.facts.model import (
     KubeVirtSettings,
     MigrationLimits,
     Mismatch,
+    Outcome,
     Reason,
     Resource,
     ReviewOutcome,
@@ -115,6 +116,8 @@ def a_view() -> View:
                 duration=1800.0,
             )
         )
+    counters.count_migration_to("n2", Outcome.SUCCEEDED, NOW)
+    counters.count_migration_to("n9", Outcome.FAILED, NOW)
     counters.verdicts[Checkpoint.FILTER, True] += 5
     counters.verdicts[None, False] += 2
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)
@@ -453,7 +456,7 @@ def test_the_process_has_metrics() -> None:
 def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
     """The block series of a node without VMIs end a day after the node's last blocked eviction."""
     view = a_view()
-    later = replace(view, now=NOW + BLOCKS_KEPT_FOR)
+    later = replace(view, now=NOW + SERIES_KEPT_FOR)
     nodes = [
         {one.labels[1] for one in samples}
         for seen in (view, later)
