@@ -90,7 +90,11 @@ def write_optional_release(instant: Instant | None) -> str | None:
     return None if instant is None else write_datetime(to_release(instant))
 
 
-def clean(text: str, most: int) -> str:
+MESSAGE_LIMIT = 1024
+"""How many characters of another program's message are kept."""
+
+
+def clean(text: str, most: int = MESSAGE_LIMIT) -> str:
     """Text of another program, for people: escaped, and cut to at most `most` characters."""
     safe = escape(text[: most + 1].strip())
     return safe if len(safe) <= most else f"{safe[: most - 1]}…"

@@ -24,6 +24,7 @@ from exporter.credentials import (
 )
 from exporter.engine.facts.model import Seconds
 from exporter.server.fields import Problem
+from exporter.text import clean
 
 
 T = TypeVar("T")
@@ -184,10 +185,10 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise CannotAsk(f"{endpoint.url} is no exporter: it answered {status}") from None
     if status == 404 and problem.title == "No such VMI":
-        raise NoSuchVmi(problem.detail)
+        raise NoSuchVmi(clean(problem.detail))
     if status == 404 and problem.title == "No such node":
-        raise NoSuchNode(problem.detail)
-    detail = problem.detail.rstrip(".")
+        raise NoSuchNode(clean(problem.detail))
+    detail = clean(problem.detail).rstrip(".")
     match status:
         case 401 if endpoint.token_file is None:
             help_ = "give a token with --token-file FILE (kubectl create token makes one)"
@@ -201,7 +202,7 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
             help_ = "try again in a moment"
         case _:
             help_ = ""
-    message = f"{endpoint.url} answered {status} {problem.title}: {detail}"
+    message = f"{endpoint.url} answered {status} {clean(problem.title)}: {detail}"
     raise CannotAsk(f"{message}; {help_}" if help_ else message)
 
 

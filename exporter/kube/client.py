@@ -18,6 +18,7 @@ import yaml
 from exporter.engine.facts.model import Resource, Seconds
 from exporter.kube.lean_import import ApiClient, ConfigException, Configuration, credentials
 from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
+from exporter.text import clean
 
 
 CONNECT_TIMEOUT: Seconds = 10.0
@@ -56,7 +57,10 @@ _FUTURE_VERSION = "Too large resource version"
 
 
 class ApiError(Exception):
-    """A request failed; the message says why."""
+    """A request failed; the message says why. It may be the server's, so it is bounded."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(clean(why))
 
 
 class Expired(ApiError):

@@ -18,6 +18,7 @@ from exporter.engine.evacuations.ended_migrations import EndedMigration
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Why
 from exporter.kube.objects import facts, reasons, wire
 from exporter.kube.objects.facts import text_of
+from exporter.text import clean
 
 
 LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
@@ -30,7 +31,7 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..
 
 
 class InvalidObject(Exception):
-    """An object that cannot be used; `why` says what was expected.
+    """An object that cannot be used; `why` says what was expected, in bounded text.
 
     `namespace` and `name` are None and `uid` is "" if they cannot be read either.
     """
@@ -38,9 +39,9 @@ class InvalidObject(Exception):
     def __init__(
         self, why: str, *, namespace: str | None = None, name: str | None = None, uid: str = ""
     ) -> None:
-        super().__init__(why)
+        super().__init__(clean(why))
         self.uid = uid
-        self.why = why
+        self.why = str(self)
         self.namespace = namespace
         self.name = name
 

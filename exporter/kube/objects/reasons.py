@@ -22,10 +22,9 @@ from exporter.engine.store.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TE
 from exporter.kube.objects import wire
 from exporter.kube.objects.facts import WAIT_REASONS
 from exporter.kube.objects.instants import parse_instant
-from exporter.text import clean, write_span
+from exporter.text import MESSAGE_LIMIT, clean, write_span
 
 
-MESSAGE_LIMIT = 1024
 WORD_LIMIT = 64
 NODE_LIMIT = 253
 _PER_OBJECT = 8

@@ -15,6 +15,7 @@ from exporter.engine.facts.policy import Policy
 from exporter.health import Watched
 from exporter.kube.objects.kubevirt import Changed, Deleted, InvalidObject
 from exporter.logs import Throttle
+from exporter.text import clean
 
 
 NO_OVERRIDES = Policy()
@@ -122,7 +123,7 @@ class Feed:
             self.log.warning(
                 "object_invalid",
                 why=invalid.why,
-                namespace=invalid.namespace,
-                name=invalid.name,
+                namespace=invalid.namespace and clean(invalid.namespace),
+                name=invalid.name and clean(invalid.name),
                 invalid_so_far=self.watched.invalid_objects,
             )

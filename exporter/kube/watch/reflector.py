@@ -98,6 +98,7 @@ class Reflector:
         self._streams_lists = True
         self._rejections = 0
         self._connected_at = self.clock()
+        self._fault: dict[str, str] = {}
         self._log = self._feed.log
 
     async def run(self) -> None:
@@ -308,9 +309,10 @@ class Reflector:
                     if self._rejections == FINAL_AFTER:
                         self._log.warning("waiting_for_kubevirt", why=str(error))
         pause = shorten(self._backoff.next(), error)
-        self._log.warning(
-            "watch_broke", why=str(error), kind=str(restart), retry_in=round(pause, 2)
-        )
+        fault = {"why": str(error), "kind": str(restart)}
+        say = self._log.debug if fault == self._fault else self._log.warning
+        say("watch_broke", **fault, retry_in=round(pause, 2))
+        self._fault = fault
         return pause
 
     def _note_restart(self, why: Restart, *, judges_version: bool = True) -> Restart:
@@ -345,6 +347,7 @@ class Reflector:
     def _note_progress(self) -> None:
         self.watched.contact = self.clock()
         self.watched.trouble = ""
+        self._fault = {}
         self._rejections = self._futile = 0
 
 

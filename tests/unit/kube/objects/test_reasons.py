@@ -7,7 +7,8 @@ import pytest
 
 from exporter.engine.facts.model import Resource, Why, WhySource
 from exporter.kube.objects.kubevirt import Changed, parse_event, parse_object
-from exporter.kube.objects.reasons import MESSAGE_LIMIT, WORD_LIMIT
+from exporter.kube.objects.reasons import WORD_LIMIT
+from exporter.text import MESSAGE_LIMIT
 from tests.support.builders import (
     NOW,
     Json,
