@@ -30,7 +30,7 @@ LIBRARIES = {
 }  # fmt: skip
 PACKAGES = {
     "app", "history", "cli", "counters", "credentials", "decoding", "engine", "health", "kube",
-    "logs", "metrics", "server", "settings", "text",
+    "logs", "metrics", "server", "settings", "tasks", "text",
 }  # fmt: skip
 
 
