@@ -94,7 +94,7 @@ def demo(arguments: "argparse.Namespace") -> int:
     from exporter import app
     from exporter.cli import commands
     from exporter.demo import Demo
-    from exporter.kube.client import Login
+    from exporter.kube.login import Login
 
     settings = suit_demo(commands.read_settings_for(arguments), arguments)
     cluster = Demo(

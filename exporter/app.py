@@ -30,9 +30,10 @@ from exporter.history.configmap import ConfigMapWriter
 from exporter.history.file import FileWriter, read_file
 from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import HistoryWriter, WriteSignal
-from exporter.kube.client import ApiServer, Login, find_namespace
+from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter
 from exporter.kube.lease import Lease
+from exporter.kube.login import Login, find_namespace
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.watch.informers import Informers
 from exporter.kube.watch.reflector import Reflector
@@ -89,6 +90,9 @@ async def run(
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
     async with ApiServer(login, read_timeout=kube.read_timeout) as api:
+        await _until_stopped([api.log_in()], stop)
+        if stop.is_set():
+            return
         store = Store(
             endings_kept=policy.endings_kept,
             sees_all=not settings.namespaces,

@@ -43,12 +43,23 @@ def read_token(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
     try:
-        token = file.read_text(encoding="ascii").strip()
+        text = file.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotAsk(f"--token-file {file} cannot be read: {describe(error)}") from None
-    if not token or not token.isprintable() or " " in token:
-        raise CannotAsk(f"--token-file {file} contains no token")
-    return {"Authorization": f"Bearer {token}"}
+    try:
+        return {"Authorization": f"Bearer {trim_token(text)}"}
+    except ValueError:
+        raise CannotAsk(f"--token-file {file} contains no token") from None
+
+
+def trim_token(text: str) -> str:
+    """The token in a text. Raises `ValueError` if there is none, or no header may contain it."""
+    token = text.strip()
+    if not token:
+        raise ValueError("the token is empty")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("the token has a space, a control character or a character beyond ASCII")
+    return token
 
 
 def make_ssl_context(

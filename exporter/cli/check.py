@@ -23,7 +23,8 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     namespace, name = vmi
     chosen = settings.policy.choose_by_namespace(namespace)
     if chosen is None:
-        from exporter.kube.client import ApiError, NoCredentials
+        from exporter.kube.client import ApiError
+        from exporter.kube.login import NoCredentials
         from exporter.kube.objects.kubevirt import InvalidObject
 
         cannot = (
@@ -62,7 +63,8 @@ async def _ask_cluster(
     `NoCredentials` or `InvalidObject`.
     """
     from exporter.engine.facts.model import Resource
-    from exporter.kube.client import ApiServer, Login
+    from exporter.kube.client import ApiServer
+    from exporter.kube.login import Login
     from exporter.kube.objects.kubevirt import parse_object, parse_page
 
     login = Login(kubeconfig=kubeconfig)

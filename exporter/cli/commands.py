@@ -188,7 +188,7 @@ def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Ex
     settings = read_settings_for(arguments)
 
     async def job(stop: asyncio.Event) -> None:
-        from exporter.kube.client import Login
+        from exporter.kube.login import Login
         from exporter.whatif.recorder import record
 
         login = Login(kubeconfig=arguments.kubeconfig)
@@ -222,7 +222,7 @@ def watch(arguments: argparse.Namespace) -> Exit:
     settings = read_settings_for(arguments)
     with lean_imports():
         from exporter import app
-        from exporter.kube.client import Login
+        from exporter.kube.login import Login
     login = Login(kubeconfig=arguments.kubeconfig)
 
     # While a thread renders the page, the event loop waits up to this long for the interpreter lock
@@ -401,7 +401,7 @@ def _indent(answer: object) -> str:
 def _failures() -> dict[type[Exception], Exit]:
     """The exit codes of exceptions that are not bugs of the exporter."""
     from exporter.history.file import HistoryUnwritable
-    from exporter.kube.client import NoCredentials
+    from exporter.kube.login import NoCredentials
     from exporter.kube.watch.informers import NotSynced
     from exporter.kube.watch.reflector import KubeVirtMissing
     from exporter.server.http.listeners import CannotListen

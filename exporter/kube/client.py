@@ -1,7 +1,7 @@
-"""The client for the Kubernetes API: logs in, sends requests, opens watches, classifies errors.
+"""The client for the Kubernetes API: sends requests, opens watches, classifies errors.
 
-kubernetes_asyncio provides the credentials (in-cluster, kubeconfig, client certificates, exec
-plugins, token refresh) and the connection. Responses are returned as bytes.
+The module `login` finds the credentials, and kubernetes_asyncio provides the connection. Responses
+are returned as bytes.
 """
 
 import asyncio
@@ -9,18 +9,18 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
-import yaml
 
 from exporter.engine.facts.model import Resource, Seconds
-from exporter.kube.lean_import import ApiClient, ConfigException, Configuration, credentials
+from exporter.kube.lean_import import ApiClient, Configuration
+from exporter.kube.login import Login, NoCredentials, log_in, why_of
 from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
 from exporter.text import clean
 
 
+LOGIN_TIMEOUT: Seconds = 10.0
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 """The time limit of a request about one object."""
@@ -32,7 +32,6 @@ LARGEST_CHUNK = 2**17
 """The most bytes read at once. A list arrives in chunks of up to 4 MiB. Processing 4 MiB blocks the
 event loop for 14 ms; this many bytes take 0.5 ms."""
 
-_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PATHS = {
     Resource.VMIS: "/apis/kubevirt.io/v1",
     Resource.VMIMS: "/apis/kubevirt.io/v1",
@@ -47,9 +46,6 @@ _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
     Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
-
-_MALFORMED = AssertionError, TypeError, KeyError, ValueError
-"""kubernetes_asyncio raises these for a kubeconfig with wrong fields or broken base64."""
 
 _FUTURE_VERSION = "Too large resource version"
 """An API server that was restored from a backup answers this to a newer resourceVersion
@@ -111,21 +107,6 @@ class Silent(ApiError):
     """Nothing was received within the read timeout: the peer may be dead."""
 
 
-class NoCredentials(Exception):
-    """There are no usable credentials. The message says what was tried."""
-
-
-@dataclass(frozen=True)
-class Login:
-    """Where to log in: a kubeconfig file, or the URL of a server that needs no credentials.
-
-    If neither is set, the pod's service account is used, or else the default kubeconfig.
-    """
-
-    kubeconfig: Path | None = None
-    url: str | None = None
-
-
 @dataclass
 class _Session:
     """An ApiClient, and the number of requests that use it now."""
@@ -141,16 +122,26 @@ class ApiServer:
         self._login = login
         self._read_timeout = read_timeout
         self._session: _Session | None = None
-        self._logged_in = False
-        self._lock = asyncio.Lock()
+        self._logging_in: asyncio.Task[None] | None = None
+        self._is_first_login = True
 
     async def __aenter__(self) -> Self:
-        await self._current()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._logging_in is not None:
+            self._logging_in.cancel()
+            await asyncio.wait([self._logging_in])
         if self._session is not None:
             await self._session.client.close()
+
+    async def log_in(self) -> None:
+        """Log in now. A login that takes too long is tried again before the first request.
+
+        Raises `NoCredentials`.
+        """
+        with suppress(Unconnected):
+            await self._current()
 
     async def list_page(
         self, resource: Resource, namespace: str | None, *, limit: int, token: str, name: str = ""
@@ -243,10 +234,9 @@ class ApiServer:
 
     async def _drop(self, old: _Session | None) -> None:
         """Log in again before the next request, unless `old` has been replaced already."""
-        async with self._lock:
-            if old is not None and old is self._session:
-                self._session = None
-                await self._close_unused(old)
+        if old is not None and old is self._session:
+            self._session = None
+            await self._close_unused(old)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
         rest = b""
@@ -301,18 +291,36 @@ class ApiServer:
             await self._close_unused(session)
 
     async def _current(self) -> _Session:
-        async with self._lock:
-            if self._session is None:
-                try:
-                    client = _make_client(await log_in(self._login), self._login)
-                except NoCredentials as error:
-                    if self._logged_in:
-                        # During a rotation the files may be incomplete: the caller tries again.
-                        raise Unreachable(str(error)) from error
-                    raise
-                self._session = _Session(client)
-                self._logged_in = True
-            return self._session
+        """The session. If there is none, all callers wait for the same login.
+
+        Raises `NoCredentials` at the first login, and later `Unconnected`: during a rotation the
+        files may be incomplete.
+        """
+        while self._session is None:
+            if self._logging_in is None:
+                self._logging_in = asyncio.create_task(self._log_in())
+                self._logging_in.add_done_callback(self._end_login)
+            await asyncio.shield(self._logging_in)
+        return self._session
+
+    async def _log_in(self) -> None:
+        is_first, self._is_first_login = self._is_first_login, False
+        try:
+            async with asyncio.timeout(LOGIN_TIMEOUT):
+                configuration = await log_in(self._login)
+            self._session = _Session(_make_client(configuration, self._login))
+        except TimeoutError as error:
+            where = self._login.kubeconfig or "the default kubeconfig"
+            raise Unconnected(f"the login by {where} took more than {LOGIN_TIMEOUT:g} s") from error
+        except NoCredentials as error:
+            if is_first:
+                raise
+            raise Unconnected(str(error)) from error
+
+    def _end_login(self, task: asyncio.Task[None]) -> None:
+        self._logging_in = None
+        if not task.cancelled():
+            task.exception()  # otherwise asyncio would log the error if no caller waits any more
 
     async def _close_unused(self, session: _Session) -> None:
         """Close a session if it has been replaced and none of its requests is running."""
@@ -340,48 +348,9 @@ def _make_client(configuration: Configuration, login: Login) -> ApiClient:
         return ApiClient(configuration)
     except (OSError, ValueError) as error:
         where = login.kubeconfig or configuration.ssl_ca_cert
-        raise NoCredentials(f"the certificates of {where} cannot be used: {_why(error)}") from error
-
-
-async def log_in(login: Login) -> Configuration:
-    """Load the client configuration. Raises `NoCredentials`."""
-    configuration = Configuration()
-    configuration.connection_pool_maxsize = 0  # unlimited: each watch keeps a connection open
-    if login.url is not None:
-        configuration.host = login.url
-        return configuration
-    file = None if login.kubeconfig is None else str(login.kubeconfig)
-    where = file or "there is no service account of a pod, and the default kubeconfig"
-    if login.kubeconfig is None:
-        with suppress(ConfigException):
-            credentials.load_incluster_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
-            )
-            return configuration
-    elif not login.kubeconfig.is_file():
-        raise NoCredentials(f"{where}: there is no such kubeconfig file")
-    try:
-        await credentials.load_kube_config(
-            config_file=file, client_configuration=configuration, persist_config=False
-        )
-    except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
-        raise NoCredentials(f"{where} cannot be used: {_why(error)}") from error
-    return configuration
-
-
-def find_namespace(login: Login) -> str:
-    """The exporter's own namespace: that of its pod, or else of the kubeconfig's context.
-
-    Needs a successful `log_in`.
-    """
-    if login.url is None:
-        if login.kubeconfig is None and _POD_NAMESPACE.is_file():
-            return _POD_NAMESPACE.read_text(encoding="ascii").strip()
-        file = None if login.kubeconfig is None else str(login.kubeconfig)
-        _, context = credentials.list_kube_config_contexts(file)
-        if context is not None:
-            return str(context["context"].get("namespace") or "default")
-    return "default"
+        raise NoCredentials(
+            f"the certificates of {where} cannot be used: {why_of(error)}"
+        ) from error
 
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:
@@ -424,10 +393,6 @@ def _translating_errors(
     except aiohttp.SocketTimeoutError as error:
         raise Silent(f"nothing received for {read_timeout:g} s") from error
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
-        raise Untrusted(_why(error)) from error
+        raise Untrusted(why_of(error)) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise unreachable(_why(error)) from error
-
-
-def _why(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise unreachable(why_of(error)) from error

@@ -13,7 +13,14 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 
 
-__all__ = ["ApiClient", "ConfigException", "Configuration", "credentials"]
+__all__ = [
+    "ApiClient",
+    "ConfigException",
+    "Configuration",
+    "ExecProvider",
+    "credentials",
+    "kube_config",
+]
 
 
 @contextmanager
@@ -46,4 +53,6 @@ with _empty_packages() as _client:
 
     _client.ApiClient, _client.Configuration = ApiClient, Configuration  # type: ignore[attr-defined]
     from kubernetes_asyncio import config as credentials
+    from kubernetes_asyncio.config import kube_config
     from kubernetes_asyncio.config.config_exception import ConfigException
+    from kubernetes_asyncio.config.exec_provider import ExecProvider

@@ -9,7 +9,7 @@ import math
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +32,8 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
+from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import Changed
 from exporter.kube.objects.writing import write_object
 from exporter.kube.watch.feed import NO_OVERRIDES
@@ -234,8 +235,13 @@ async def record(
                 listener=recorder,
                 rng=random.Random(),  # noqa: S311 (jitter)
             )
-            log.info("recording", file=str(path), lasts=lasts)
-            await _run_until(watch, file, stop, clock=clock, lasts=lasts)
+
+            async def log_in_and_watch() -> None:
+                await api.log_in()
+                log.info("recording", file=str(path), lasts=lasts)
+                await watch.run()
+
+            await _run_until(log_in_and_watch(), file, stop, clock=clock, lasts=lasts)
         recorder.end(clock())
     finally:
         if recorder.counts:
@@ -248,7 +254,7 @@ async def record(
 
 
 async def _run_until(
-    watch: Informers,
+    watching: Coroutine[None, None, None],
     file: LineFile,
     stop: asyncio.Event,
     *,
@@ -257,7 +263,7 @@ async def _run_until(
 ) -> None:
     """Watch until `stop` is set or the time is over, and flush regularly."""
     ends = math.inf if lasts is None else clock() + lasts
-    tasks = {asyncio.create_task(watch.run()), asyncio.create_task(stop.wait())}
+    tasks = {asyncio.create_task(watching), asyncio.create_task(stop.wait())}
     try:
         done: set[asyncio.Task[object]] = set()
         while not done and (left := ends - clock()) > 0:

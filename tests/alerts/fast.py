@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exporter import app
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.kube.watch.recovery import ExponentialBackoff
 from exporter.kube.watch.reflector import Reflector
 from exporter.settings import Settings

@@ -33,7 +33,8 @@ from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
 from exporter.history.writer import WriteSignal
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
+from exporter.kube.login import Login
 from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
 from exporter.metrics.family import View

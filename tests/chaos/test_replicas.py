@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from exporter.app import Listening, run
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.settings import read_settings
 from tests.chaos import SEED
 from tests.chaos.kept import counted, counted_in, shard_bytes

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from exporter.demo.store import ObjectStore
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from tests.cluster import (
     EXPORTER_READS,
     NAMESPACES,

@@ -15,7 +15,7 @@ from playwright.async_api import Browser, async_playwright
 
 from exporter import app
 from exporter.demo import Demo, shorten_settings
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.settings import Address, Listen, read_settings
 from tests.cluster import poll
 

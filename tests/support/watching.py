@@ -13,7 +13,8 @@ from exporter.engine.facts.model import Instant, Resource, Verdict
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
+from exporter.kube.login import Login
 from exporter.kube.watch.informers import Informers
 from exporter.kube.watch.reflector import Reflector
 from exporter.settings import KubeSettings

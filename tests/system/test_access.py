@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from exporter.kube.client import ApiServer, Login, Unreachable
+from exporter.kube.client import ApiServer, Unreachable
+from exporter.kube.login import Login
 from exporter.server.http.access import (
     LONGEST_TOKEN,
     RETRY,

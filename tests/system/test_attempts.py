@@ -9,7 +9,7 @@ from exporter.engine.evacuations.diagnosis import diagnose
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.store import Store
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from tests.support.watching import following
 
 

@@ -26,7 +26,7 @@ from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.settings import read_settings
 from exporter.text import write_span
 from tests.cluster import poll

@@ -25,8 +25,9 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import Health, Watched
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter
+from exporter.kube.login import Login
 from tests.cluster import (
     EXPORTER_READS,
     PATIENCE,

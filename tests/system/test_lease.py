@@ -8,8 +8,9 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
 from exporter.kube.lease import Lease
+from exporter.kube.login import Login
 from tests.cluster import poll
 from tests.cluster.resources import LEASES
 from tests.support.api_servers import RealStage

@@ -16,7 +16,7 @@ from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.changes import Observed, Removed
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource, Vmi
 from exporter.health import Health, Watched
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.settings import Settings, read_settings
 from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record

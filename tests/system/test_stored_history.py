@@ -20,8 +20,9 @@ from exporter.history.file import HistoryUnwritable, read_file
 from exporter.history.format import SHARDS, shard_of
 from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import WriteSignal
-from exporter.kube.client import Absent, ApiServer, Forbidden, Login
+from exporter.kube.client import Absent, ApiServer, Forbidden
 from exporter.kube.lease import Lease
+from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import HISTORY_LABEL
 from exporter.settings import ConfigMaps
 from tests.cluster import EXPORTER_READS, VMIMS, VMIS, poll, vmi

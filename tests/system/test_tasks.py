@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from exporter import app, tasks
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.server.api.long_polls import TASK
 from exporter.settings import read_settings
 from tests.cluster import poll

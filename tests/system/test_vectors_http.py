@@ -10,7 +10,7 @@ import pytest
 
 from exporter import app
 from exporter.engine.facts.model import Resource
-from exporter.kube.client import Login
+from exporter.kube.login import Login
 from exporter.settings import read_settings
 from tests.cluster import NAMESPACES, VMIMS, VMIS, namespace, poll, vmi
 from tests.support.api_servers import SimulatedStage

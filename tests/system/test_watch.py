@@ -20,7 +20,8 @@ from exporter.engine.facts.model import (
     Taint,
 )
 from exporter.health import Restart, Watched
-from exporter.kube.client import ApiServer, Login, Overloaded
+from exporter.kube.client import ApiServer, Overloaded
+from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import Changed, parse_event
 from exporter.kube.watch.feed import Listing
 from exporter.kube.watch.recovery import ExponentialBackoff

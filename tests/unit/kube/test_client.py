@@ -1,4 +1,4 @@
-"""The API client: the exporter's own namespace, certificates, and the number of connections."""
+"""The API client: certificates, and the number of connections."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -9,46 +9,11 @@ import yaml
 from aiohttp import web
 
 from exporter.engine.facts.model import Resource
-from exporter.kube import client
-from exporter.kube.client import (
-    ApiServer,
-    Login,
-    NoCredentials,
-    Unconnected,
-    Unreachable,
-    find_namespace,
-)
+from exporter.kube.client import ApiServer, Unconnected, Unreachable
+from exporter.kube.login import Login, NoCredentials
 from tests.cluster import PATIENCE
-from tests.cluster.users import User, kubeconfig, open_kubeconfig
+from tests.cluster.users import open_kubeconfig
 from tests.support.serving import serving
-
-
-def test_a_pod_s_namespace_is_that_of_its_service_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a pod the namespace is that of the mounted service account."""
-    mounted = tmp_path / "namespace"
-    mounted.write_text("virt-evictions")
-    monkeypatch.setattr(client, "_POD_NAMESPACE", mounted)
-
-    assert find_namespace(Login()) == "virt-evictions"
-
-
-def test_else_it_is_that_of_the_kubeconfig_s_context(tmp_path: Path) -> None:
-    """Outside a pod the namespace is that of the kubeconfig's context, else "default"."""
-    authority = tmp_path / "ca.crt"
-    authority.write_text("")
-    name = "system:serviceaccount:virt-evictions:exporter"
-    file = kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1", User(name, authority))
-
-    assert find_namespace(Login(kubeconfig=file)) == "virt-evictions"
-    file.write_text(file.read_text().replace("    namespace: virt-evictions\n", ""))
-    assert find_namespace(Login(kubeconfig=file)) == "default"
-
-
-def test_a_server_without_credentials_has_the_default_one() -> None:
-    """For a server without credentials the namespace is "default"."""
-    assert find_namespace(Login(url="http://127.0.0.1:1")) == "default"
 
 
 def _write_ca(file: Path, data: str | None) -> None:
@@ -71,8 +36,8 @@ async def test_a_broken_ca_is_no_credential(tmp_path: Path, data: str) -> None:
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     _write_ca(file, data)
     with pytest.raises(NoCredentials, match=str(file)):
-        async with ApiServer(Login(kubeconfig=file), read_timeout=1.0):
-            pass
+        async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
+            await api.log_in()
 
 
 @BROKEN
@@ -80,6 +45,7 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
     """After a login, an invalid CA is a temporary error."""
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
+        await api.log_in()
         _write_ca(file, data)
         await api.renew()
         with pytest.raises(Unreachable, match=str(file)):

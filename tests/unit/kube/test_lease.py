@@ -14,16 +14,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from exporter.engine.facts.model import Resource
-from exporter.kube.client import (
-    Absent,
-    ApiError,
-    ApiServer,
-    Conflict,
-    Login,
-    Unreachable,
-    Unsupported,
-)
+from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unreachable, Unsupported
 from exporter.kube.lease import Lease
+from exporter.kube.login import Login
 from tests.support.builders import NOW
 from tests.support.skipped_time import in_its_own_time, now
 

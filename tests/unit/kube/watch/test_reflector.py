@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from exporter.engine.facts.model import Resource, Seconds
 from exporter.health import Restart, Watched
-from exporter.kube.client import ApiServer, Expired, Forbidden, Login, Overloaded, Unreachable
+from exporter.kube.client import ApiServer, Expired, Forbidden, Overloaded, Unreachable
+from exporter.kube.login import Login
 from exporter.kube.watch.reflector import FINAL_AFTER_SYNC, Reflector
 from exporter.settings import KubeSettings
 from tests.cluster import vmi

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.kube.client import ApiServer, Login
+from exporter.kube.client import ApiServer
+from exporter.kube.login import Login
 from exporter.server.http.access import (
     ASKED_AT_ONCE,
     Access,

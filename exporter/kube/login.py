@@ -1,0 +1,186 @@
+"""Logs in to the Kubernetes API: finds the credentials, and checks what they contain.
+
+kubernetes_asyncio reads them (in-cluster, kubeconfig, client certificates, exec plugins). Whatever
+it raises for them becomes `NoCredentials`.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from exporter.credentials import trim_token
+from exporter.decoding import MALFORMED
+from exporter.kube.lean_import import (
+    ConfigException,
+    Configuration,
+    ExecProvider,
+    credentials,
+    kube_config,
+)
+from exporter.logs import Trouble
+from exporter.text import clean
+
+
+MESSAGE_LIMIT = 1024
+"""The most characters of a plugin's error output in our message."""
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_TOKEN = "BearerToken"  # noqa: S105 (the name under which kubernetes_asyncio keeps the token)
+_MALFORMED = AssertionError, AttributeError, LookupError, TypeError, ValueError, *MALFORMED
+"""kubernetes_asyncio raises these for a kubeconfig with wrong fields or broken base64."""
+
+
+class NoCredentials(Exception):
+    """There are no usable credentials. The message says what was tried."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where to log in: a kubeconfig file, or the URL of a server that needs no credentials.
+
+    If neither is set, the pod's service account is used, or else the default kubeconfig.
+    """
+
+    kubeconfig: Path | None = None
+    url: str | None = None
+
+
+async def log_in(login: Login) -> Configuration:
+    """Load the client configuration. Raises `NoCredentials`.
+
+    If this is cancelled, the process of a login plugin ends too.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # unlimited: each watch keeps a connection open
+    if login.url is not None:
+        configuration.host = login.url
+        return configuration
+    file = None if login.kubeconfig is None else str(login.kubeconfig)
+    where = file or ""
+    if login.kubeconfig is None:
+        try:
+            _load_service_account(configuration)
+        except (ConfigException, OSError, ValueError) as error:
+            where = f"no service account of a pod ({error}), and the default kubeconfig"
+        else:
+            return configuration
+    elif not login.kubeconfig.is_file():
+        raise NoCredentials(f"{where}: there is no such kubeconfig file")
+    try:
+        await credentials.load_kube_config(
+            config_file=file, client_configuration=configuration, persist_config=False
+        )
+        _trim_token(configuration)
+    except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
+        raise NoCredentials(f"{where} cannot be used: {why_of(error)}") from error
+    return configuration
+
+
+def find_namespace(login: Login) -> str:
+    """The exporter's own namespace: that of its pod, or else of the kubeconfig's context.
+
+    Needs a successful `log_in`.
+    """
+    if login.url is None:
+        if login.kubeconfig is None and _POD_NAMESPACE.is_file():
+            return _POD_NAMESPACE.read_text(encoding="ascii").strip()
+        file = None if login.kubeconfig is None else str(login.kubeconfig)
+        _, context = credentials.list_kube_config_contexts(file)
+        if context is not None:
+            return str(context["context"].get("namespace") or "default")
+    return "default"
+
+
+def _load_service_account(configuration: Configuration) -> None:
+    """Use the pod's service account. A new token that cannot be used does not replace the old one.
+
+    The kubelet renews the token's file; kubernetes_asyncio reads it again after a minute. Raises
+    `ConfigException`, `OSError` or `ValueError`.
+    """
+    credentials.load_incluster_config(  # type: ignore[no-untyped-call]
+        client_configuration=configuration
+    )
+    _trim_token(configuration)
+    read_again: Any = configuration.refresh_api_key_hook
+    trouble = Trouble("token_not_renewed")
+
+    def renew_token(configuration: Configuration) -> None:
+        known = configuration.api_key[_TOKEN]
+        try:
+            read_again(configuration)
+            _trim_token(configuration)
+        except (ConfigException, OSError, ValueError) as error:
+            configuration.api_key[_TOKEN] = known
+            trouble.note(why_of(error))
+        else:
+            trouble.end()
+
+    configuration.refresh_api_key_hook = renew_token
+
+
+def _trim_token(configuration: Configuration) -> None:
+    """Trim the token as client-go does. Raises `ValueError` if no header may contain it."""
+    value = configuration.api_key.get(_TOKEN)
+    if value is not None:
+        scheme, _, token = value.partition(" ")
+        configuration.api_key[_TOKEN] = f"{scheme} {trim_token(token)}"
+
+
+class _ExecCredential(Struct):
+    apiVersion: str  # noqa: N815
+    status: dict[str, object]
+
+
+class ExecPlugin(ExecProvider):
+    """A login plugin. Its process and the processes that it has started end if `run` is cancelled.
+
+    The plugin of kubernetes_asyncio would run on, and its pipes would stay open.
+    """
+
+    async def run(self, previous_response: str | None = None) -> Any:
+        """The status of the plugin's ExecCredential. Raises `ConfigException` or `OSError`."""
+        del previous_response  # no caller has one
+        spec = {"interactive": sys.stdout.isatty()}
+        request = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
+        process = await asyncio.create_subprocess_exec(
+            *self.args,
+            env={**self.env, "KUBERNETES_EXEC_INFO": json.dumps(request)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            output, errors = await process.communicate()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
+        if process.returncode != 0:
+            said = clean(errors.decode(errors="replace"), MESSAGE_LIMIT)
+            raise ConfigException(f"{self.args[0]} returned {process.returncode}: {said}")
+        try:
+            credential = msgspec.json.decode(output, type=_ExecCredential)
+        except MALFORMED as error:
+            raise ConfigException(f"{self.args[0]} gave no ExecCredential: {error}") from error
+        if credential.apiVersion != self.api_version:
+            expected = f"expected the kubeconfig's apiVersion, {self.api_version}"
+            raise ConfigException(f"{self.args[0]}: {expected}, got {credential.apiVersion!r}")
+        return credential.status
+
+
+kube_config.ExecProvider = ExecPlugin  # type: ignore[attr-defined]
+
+
+def why_of(error: BaseException) -> str:
+    """The type of an error, and its message if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

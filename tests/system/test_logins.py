@@ -1,0 +1,173 @@
+"""Logins that hang or give what is no token, shown by the whole program."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import poll
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
+from tests.support.program import Program, program
+
+
+API_VERSION = "client.authentication.k8s.io/v1"
+PLUGIN = """#!/bin/sh
+cd "$(dirname "$0")"
+echo $$ >> pids
+[ -e hangs ] && sleep 600
+cat answer
+"""
+
+
+def _kubeconfig(directory: Path, url: str, proof: Mapping[str, object]) -> Path:
+    """A kubeconfig whose user has these credentials."""
+    file = open_kubeconfig(directory / "login", url)
+    document = yaml.safe_load(file.read_text())
+    document["users"][0]["user"] = proof
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+class Plugin:
+    """A login plugin that gives the token `good`, and hangs while its file `hangs` exists."""
+
+    def __init__(self, directory: Path) -> None:
+        self.hangs, self._pids = directory / "hangs", directory / "pids"
+        self.answer = directory / "answer"
+        credential = {
+            "apiVersion": API_VERSION,
+            "kind": "ExecCredential",
+            "status": {"token": "good"},
+        }
+        self.answer.write_text(json.dumps(credential))
+        script = directory / "plugin"
+        script.write_text(PLUGIN)
+        script.chmod(0o700)
+        self.proof = {
+            "exec": {
+                "apiVersion": API_VERSION,
+                "command": str(script),
+                "interactiveMode": "Never",
+            }
+        }
+
+    @property
+    def calls(self) -> list[int]:
+        """The process ID of each call."""
+        return [int(pid) for pid in self._pids.read_text().split()] if self._pids.exists() else []
+
+    def running(self) -> list[int]:
+        """The processes of the plugin, and their children, that still run."""
+        groups = set(self.calls)
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) in groups and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
+
+async def _until_called(plugin: Plugin, before: int) -> None:
+    async def is_called() -> bool:
+        return len(plugin.calls) > before
+
+    await poll(is_called, what="another login")
+
+
+async def _until_logged(exporter: Program, text: str) -> None:
+    async def is_logged() -> bool:
+        return any(text in one["why"] for one in exporter.events("watch_broke"))
+
+    await poll(is_logged, what=text)
+
+
+async def test_a_plugin_that_hangs(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """A login ends after 10 s, is logged and tried again; SIGTERM ends it and its processes."""
+    plugin = Plugin(tmp_path)
+    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    simulated.server.tokens = ["good"]
+    plugin.hangs.touch()
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await _until_logged(exporter, "took more than 10 s")
+        plugin.hangs.unlink()
+        await exporter.ready()
+        assert not plugin.running(), "the calls that hung have ended"
+
+        plugin.hangs.touch()
+        before = len(plugin.calls)
+        simulated.server.tokens = ["another"]
+        simulated.server.cut()
+        await _until_called(plugin, before)
+        assert await exporter.end() == 0
+    assert not plugin.running()
+
+
+async def test_sigterm_during_the_first_login(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """SIGTERM ends the program while the first login hangs."""
+    plugin = Plugin(tmp_path)
+    plugin.hangs.touch()
+    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await _until_called(plugin, 0)
+        began = os.times().elapsed
+        assert await exporter.end() == 0
+        assert os.times().elapsed - began < 5.0
+    assert not plugin.running()
+
+
+@pytest.mark.parametrize("written", ["good\n", " good\r\n"], ids=["newline", "crlf"])
+async def test_white_space_around_a_token(
+    simulated: SimulatedStage, tmp_path: Path, written: str
+) -> None:
+    """White space around a token is removed, as client-go does."""
+    token = tmp_path / "token"
+    token.write_text(written, newline="")
+    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    simulated.server.tokens = ["good"]
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await exporter.ready()
+
+
+@pytest.mark.parametrize("written", ["go\0od", "go\r\nod", "\n"], ids=["nul", "crlf", "empty"])
+async def test_a_file_without_a_token(
+    simulated: SimulatedStage, tmp_path: Path, written: str
+) -> None:
+    """At the start it is an error; later it is logged, and the file is read again."""
+    token = tmp_path / "token"
+    token.write_text(written, newline="")
+    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    simulated.server.tokens = ["good", "new"]
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        assert await exporter.process.wait() == 5
+        (stopped,) = exporter.events("stopped")
+        assert str(login) in stopped["why"]
+        assert "token" in stopped["why"]
+    token.write_text("good")
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        await exporter.ready()
+        token.write_text(written, newline="")
+        simulated.server.tokens = ["new"]
+        simulated.server.cut()
+        await _until_logged(exporter, "token")
+        token.write_text("new")
+        await exporter.until(
+            "/v1/status", lambda _, seen: not any(one["trouble"] for one in seen["resources"])
+        )
+
+
+async def test_a_nested_answer_of_a_plugin(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """An answer that cannot be decoded is an error with a message."""
+    plugin = Plugin(tmp_path)
+    plugin.answer.write_text("[" * 100_000)
+    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        assert await exporter.process.wait() == 5
+        (stopped,) = exporter.events("stopped")
+        assert str(login) in stopped["why"]
