@@ -17,25 +17,27 @@ const (
 // poll, the exporter probably works again. Then the next request for a verdict is sent as a trial
 // (see retryNow).
 type breaker struct {
-	mu     sync.Mutex
-	pause  time.Duration // 0: closed
-	until  time.Time
-	trying bool
+	mu         sync.Mutex
+	pause      time.Duration // 0: closed
+	until      time.Time
+	trying     bool
+	generation int // of the requests whose failure counts
 }
 
-// admit reports whether a request may be sent now. If so, the caller must later call succeed or
-// fail.
-func (b *breaker) admit(now time.Time) bool {
+// admit reports whether a request may be sent now. If so, the caller must later call succeed, or
+// fail with the request's generation.
+func (b *breaker) admit(now time.Time) (generation int, admitted bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.pause == 0 {
-		return true
+		return b.generation, true
 	}
 	if b.trying || now.Before(b.until) {
-		return false
+		return 0, false
 	}
 	b.trying = true
-	return true
+	b.generation++
+	return b.generation, true
 }
 
 // succeed closes the breaker and reports whether it was open.
@@ -48,14 +50,16 @@ func (b *breaker) succeed() bool {
 }
 
 // fail opens the breaker or, after a trial, keeps it open for longer. It reports whether the breaker
-// was closed before. If a request was sent before the breaker opened, its failure has no effect.
-func (b *breaker) fail(now time.Time) bool {
+// was closed before. The failure of a request that was sent before the breaker opened or before the
+// trial has no effect.
+func (b *breaker) fail(generation int, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	wasClosed := b.pause == 0
-	if !wasClosed && !b.trying {
+	if generation != b.generation {
 		return false
 	}
+	wasClosed := b.pause == 0
+	b.generation++
 	b.pause = min(max(2*b.pause, firstBreak), longestBreak)
 	b.until = now.Add(b.pause)
 	b.trying = false

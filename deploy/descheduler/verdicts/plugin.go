@@ -131,7 +131,8 @@ func (p *Plugin) judge(pod *v1.Pod, at checkpoint, asked candidate) bool {
 
 // ask sends a request if the breaker allows it.
 func (p *Plugin) ask(at checkpoint, asked candidate) (outcome, block, bool) {
-	if !p.breaker.admit(time.Now()) {
+	generation, admitted := p.breaker.admit(time.Now())
+	if !admitted {
 		return 0, block{}, false
 	}
 	ended, why, err := p.api.ask(p.ctx, at, asked)
@@ -142,7 +143,7 @@ func (p *Plugin) ask(at checkpoint, asked candidate) (outcome, block, bool) {
 	case isRejection(err):
 		p.noteAnswer()
 		p.log.Error(err, "The exporter rejected a request", "vmi", klog.KRef(asked.Namespace, asked.Name))
-	case p.breaker.fail(time.Now()) && p.ctx.Err() == nil:
+	case p.breaker.fail(generation, time.Now()) && p.ctx.Err() == nil:
 		p.log.Error(err, "Verdicts are unavailable", "ignorable", p.ignorable)
 	}
 	return 0, block{}, false
