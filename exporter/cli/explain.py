@@ -36,7 +36,10 @@ _HELD = {
 
 _UNMOVED = {
     DrainOutcome.STAYS: "KubeVirt cannot move it: it is not migratable, and its strategy is"
-    " LiveMigrate",
+    " LiveMigrate; or a budget forbids its eviction, or its deletion hangs",
+    DrainOutcome.ENDS: "it is being deleted",
+    DrainOutcome.FAILS: "its evacuation would be stuck; `node` with the name of its node has the"
+    " next step",
     DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
     DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
 }
@@ -64,7 +67,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     sheet.head("Rules, in the order in which they are checked")
     sheet.rows([(one.rule, _judge_rule(one), f"{one.why} ({one.checkpoint})") for one in vmi.rules])
     sheet.head("Cooldown")
-    sheet.rows(_cooldown(vmi.cooldown, vmi.policy, vmi.as_of))
+    sheet.rows(_cooldown(vmi))
     counted = sum(one.in_window for one in vmi.migrations)
     sheet.head(f"Known migrations: {len(vmi.migrations)}, {counted} of them counted")
     sheet.rows([_migration(one, vmi.as_of) for one in vmi.migrations], _MIGRATION_HEAD)
@@ -198,15 +201,14 @@ def _judge_rule(rule: RuleAnswer) -> Cell:
     return ("is silent", BAD) if rule.silenced else ("allows it", GOOD)
 
 
-def _cooldown(
-    cooldown: CooldownAnswer | None, policy: PolicyAnswer, as_of: datetime
-) -> list[list[Cell]]:
+def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
+    cooldown, as_of = vmi.cooldown, vmi.as_of
     if cooldown is None:
-        return [["no migration has ended"]]
+        return [[one.why] for one in vmi.rules if one.rule == Reason.COOLDOWN]
     over = cooldown.not_before <= as_of
     took = write_span(cooldown.duration_seconds)
     return [
-        ["arithmetic", write_arithmetic(cooldown, policy)],
+        ["arithmetic", write_arithmetic(cooldown, vmi.policy)],
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
         ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,16 @@ class FieldStore(ObjectStore):
         old = self.caches[resource].entries.get(key_of(namespace, metadata["name"]))
         self._write(resource, {**given, "metadata": metadata}, old)
 
-    def play(self, name: str) -> list[dict[str, str]]:
-        """Apply the objects of a report; returns the questions that it asks."""
+    def play(self, name: str) -> Iterator[dict[str, str]]:
+        """Apply the objects of a report in order, up to each question that it asks."""
         now = self.clock()
         text = _AGO.sub(
             lambda found: format_time(now - timedelta(seconds=int(found[1]))),
             (FIELD / f"{name}.json").read_text(encoding="utf-8"),
         )
-        questions = []
         steps: list[dict[str, Any]] = json.loads(text)["steps"]
         for step in steps:
             if "apply" in step:
                 self.apply(step["apply"], step["object"])
             else:
-                questions.append(step)
-        return questions
+                yield step

@@ -20,7 +20,7 @@ from exporter.engine.evacuations.diagnosis import (
 )
 from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, EndReason, classify_text
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import DRAIN_TAINT, Why, WhySource
+from exporter.engine.facts.model import DRAIN_TAINT, Outcome, Vmim, Why, WhySource
 from exporter.engine.store.load import Load
 from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 
@@ -28,7 +28,9 @@ from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 _STUCK = "KubeVirtEvacuationStuck"
 _FAILING = "KubeVirtEvacuationFailingRepeatedly"
 _BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
-_OWN_BLOCKERS = frozenset({WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE})
+_OWN_BLOCKERS = frozenset(
+    {WhySource.DELETION, WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE}
+)
 _BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
 """An attempt that fails in one of these phases gives no reason."""
 BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
@@ -278,10 +280,10 @@ def advise(
     obstacle = _find_obstacle(evidence, diagnosis, cause)
     if obstacle is Obstacle.TARGET_NOT_STARTED and _is_target_lost(why):
         obstacle = Obstacle.TARGET_LOST
-    if isinstance(diagnosis, Diagnosis) and diagnosis.given_up:
-        if diagnosis.tainted:
+    if isinstance(diagnosis, Diagnosis):
+        if diagnosis.leftover and diagnosis.tainted:
             obstacle = Obstacle.TAINT_LEFT
-        elif may_cancel(evidence):
+        elif diagnosis.given_up and may_cancel(evidence):
             obstacle = Obstacle.LEFTOVER
     action = ACTIONS[obstacle]
     limit = None if load is None else load.find_limit(evidence.vmi.node)
@@ -348,10 +350,10 @@ def _is_target_lost(why: tuple[Why, ...]) -> bool:
 def find_blocker(why: tuple[Why, ...]) -> Why | None:
     """Why a VM does not leave its node.
 
-    The first of these that exists: a budget, the condition LiveMigratable, the cause of failed
-    attempts.
+    The first of these that exists: its node does not answer, its deletion, a budget, the condition
+    LiveMigratable, the cause of failed attempts.
     """
-    own = (one for one in why if one.source in _OWN_BLOCKERS)
+    own = (one for one in why if one.source in _OWN_BLOCKERS or one.reason == SOURCE_SILENT)
     return next(own, None) or find_cause(why)
 
 
@@ -396,8 +398,12 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
         return Obstacle.HAND_OFF if waits else Obstacle.STALLED
     if state is State.UNKNOWN and diagnosis.is_quiet:
         return Obstacle.QUIET if cause is None else _judge_cause(cause, state)
-    if state in _OBSTACLES:
-        return _OBSTACLES[state]
+    return _OBSTACLES.get(state) or _find_hindrance(evidence, diagnosis, cause)
+
+
+def _find_hindrance(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why | None) -> Obstacle:
+    """The obstacle in a state whose obstacle depends on the target pod and the last cause."""
+    state, attempt = diagnosis.state, diagnosis.attempt
     if state is State.TARGET_NOT_READY and attempt is not None:
         target = find_target(attempt, evidence.pods)
         if target is not None and target.ready and evidence.vmi.hotplugs_volumes:
@@ -405,12 +411,22 @@ def _find_obstacle(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why |
         is_bare = cause is None and not diagnosis.failed_attempts
         if target is None and is_bare and evidence.pods_seen and diagnosis.stuck:
             return Obstacle.NO_TARGET_POD
+    if _is_lost(evidence, attempt):
+        return Obstacle.POST_COPY_LOST
     if cause is not None:
         return _judge_cause(cause, state)
     if diagnosis.failed_attempts:
         return Obstacle.UNEXPLAINED
     is_moving = state is State.MIGRATING or not diagnosis.stuck
     return _WAITING.get(state, Obstacle.NONE if is_moving else Obstacle.UNEXPLAINED)
+
+
+def _is_lost(evidence: Evidence, attempt: Vmim | None) -> bool:
+    """Whether the VM's last migration failed in post-copy, when half its memory had moved."""
+    migration = evidence.vmi.migration
+    if migration is None or attempt is not None:
+        return False
+    return migration.outcome is Outcome.FAILED and migration.mode == "PostCopy"
 
 
 def _judge_cause(cause: Why, state: State) -> Obstacle:

@@ -8,7 +8,8 @@ VMIMs and its pods to one `State`, the first that applies in the order of the en
 
 1. KubeVirt does not retry: the VMI is being deleted, somebody else has to act, or the VMI has left
    already.
-2. A migration is running. Without a start, a migration is stalled `stuck.after` after its hand-off.
+2. A migration is running. It is stalled `stuck.after` after its hand-off if it has not started, or
+   `stuck.after` after the VM's node stopped answering.
 3. Something prevents every attempt.
 4. Something delays the present attempt.
 
@@ -187,15 +188,18 @@ def diagnose(
     state = State.UNKNOWN
     if Resource.VMIS not in dead:
         state = _find_state(
-            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts
+            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
         )
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
-    # A taint alone drains a schedulable node too.
+    # A taint alone drains a schedulable node too. An eviction from a schedulable node that still
+    # has the taint is left over: whoever drains by eviction cordons the node first.
     by_taint = marker.through is RequestedThrough.TAINT
     since = None if nodes is None else nodes.schedulable_since(marker.node)
     was_seen = nodes is not None and nodes.uncordoned_at(marker.node) is not None
-    is_drain = was_seen if by_taint or source is Source.UNKNOWN else source is Source.OTHER
+    tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
+    is_unclear = by_taint or (source is Source.UNKNOWN and not tainted)
+    is_drain = was_seen if is_unclear else source is not Source.DESCHEDULER
     leftover = is_drain and since is not None and marker.requested_at <= since
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
@@ -205,8 +209,7 @@ def diagnose(
         node=marker.node,
         requested_at=marker.requested_at,
         through=marker.through,
-        tainted=by_taint
-        or (nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None),
+        tainted=by_taint or tainted,
         source=source,
         state=state,
         stuck_by=()
@@ -256,6 +259,7 @@ def diagnose_move(
     *,
     dead: AbstractSet[Resource] = frozenset(),
     contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
+    nodes: NodeIndex | None = None,
 ) -> Move | None:
     """The move at `now` of a VMI that is not evacuating; None if it is not being moved.
 
@@ -278,7 +282,9 @@ def diagnose_move(
         return None
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
-    state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts)
+    state = _find_state(
+        evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
+    )
     missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
     begun = failures[0] if attempt is None else attempt
     created = begun.created
@@ -355,6 +361,7 @@ def _find_state(
     load: Load | None,
     backoff: Backoff | None,
     contacts: Mapping[Resource, Instant],
+    nodes: NodeIndex | None,
 ) -> State:
     vmi, marker = evidence.vmi, evidence.marker
     if vmi.deleted_at is not None:
@@ -363,7 +370,7 @@ def _find_state(
         return State.EXTERNAL
     if marker is not None and marker.node != vmi.node:
         return State.STALE_MARKER
-    if _is_stalled(evidence, attempt, stuck, now):
+    if _is_stalled(evidence, attempt, stuck, now, nodes):
         return State.MIGRATION_STALLED
     state = vmi.migration
     if state is not None and state.running and not evidence.is_contradicted(now):
@@ -418,7 +425,13 @@ def _why_waiting(
     return State.CAPACITY if load.is_full(evidence.vmi.node) else State.TARGET_NOT_READY
 
 
-def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, now: Instant) -> bool:
+def _is_stalled(
+    evidence: Evidence,
+    attempt: Vmim | None,
+    stuck: StuckPolicy,
+    now: Instant,
+    nodes: NodeIndex | None,
+) -> bool:
     state = evidence.vmi.migration
     handed_off_at = find_hand_off(evidence, attempt)
     if handed_off_at is not None and now - handed_off_at > stuck.after:
@@ -426,6 +439,9 @@ def _is_stalled(evidence: Evidence, attempt: Vmim | None, stuck: StuckPolicy, no
     if state is None or state.start is None or evidence.is_contradicted(now):
         return False
     if not state.ended:
+        source = None if nodes is None else nodes.find(evidence.vmi.node)
+        if source is not None and source.is_silent:
+            return now - max(state.start, source.silent_since or state.start) > stuck.after
         return now - state.start > stuck.migration_timeout
     end = evidence.migration_end
     return (

@@ -101,6 +101,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
             self.now,
             dead=self.dead.of(namespace),
             contacts=self.contacts.of(namespace),
+            nodes=self.nodes,
         )
 
     @property

@@ -6,9 +6,9 @@ KubeVirt deletes a target pod that cannot be scheduled, and while the next attem
 target pod that could give the reason.
 
 Only VMIs that are evacuating or otherwise moved have reasons, so an idle VMI costs no memory. There
-are two exceptions. An idle VMI that is not live-migratable has the reason
-word of its condition LiveMigratable, and an attempt may be read before its VMI's marker, or before
-the taint of its node.
+are two exceptions. An idle VMI that is not live-migratable has the reason word of its condition
+LiveMigratable. An attempt and its target pod may be read before their VMI, before its marker, or
+before the taint of its node.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,8 @@ class ReasonTable:
         if isinstance(fact, Vmi):
             return True
         if isinstance(fact, Pod):
-            return not fact.finished or self._is_moving(fact.vmi_uid)
+            is_early = bool(fact.migration_uid) and fact.vmi_uid not in self._vmis.by_uid
+            return is_early or not fact.finished or self._is_moving(fact.vmi_uid)
         binding = self._vmims.find(fact.namespace, fact.name)
         owner = "" if binding is None else binding.owner
         nodes_come = self._evacuations.sees_nodes is None

@@ -157,8 +157,11 @@ def _why_requested(evidence: Evidence, _cooldown: Cooldown | None) -> str:
     return f"evacuationNodeName is set and pod {launcher.name} lacks eviction-in-progress"
 
 
-def _why_cooldown(_evidence: Evidence, cooldown: Cooldown | None) -> str:
+def _why_cooldown(evidence: Evidence, cooldown: Cooldown | None) -> str:
     if cooldown is None:
+        migration = evidence.vmi.migration
+        if migration is not None and migration.running:
+            return "it is not asked while a migration runs"
         return "no migration has ended"
     base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
     said = f"migrations in the window: {cooldown.migrations_in_window}; base {write_span(base)}"
@@ -178,6 +181,8 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
     # Records without a UID come last. If two records are of the same ending, only the first counts.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
         end = record.known_end
+        if end is None and record.start is None:
+            continue  # handed off, but not begun
         ending = (end, record.start, record.outcome)
         in_window = record.handed_off and counted[ending] > 0
         counted[ending] -= in_window

@@ -115,7 +115,7 @@ FIRST_SENTENCES = {
         some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
         (
             "is blocked by no rule, but KubeVirt cannot move it: it is not migratable, and its"
-            " strategy is LiveMigrate."
+            " strategy is LiveMigrate; or a budget forbids its eviction, or its deletion hangs."
         ),
     ),
     "goes-down": (
