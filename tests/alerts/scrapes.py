@@ -17,14 +17,6 @@ Case: TypeAlias = dict[str, Any]
 
 MONITORING = "monitoring"
 """The namespace of the exporter's own pods."""
-_OF_A_REPLICA = {
-    "KubeVirtDeschedulerWithoutVerdict",
-    "KubeVirtEvictionExporterBlindSpot",
-    "KubeVirtEvictionExporterCertificateExpiring",
-    "KubeVirtEvictionExporterHistoryNotWritten",
-    "KubeVirtEvictionExporterStale",
-}
-"""Alerts about a replica: their `namespace` is that of the scraped pods."""
 _OF_OTHERS = ("apiserver_",)
 """Prefixes of metrics that another scrape collects. Their labels are not renamed."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -56,9 +48,7 @@ class Scrape:
             "alert_rule_test": [
                 {
                     **one,
-                    "exp_alerts": [
-                        self._alert(one["alertname"], alert) for alert in one["exp_alerts"]
-                    ],
+                    "exp_alerts": [self._alert(alert) for alert in one["exp_alerts"]],
                 }
                 for one in case["alert_rule_test"]
             ],
@@ -91,13 +81,11 @@ class Scrape:
         moved = {f"exported_{k}" if k in target else k: v for k, v in own.items()}
         return {**target, **moved}
 
-    def _alert(self, name: str, alert: dict[str, Any]) -> dict[str, Any]:
+    def _alert(self, alert: dict[str, Any]) -> dict[str, Any]:
         labels = dict(alert["exp_labels"])
         if "namespace" in self.target:
             if "name" in labels and not self.honors_labels:
                 labels["exported_namespace"] = labels["namespace"]
-            elif name in _OF_A_REPLICA:
-                labels["namespace"] = self.target["namespace"]
             if self.enforced:
                 labels["namespace"] = MONITORING
         return {**alert, "exp_labels": labels}

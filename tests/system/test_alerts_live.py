@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import pytest
 from exporter.demo import node, objects, webhooks
 from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
-from exporter.demo.store import PODS, VMIS
+from exporter.demo.store import MIGRATIONS, PODS, VMIS
 from exporter.server.admission.handlers import PATH
 from exporter.settings import Address, read_settings
 from tests.alerts import west
@@ -48,6 +49,7 @@ HELD = tuple(f"held-{number}" for number in range(1, 11))
 HOMES = {**dict.fromkeys(HOT, RESERVED), HELD[0]: DRAINED}
 """Nodes that are reserved for these VMs, so that other VMs do not affect their alerts."""
 NAMESPACE = "lab"
+MOVED = "moved-1"
 EAST = "east"
 RECEIVERS = ("others", "virtualization", "virtualization-later")
 ABSENT = west.ABSENT[0]
@@ -185,6 +187,32 @@ class Story:
         )
         self.demo.server.thaw()
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="no_contact")
+
+    async def hang_a_migration(self) -> None:
+        """Send the exporter a user's VMIM that has been Pending for hours, then its deletion."""
+        self.cluster.create_vmi(objects.build_vmi(NAMESPACE, MOVED, annotations={}))
+        await self._until_running(MOVED)
+        created = self.cluster.instant - timedelta(hours=3)
+        vmim = {
+            "metadata": {
+                "namespace": NAMESPACE,
+                "name": "by-a-user",
+                "uid": "by-a-user",
+                "creationTimestamp": objects.format_time(created),
+                "resourceVersion": str(self.demo.server.store.revision),
+                "labels": {"kubevirt.io/vmi-name": MOVED},
+            },
+            "spec": {"vmiName": MOVED},
+            "status": {"phase": "Pending"},
+        }
+        self._send("ADDED", vmim)
+        await self.receiver.fires("KubeVirtMigrationStuck", name=MOVED)
+        self._send("DELETED", vmim)
+        await self.receiver.resolves("KubeVirtMigrationStuck", name=MOVED)
+
+    def _send(self, kind: str, vmim: Object) -> None:
+        line = json.dumps({"type": kind, "object": vmim}).encode() + b"\n"
+        assert self.demo.server.inject(line, MIGRATIONS.plural)
 
     async def _move(self, name: str) -> None:
         await self._until_running(name)
@@ -354,6 +382,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_back_and_forth())
                 tasks.create_task(story.hold_slots())
+                tasks.create_task(story.hang_a_migration())
                 tasks.create_task(other.play())
             yield Played(receiver, routed, prometheus, time.monotonic() - started)
 

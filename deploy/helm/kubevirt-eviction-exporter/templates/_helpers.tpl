@@ -102,6 +102,9 @@ imagePullPolicy: {{ . }}
 {{- $kept := list }}
 {{- range $rule := $group.rules }}
 {{- if $rule.alert }}
+{{- if $rule.labels.namespace }}
+{{- $_ := set $rule.labels "namespace" $.namespace }}
+{{- end }}
 {{- $_ := set $rule "labels" (merge dict $values.additionalRuleLabels $rule.labels) }}
 {{- with $values.runbookUrlPrefix }}
 {{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" .) $rule.alert) }}
