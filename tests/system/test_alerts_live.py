@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -188,26 +187,39 @@ class Story:
         self.demo.server.thaw()
         await self.receiver.resolves("KubeVirtEvictionExporterStale", cause="no_contact")
 
-    async def hang_a_migration(self) -> None:
-        """Send the exporter a user's VMIM that has been Pending for hours, then its deletion."""
+    async def fail_migrations(self) -> None:
+        """Send the exporter three VMIMs of a user that have failed, then their deletion."""
         self.cluster.create_vmi(objects.build_vmi(NAMESPACE, MOVED, annotations={}))
         await self._until_running(MOVED)
-        created = self.cluster.instant - timedelta(hours=3)
-        vmim = {
-            "metadata": {
-                "namespace": NAMESPACE,
-                "name": "by-a-user",
-                "uid": "by-a-user",
-                "creationTimestamp": objects.format_time(created),
-                "resourceVersion": str(self.demo.server.store.revision),
-                "labels": {"kubevirt.io/vmi-name": MOVED},
-            },
-            "spec": {"vmiName": MOVED},
-            "status": {"phase": "Pending"},
+        failed = {
+            "phase": "Failed",
+            "phaseTransitionTimestamps": [
+                {
+                    "phase": "Failed",
+                    "phaseTransitionTimestamp": objects.format_time(self.cluster.instant),
+                }
+            ],
         }
-        self._send("ADDED", vmim)
+        vmims = [
+            {
+                "metadata": {
+                    "namespace": NAMESPACE,
+                    "name": f"by-a-user-{number}",
+                    "uid": f"by-a-user-{number}",
+                    "creationTimestamp": objects.format_time(self.cluster.instant),
+                    "resourceVersion": str(self.demo.server.store.revision),
+                    "labels": {"kubevirt.io/vmi-name": MOVED},
+                },
+                "spec": {"vmiName": MOVED},
+                "status": failed,
+            }
+            for number in range(3)
+        ]
+        for vmim in vmims:
+            self._send("ADDED", vmim)
         await self.receiver.fires("KubeVirtMigrationStuck", name=MOVED)
-        self._send("DELETED", vmim)
+        for vmim in vmims:
+            self._send("DELETED", vmim)
         await self.receiver.resolves("KubeVirtMigrationStuck", name=MOVED)
 
     def _send(self, kind: str, vmim: Object) -> None:
@@ -382,7 +394,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
                 tasks.create_task(story.lose_the_disk(directory / "kept"))
                 tasks.create_task(story.move_back_and_forth())
                 tasks.create_task(story.hold_slots())
-                tasks.create_task(story.hang_a_migration())
+                tasks.create_task(story.fail_migrations())
                 tasks.create_task(other.play())
             yield Played(receiver, routed, prometheus, time.monotonic() - started)
 
@@ -413,7 +425,9 @@ async def test_alert_fires_and_resolves(
     assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
     for one in labels:
-        assert rule["labels"].items() <= one.items()
+        own = {**rule["labels"], **({"vm": one["name"]} if "vm" in rule["labels"] else {})}
+        assert own.items() <= one.items()
+        assert one["namespace"]
         assert not one.keys() & {"instance", "job"}
     for one in notifications:
         assert one["annotations"]["runbook_url"] == rule["annotations"]["runbook_url"]
