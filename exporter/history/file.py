@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -13,6 +17,9 @@ from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
 from exporter.history.writer import HistoryWriter, note_fault
 
+
+LONGEST_WRITE = 4
+"""After this many intervals, a write that has not returned is a fault."""
 
 log = structlog.stdlib.get_logger()
 
@@ -55,22 +62,40 @@ def _merge_file(
 ) -> int | None:
     """Merge the intact shards of a file; returns its format version if that is not ours."""
     try:
-        raw = path.read_bytes()
+        raw = _read_regular(path)
     except OSError as error:
         note_fault(status, HistoryFault.UNREADABLE, str(error), path=str(path))
         return None
+    version = None
+    why, pieces = "", 0
     for piece in split(raw):
         try:
             for _ in changes.merge(piece, now):
                 pass
         except UnknownVersion as unknown:
-            name = str(_path_of_version(path, unknown.version))
+            version = unknown.version
+            name = str(_path_of_version(path, version))
             fault = HistoryFault.UNKNOWN_VERSION
             note_fault(status, fault, str(unknown), path=str(path), kept=name)
-            return unknown.version
+            break
         except Damaged as damage:
-            note_fault(status, HistoryFault.DAMAGED, str(damage), path=str(path))
-    return None
+            why, pieces = why or str(damage), pieces + 1
+    if pieces:  # in one line: there may be as many pieces as the file has bytes
+        fault = HistoryFault.DAMAGED
+        note_fault(status, fault, why, times=pieces, path=str(path), pieces=pieces)
+    return version
+
+
+def _read_regular(path: Path) -> bytes:
+    """The content of a regular file: to open a FIFO would block. Raises `OSError`."""
+    _check_regular(path)
+    return path.read_bytes()
+
+
+def _check_regular(path: Path) -> None:
+    """Raises `OSError` if there is something else than a regular file."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")
 
 
 @dataclass
@@ -84,30 +109,41 @@ class FileWriter(HistoryWriter):
     path: Path
     _: KW_ONLY
     others: dict[Path, Path]
-    _writing: asyncio.Future[None] | None = None
+    _writing: asyncio.Future[Exception | None] | None = None
 
     async def _write(self) -> None:
         changes = self.changes
-        if not changes.unwritten:
+        if not changes.unwritten or not await self._has_returned():
             return
         content = bytearray()
         for shard in range(SHARDS):
             if not changes.is_empty(shard):
                 content += changes.seal(shard)
                 await asyncio.sleep(0)  # let other tasks run: a shard of 1,500 VMIs takes 1 ms
-        try:
-            if self._writing is not None:
-                await asyncio.wait([self._writing])
-            self._writing = asyncio.ensure_future(asyncio.to_thread(self._replace, bytes(content)))
-            await asyncio.shield(self._writing)
-        except OSError as error:
+        self._writing = _start_thread(partial(self._replace, bytes(content)))
+        if not await self._has_returned():
+            return
+        error = self._writing.result()
+        if error is not None:
             note_fault(self.status, HistoryFault.NOT_WRITTEN, str(error), path=str(self.path))
             return
         for shard in range(SHARDS):
             changes.note_written(shard)
 
+    async def _has_returned(self) -> bool:
+        """Wait for the last write, if there is one; a fault if it takes longer than we wait."""
+        if self._writing is None:
+            return True
+        longest = LONGEST_WRITE * self.interval
+        done, _ = await asyncio.wait([self._writing], timeout=longest)
+        if not done:
+            why = f"the write has not returned within {longest:g} s"
+            note_fault(self.status, HistoryFault.NOT_WRITTEN, why, path=str(self.path))
+        return bool(done)
+
     def _replace(self, content: bytes) -> None:
         """Replace the file atomically: after a crash it has the old or the new content."""
+        _check_regular(self.path)
         for path, name in list(self.others.items()):
             path.replace(name)
             del self.others[path]
@@ -127,6 +163,27 @@ class FileWriter(HistoryWriter):
         finally:
             os.close(directory)
         _path_of_version(self.path, VERSION).unlink(missing_ok=True)
+
+
+def _start_thread(work: Callable[[], None]) -> asyncio.Future[Exception | None]:
+    """Run blocking work in a thread; the result is its error.
+
+    The exit of the program does not wait for this thread, as it would with `asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Exception | None] = loop.create_future()
+
+    def run() -> None:
+        error = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 (it is the result)
+            error = raised
+        with suppress(RuntimeError):  # the event loop has been closed
+            loop.call_soon_threadsafe(done.set_result, error)
+
+    threading.Thread(target=run, name="history", daemon=True).start()
+    return done
 
 
 def _path_of_version(path: Path, version: int) -> Path:

@@ -237,8 +237,8 @@ def split(raw: bytes) -> Iterator[bytes]:
         if raw.startswith(_MAGIC, position) and len(raw) - position >= _HEAD.size:
             _, version, length, digest = _HEAD.unpack_from(raw, position)
             begin = position + _HEAD.size
-            payload = raw[begin : begin + length]
-            if len(payload) == length and _digest(version, payload) == digest:
+            payload = raw[begin : begin + length] if begin + length <= len(raw) else None
+            if payload is not None and _digest(version, payload) == digest:
                 end = begin + length
         yield raw[position:end]
         position = end

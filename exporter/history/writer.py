@@ -24,9 +24,11 @@ SLICE = 100
 log = structlog.stdlib.get_logger()
 
 
-def note_fault(status: HistoryHealth, fault: HistoryFault, why: str, **place: object) -> None:
-    """Count and log a fault of the stored history."""
-    status.faults[fault] += 1
+def note_fault(
+    status: HistoryHealth, fault: HistoryFault, why: str, *, times: int = 1, **place: object
+) -> None:
+    """Count a fault of the stored history `times` times, and log it once."""
+    status.faults[fault] += times
     log.warning("history_fault", fault=str(fault), why=why, **place)
 
 
