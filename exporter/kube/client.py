@@ -24,6 +24,8 @@ LOGIN_TIMEOUT: Seconds = 10.0
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 """The time limit of a request about one object."""
+WATCH_GRACE: Seconds = 5.0
+"""How much longer than its `timeoutSeconds` a watch may last."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
 """The longest pause that is accepted from `Retry-After`: a longer pause would delay a watch."""
 LONGEST_LINE = 16 * 2**20
@@ -169,6 +171,7 @@ class ApiServer:
     ) -> AsyncIterator[AsyncIterator[list[bytes]]]:
         """Watch for at most `seconds`. Yields the lines that arrive together as one batch.
 
+        If the server does not end the watch, it is ended here `WATCH_GRACE` later.
         Without a `resource_version` the server first streams the list and ends it with a
         bookmark (`sendInitialEvents`). Raises `ApiError`.
         """
@@ -179,7 +182,7 @@ class ApiServer:
         else:
             query["resourceVersion"] = resource_version
         async with self._open("GET", path_of(resource, namespace), query) as response:
-            yield self._lines(response)
+            yield self._lines(response, seconds + WATCH_GRACE)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
         """Read one object. Raises `ApiError`."""
@@ -238,10 +241,24 @@ class ApiServer:
             self._session = None
             await self._close_unused(old)
 
-    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    async def _lines(
+        self, response: aiohttp.ClientResponse, seconds: Seconds
+    ) -> AsyncIterator[list[bytes]]:
+        """Read lines until the response ends, for at most `seconds`."""
+        ends_at = asyncio.get_running_loop().time() + seconds
         rest = b""
         with _translating_errors(self._read_timeout):
-            async for chunk in response.content.iter_chunked(LARGEST_CHUNK):
+            while True:
+                limit = asyncio.timeout_at(ends_at)
+                try:
+                    async with limit:
+                        chunk = await response.content.read(LARGEST_CHUNK)
+                except TimeoutError:
+                    if limit.expired():
+                        return
+                    raise
+                if not chunk:
+                    return
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
                     raise Unreachable(f"a watch event has more than {LONGEST_LINE} bytes")

@@ -94,6 +94,7 @@ class Reflector:
         self._backoff = ExponentialBackoff(self.rng)
         self._futile = 0
         self._events = 0
+        self._silent_at: Seconds = 0.0
         self._version: str | None = None
         self._streams_lists = True
         self._rejections = 0
@@ -178,6 +179,7 @@ class Reflector:
         event: something between us and the API server may have answered instead of it.
         """
         self._events = 0
+        self._note_event()
         while (lines := await self._next_batch(batches, listing)) is not None:
             self._feed.begin_batch(listing)
             before = self._events
@@ -186,6 +188,7 @@ class Reflector:
                     listing = self._read_line(line, listing)
             finally:
                 if self._events > before:
+                    self._note_event()
                     self._end_batch(listing)
         if listing is not None:
             self._streams_lists = False
@@ -209,6 +212,10 @@ class Reflector:
             listing = self._apply(event, listing)
         self._events += 1
         return listing
+
+    def _note_event(self) -> None:
+        """Begin to measure the silence of the watch."""
+        self._silent_at = asyncio.get_running_loop().time() + self.settings.read_timeout
 
     def _end_batch(self, listing: Listing | None) -> None:
         """Note progress, unless a list is unfinished.
@@ -271,9 +278,17 @@ class Reflector:
     async def _next_batch(
         self, batches: AsyncIterator[list[bytes]], listing: Listing | None
     ) -> list[bytes] | None:
-        """The next lines, or None at the end. Raises `Silent` if a list takes too long."""
+        """The next lines, or None at the end.
+
+        Raises `Silent` if a list takes too long, or if no event arrives within the read timeout:
+        other bytes, such as white space, are not a sign of life.
+        """
         if listing is None:
-            return await anext(batches, None)
+            try:
+                async with asyncio.timeout_at(self._silent_at):
+                    return await anext(batches, None)
+            except TimeoutError:
+                raise Silent(f"no event for {self.settings.read_timeout:g} s") from None
         bound = self.settings.sync_timeout
         left = bound / 2 - (self.clock() - listing.began)
         silence = min(LIST_SILENCE, bound / 3, max(left, 0.001))

@@ -115,7 +115,8 @@ async def follow(
             api,
             watched,
             ClockedStore(keep=16),
-            KubeSettings(),
+            # After its last connection the server sends nothing, and this is not what is tested.
+            KubeSettings(read_timeout=2 * lasts),
             clock=now,
             rng=random.Random(1),
         ).run()
