@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     Checkpoint,
+    EndReason,
     EventOutcome,
     EventReason,
     Instant,

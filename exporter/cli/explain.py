@@ -6,7 +6,7 @@ from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import Reason
+from exporter.engine.facts.model import EndReason, Reason
 from exporter.engine.facts.policy import DEFAULT_POLICY
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
@@ -241,7 +241,7 @@ def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
     return f"{formula}, cap {write_span(cap)}"
 
 
-_MIGRATION_HEAD = ("ENDED", "TOOK", "OUTCOME", "COUNTED")
+_MIGRATION_HEAD = ("ENDED", "FROM", "TO", "TOOK", "WHY", "BY", "OUTCOME", "COUNTED")
 
 
 def _migration(one: MigrationAnswer, as_of: datetime) -> list[Cell]:
@@ -253,7 +253,10 @@ def _migration(one: MigrationAnswer, as_of: datetime) -> list[Cell]:
     style = {"failed": BAD, "succeeded": GOOD}.get(one.outcome, "")
     counted = "yes" if one.in_window else "no" if one.handed_off else "no: never handed off"
     ended = "?" if one.end is None else write_past(one.end, as_of)
-    return [ended, took, (one.outcome, style), counted]
+    failed = "" if one.reason in (None, EndReason.NONE) else f": {one.reason}"
+    user = "?" if one.requested_by is None else one.requested_by.user
+    where = [one.source_node or "?", one.target_node or "?"]
+    return [ended, *where, took, one.trigger or "?", user, (one.outcome + failed, style), counted]
 
 
 def _attempt(one: PendingAnswer, as_of: datetime) -> str:

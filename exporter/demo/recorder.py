@@ -23,6 +23,8 @@ _STATE = dict.fromkeys(
     (
         "migrationUid",
         "sourceNode",
+        "targetNode",
+        "failureReason",
         "startTimestamp",
         "endTimestamp",
         "completed",

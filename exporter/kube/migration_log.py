@@ -23,6 +23,7 @@ from exporter.engine.facts.model import (
     Why,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.store.requesters import find_trigger
 from exporter.engine.store.store import Store
 from exporter.kube.objects.kubevirt import Changed
 
@@ -89,7 +90,7 @@ class MigrationLog:
     def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
         if ended is None:
             vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
-            if vmim.trigger is Trigger.WORKLOAD_UPDATE and vmi is not None and vmi.hotplugs:
+            if find_trigger(vmim, vmi) is Trigger.HOTPLUG:
                 put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
             return
         timer = self._waiting.pop(vmim.uid, None)

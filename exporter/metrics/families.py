@@ -8,10 +8,10 @@ from collections import Counter
 from msgspec.structs import asdict
 
 from exporter import __version__
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
+    EndReason,
     EventOutcome,
     EventReason,
     Mismatch,

@@ -10,8 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.engine.evacuations.ended_migrations import EndReason
-from exporter.engine.facts.model import Instant, Reason, Seconds
+from exporter.engine.facts.model import EndReason, Instant, Reason, Seconds
 from exporter.engine.facts.policy import Policy
 from exporter.text import escape, format_duration, split_span, write_instant
 from exporter.whatif.account import (

@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from exporter.engine.evacuations.ended_migrations import EndReason, find_reason
+from exporter.engine.evacuations.ended_migrations import find_reason
 from exporter.engine.facts.changes import Change, Key, Listed, Observed, Removed
 from exporter.engine.facts.model import (
     EVIDENCE_RESOURCES,
+    EndReason,
     Instant,
     KubeVirtSettings,
     Outcome,

@@ -30,8 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from exporter.decoding import MALFORMED
-from exporter.engine.evacuations.ended_migrations import EndReason
-from exporter.engine.facts.model import EVIDENCE_RESOURCES, Fact, Instant, Resource
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Fact, Instant, Resource
 from exporter.kube.objects.instants import parse_instant
 from exporter.kube.objects.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
 from exporter.text import write_instant

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.ended_migrations import EndedMigration, EndReason, find_reason
+from exporter.engine.evacuations.ended_migrations import EndedMigration, find_reason
 from exporter.engine.facts.changes import (
     Change,
     Key,
@@ -37,6 +37,7 @@ from exporter.engine.facts.changes import (
     Visibility,
 )
 from exporter.engine.facts.model import (
+    EndReason,
     Instant,
     KubeVirtSettings,
     Outcome,

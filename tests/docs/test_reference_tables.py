@@ -11,7 +11,6 @@ import yaml
 from exporter.cli.commands import Exit
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.evacuations.events import (
     BURST,
     MOST_BLOCKED,
@@ -19,7 +18,7 @@ from exporter.engine.evacuations.events import (
     PER_VMI,
     REPEATED_AFTER,
 )
-from exporter.engine.facts.model import EventOutcome, EventReason, Reason
+from exporter.engine.facts.model import EndReason, EventOutcome, EventReason, Reason
 from exporter.engine.verdicts.rules import RULES
 from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES

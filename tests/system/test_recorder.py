@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.changes import Observed, Removed
-from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource, Vmi
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Resource, Vmi
 from exporter.health import Health, Watched
 from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import parse_object

@@ -18,9 +18,9 @@ from exporter.engine.evacuations.diagnosis import (
     find_hand_off,
     find_target,
 )
-from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, EndReason, classify_text
+from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, classify_text
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import DRAIN_TAINT, Outcome, Vmim, Why, WhySource
+from exporter.engine.facts.model import DRAIN_TAINT, EndReason, Outcome, Vmim, Why, WhySource
 from exporter.engine.store.load import Load
 from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 

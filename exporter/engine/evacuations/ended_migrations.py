@@ -7,11 +7,12 @@ condition that delayed the VMIM. Sources: `virt-launcher` (`live-migration-sourc
 """
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 
 from msgspec import Struct
 
+from exporter.engine.facts.history import complete_failure
 from exporter.engine.facts.model import (
+    EndReason,
     Instant,
     Outcome,
     Seconds,
@@ -24,23 +25,6 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.newest import put_newest
 
 
-class EndReason(StrEnum):
-    """Why a migration failed, or `NONE`; these are the values in the log and in metrics."""
-
-    UNSCHEDULABLE = "unschedulable"
-    IMAGE = "image"
-    QUOTA = "quota"
-    ABORTED = "aborted"
-    TIMEOUT_PROGRESS = "timeout_progress"
-    TIMEOUT_COMPLETION = "timeout_completion"
-    POST_COPY_LOST = "post_copy_lost"
-    TARGET_LOST = "target_lost"
-    SOURCE_LOST = "source_lost"
-    LIBVIRT = "libvirt"
-    OTHER = "other"
-    NONE = "none"
-
-
 IMAGE_WORDS = frozenset(
     {
         "ErrImagePull",
@@ -51,7 +35,7 @@ IMAGE_WORDS = frozenset(
     }
 )
 """The kubelet's reasons for a container whose image cannot be used."""
-_TEXTS = (
+FAILURE_TEXTS = (
     ("stuck for", EndReason.TIMEOUT_PROGRESS),
     ("not completed after", EndReason.TIMEOUT_COMPLETION),
     ("has been aborted", EndReason.TIMEOUT_COMPLETION),
@@ -108,6 +92,10 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
     vmim = ended.vmim
     if vmim.outcome is not Outcome.FAILED:
         return EndReason.NONE
+    if vmim.handed_off:
+        failure = classify_failure(ended.mode, ended.message, aborted=vmim.aborted)
+        source_lost = vmi is not None and vmi.finished
+        return complete_failure(failure, vmim.start, vmim.end, source_lost=source_lost)
     causes = _list_causes(ended, vmi, [*why])
     return next((reason for applies, reason in causes if applies), EndReason.OTHER)
 
@@ -115,33 +103,32 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
 def classify_text(message: str) -> EndReason:
     """What KubeVirt's own text says of a failure; `OTHER` if it says nothing known."""
     text = message.lower()
-    return next((reason for part, reason in _TEXTS if part in text), EndReason.OTHER)
+    return next((reason for part, reason in FAILURE_TEXTS if part in text), EndReason.OTHER)
+
+
+def classify_failure(mode: str, message: str, *, aborted: bool) -> EndReason:
+    """Why a migration failed after its hand-off, as far as KubeVirt says; else `OTHER`."""
+    if mode == "PostCopy":
+        return EndReason.POST_COPY_LOST
+    return EndReason.ABORTED if aborted else classify_text(message)
 
 
 def _list_causes(
     ended: EndedMigration, vmi: Vmi | None, why: list[Why]
 ) -> Iterator[tuple[bool, EndReason]]:
-    """The possible reasons, and whether each applies; the first that applies counts.
+    """The possible reasons without a hand-off, and whether each applies; the first counts.
 
-    Without a hand-off, problems of image, scheduling and quota come before an abort.
+    Problems of image, scheduling and quota come before an abort.
     """
-    vmim, text = ended.vmim, ended.message.lower()
-    if not vmim.handed_off:
-        pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
-        scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
-        yield not pod.isdisjoint(IMAGE_WORDS), EndReason.IMAGE
-        yield bool(scheduler), EndReason.UNSCHEDULABLE
-        yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
-        yield vmim.aborted, EndReason.ABORTED
-        yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
-        yield bool(pod), EndReason.TARGET_LOST
-        return
-    yield ended.mode == "PostCopy", EndReason.POST_COPY_LOST
+    vmim = ended.vmim
+    pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
+    scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
+    yield not pod.isdisjoint(IMAGE_WORDS), EndReason.IMAGE
+    yield bool(scheduler), EndReason.UNSCHEDULABLE
+    yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
     yield vmim.aborted, EndReason.ABORTED
-    yield (found := classify_text(text)) is not EndReason.OTHER, found
-    yield vmi is not None and vmi.finished, EndReason.SOURCE_LOST
-    # If the target pod is gone, virt-controller writes an end that equals the start.
-    yield vmim.start is not None and vmim.start == vmim.end, EndReason.TARGET_LOST
+    yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
+    yield bool(pod), EndReason.TARGET_LOST
 
 
 VMIS_KEPT = 10_000

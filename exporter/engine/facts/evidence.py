@@ -13,6 +13,7 @@ from exporter.engine.facts.model import (
     Instant,
     Outcome,
     Pod,
+    Requester,
     Resource,
     Seconds,
     Vmi,
@@ -36,13 +37,6 @@ class RequestedThrough(StrEnum):
     """`status.evacuationNodeName` of the VMI, which KubeVirt's webhook sets."""
     TAINT = "taint"
     """The node has KubeVirt's drain taint (`spec.configuration.migrations.nodeDrainTaintKey`)."""
-
-
-class Requester(Struct, frozen=True, order=True, gc=False):
-    """Who asked for an eviction, and when."""
-
-    at: Instant
-    user: str
 
 
 class Marker(Struct, kw_only=True):

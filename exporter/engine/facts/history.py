@@ -5,18 +5,30 @@ the same idempotent `put` serves lists, watches, replays and restarts. Without a
 end in whole seconds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, field
 
-from exporter.engine.facts.model import CLOCK_SKEW, Instant, Outcome, Seconds
+from exporter.engine.facts.model import (
+    CLOCK_SKEW,
+    EndReason,
+    Instant,
+    Outcome,
+    Requester,
+    Seconds,
+    Trigger,
+)
+
+
+_One = TypeVar("_One")
 
 
 class Migration(Struct, frozen=True, gc=False):
     """One migration.
 
     A node's clock gives `end`. The control plane's clock gives `finished_at`, the VMIM's transition
-    to its final phase.
+    to its final phase. The nodes are "" and the other fields None where they are not known.
     """
 
     start: Instant | None = None
@@ -24,6 +36,11 @@ class Migration(Struct, frozen=True, gc=False):
     finished_at: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
     handed_off: bool = False
+    source_node: str = ""
+    target_node: str = ""
+    trigger: Trigger | None = None
+    reason: EndReason | None = None
+    requested_by: Requester | None = None
 
     @property
     def known_end(self) -> Instant | None:
@@ -65,6 +82,21 @@ def correct_end(end: Instant | None, finished_at: Instant | None) -> Instant | N
     return end
 
 
+def complete_failure(
+    failure: EndReason, start: Instant | None, end: Instant | None, *, source_lost: bool
+) -> EndReason:
+    """Why a migration failed after its hand-off, if KubeVirt gives no reason (`OTHER`) either.
+
+    `source_lost`: its VM has stopped. If the target pod is gone, virt-controller writes an end that
+    equals the start.
+    """
+    if failure is not EndReason.OTHER:
+        return failure
+    if source_lost:
+        return EndReason.SOURCE_LOST
+    return EndReason.TARGET_LOST if start is not None and start == end else EndReason.OTHER
+
+
 def join(one: Migration, other: Migration) -> Migration:
     """Merge two records of one migration; this is commutative, associative and idempotent."""
     return Migration(
@@ -73,6 +105,11 @@ def join(one: Migration, other: Migration) -> Migration:
         finished_at=_choose(max, one.finished_at, other.finished_at),
         outcome=max(one.outcome, other.outcome),
         handed_off=one.handed_off or other.handed_off,
+        source_node=max(one.source_node, other.source_node),
+        target_node=max(one.target_node, other.target_node),
+        trigger=_choose_latest(_TRIGGERS, one.trigger, other.trigger),
+        reason=_choose_latest(_REASONS, one.reason, other.reason),
+        requested_by=_choose(min, one.requested_by, other.requested_by),
     )
 
 
@@ -185,6 +222,9 @@ class History(Struct, gc=False):
 
 
 _UNKNOWN = Migration()
+_TRIGGERS = tuple(Trigger)
+_REASONS = tuple(reversed(EndReason))
+"""If two sources differ, the later trigger or reason is right: it says more."""
 
 
 def _end_key(end: Instant | None) -> str:
@@ -192,9 +232,16 @@ def _end_key(end: Instant | None) -> str:
 
 
 def _choose(
-    choose: Callable[[Instant, Instant], Instant], one: Instant | None, other: Instant | None
-) -> Instant | None:
-    """The earlier (`min`) or later (`max`) of two instants, of which either may be unknown."""
+    choose: Callable[[_One, _One], _One], one: _One | None, other: _One | None
+) -> _One | None:
+    """The lesser (`min`) or greater (`max`) of two values, of which either may be unknown."""
     if one is None or other is None:
         return other if one is None else one
     return choose(one, other)
+
+
+def _choose_latest(order: Sequence[_One], one: _One | None, other: _One | None) -> _One | None:
+    """The value that comes later in the order, of two that may be unknown."""
+    if one is other or other is None:
+        return one
+    return other if one is None else max(one, other, key=order.index)

@@ -114,6 +114,23 @@ class Trigger(StrEnum):
     MANUAL = "manual"
 
 
+class EndReason(StrEnum):
+    """Why a migration failed, or `NONE`; these are the values in the log and in metrics."""
+
+    UNSCHEDULABLE = "unschedulable"
+    IMAGE = "image"
+    QUOTA = "quota"
+    ABORTED = "aborted"
+    TIMEOUT_PROGRESS = "timeout_progress"
+    TIMEOUT_COMPLETION = "timeout_completion"
+    POST_COPY_LOST = "post_copy_lost"
+    TARGET_LOST = "target_lost"
+    SOURCE_LOST = "source_lost"
+    LIBVIRT = "libvirt"
+    OTHER = "other"
+    NONE = "none"
+
+
 class WhySource(StrEnum):
     """The field that a reason was read from."""
 
@@ -193,11 +210,19 @@ class Contacts(Struct, frozen=True):
         return self.in_namespace.get(namespace, self.everywhere)
 
 
+class Requester(Struct, frozen=True, order=True, gc=False):
+    """Who asked for an eviction or made a VMIM, and when."""
+
+    at: Instant
+    user: str
+
+
 class MigrationState(Struct, frozen=True, gc=False):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
     `ended` is true if there is an end timestamp, even one that cannot be parsed (then `end` is
-    None). `source_node` is the node that the VMI left or is leaving.
+    None). `source_node` is the node that the VMI left or is leaving. `failure` is why it failed, if
+    it did; `OTHER` if KubeVirt does not say.
     """
 
     uid: str = ""
@@ -207,6 +232,8 @@ class MigrationState(Struct, frozen=True, gc=False):
     outcome: Outcome = Outcome.UNKNOWN
     mode: str = ""
     source_node: str = ""
+    target_node: str = ""
+    failure: EndReason = EndReason.OTHER
 
     @property
     def running(self) -> bool:
@@ -311,6 +338,8 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     phase, and `scheduled_at` is when it reached Scheduled. `handed_off`: KubeVirt has handed the
     migration off to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no
     evacuation. `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
+    `source_node`, `target_node` and `failure` are those of its copy of the VMI's `migrationState`.
+    `modified_by` is the user who made it, if KubeVirt says so (since 1.10).
     """
 
     namespace: str
@@ -332,6 +361,10 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     wait_reason: WaitReason | None = None
     aborted: bool = False
     deleting: bool = False
+    source_node: str = ""
+    target_node: str = ""
+    failure: EndReason = EndReason.OTHER
+    modified_by: str = ""
 
     @property
     def retried(self) -> bool:

@@ -1,10 +1,18 @@
 """Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
 
 from exporter.engine.facts.evidence import Remembered
-from exporter.engine.facts.history import Migration, is_end_key
-from exporter.engine.facts.model import Instant, Outcome, Vmi
+from exporter.engine.facts.history import Migration, complete_failure, is_end_key
+from exporter.engine.facts.model import (
+    EndReason,
+    Instant,
+    MigrationState,
+    Outcome,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.store.departures import Departures
 from exporter.engine.store.migrations import Binding, VmimIndex
+from exporter.engine.store.requesters import find_requester, find_trigger
 from exporter.engine.store.tracker import EvacuationTracker, note_attempt
 from exporter.engine.store.vmi_record import VmiRecord
 
@@ -33,7 +41,13 @@ class HistoryMerger:
             record.prove(uids, keep=self._keep)
         if state is not None:
             migration = Migration(
-                start=state.start, end=state.end, outcome=state.outcome, handed_off=True
+                start=state.start,
+                end=state.end,
+                outcome=state.outcome,
+                handed_off=True,
+                source_node=state.source_node,
+                target_node=state.target_node,
+                reason=_find_reason(record, state.uid, state),
             )
             record.history.put(state.uid, migration, keep=self._keep)
             self._note_departure(record, at)
@@ -50,6 +64,11 @@ class HistoryMerger:
                 finished_at=vmim.finished_at,
                 outcome=vmim.outcome,
                 handed_off=vmim.handed_off,
+                source_node=vmim.source_node or vmim.evacuates,
+                target_node=vmim.target_node,
+                trigger=find_trigger(vmim, record.vmi),
+                reason=_find_reason(record, vmim.uid, vmim),
+                requested_by=find_requester(vmim, record.marker),
             )
             record.history.put(vmim.uid, migration, keep=self._keep)
             self._note_departure(record, at)
@@ -111,6 +130,20 @@ class HistoryMerger:
         if state is not None and state.outcome is Outcome.SUCCEEDED:
             end = record.history.find(state.uid, state.end).known_end
             self.departures.note(state.source_node, end, at)
+
+
+def _find_reason(record: VmiRecord, uid: str, ended: MigrationState | Vmim) -> EndReason | None:
+    """Why a migration failed; None if it has not ended.
+
+    A VM that stops later is no reason, so this matters only when the end is first read.
+    """
+    if ended.outcome is Outcome.SUCCEEDED:
+        return EndReason.NONE
+    if ended.outcome is Outcome.UNKNOWN:
+        return None
+    is_new = record.history.find(uid, ended.end).reason is None
+    source_lost = is_new and record.vmi.finished
+    return complete_failure(ended.failure, ended.start, ended.end, source_lost=source_lost)
 
 
 def _migration_uids(vmi: Vmi) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Who asked for the eviction of a VMI, according to the webhook and to the evacuation itself."""
+"""Who asked for an eviction or a migration, according to the webhook and to the objects."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -8,9 +8,8 @@ from exporter.engine.facts.evidence import (
     ASKED_WITHIN,
     Marker,
     RequestedThrough,
-    Requester,
 )
-from exporter.engine.facts.model import Instant, Priority, Seconds, Vmi, Vmim
+from exporter.engine.facts.model import Instant, Priority, Requester, Seconds, Trigger, Vmi, Vmim
 
 
 VMIS_KEPT = 5_000
@@ -79,3 +78,23 @@ def find_source(vmi: Vmi, vmims: Iterable[Vmim], marker: Marker) -> Source:
     if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
         return Source.OTHER
     return Source.DESCHEDULER if vmi.evicted_by_descheduler else Source.UNKNOWN
+
+
+def find_trigger(vmim: Vmim, vmi: Vmi | None) -> Trigger:
+    """Why a VMIM was created; a hotplug is known by its VMI, while the VMIM has not ended."""
+    is_update = vmim.trigger is Trigger.WORKLOAD_UPDATE and not vmim.finished
+    return Trigger.HOTPLUG if is_update and vmi is not None and vmi.hotplugs else vmim.trigger
+
+
+def find_requester(vmim: Vmim, marker: Marker | None) -> Requester | None:
+    """Who asked for a migration: the user who made the VMIM, or asked for the evacuation.
+
+    `marker` is that of its VMI. KubeVirt itself makes all VMIMs that are not manual.
+    """
+    if vmim.created is None:
+        return None
+    if vmim.trigger is Trigger.MANUAL and vmim.modified_by:
+        return Requester(vmim.created, vmim.modified_by)
+    if marker is None or vmim.evacuates != marker.node:
+        return None
+    return marker.asked_by if vmim.created >= marker.requested_at - SAME_REQUEST else None

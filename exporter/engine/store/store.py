@@ -24,7 +24,7 @@ from exporter.engine.facts.changes import (
     Unreadable,
     Visibility,
 )
-from exporter.engine.facts.evidence import DEAD_AFTER, Evidence, Remembered, Requester
+from exporter.engine.facts.evidence import DEAD_AFTER, Evidence, Remembered
 from exporter.engine.facts.model import (
     Budget,
     Fact,
@@ -33,6 +33,7 @@ from exporter.engine.facts.model import (
     Mobility,
     Node,
     Pod,
+    Requester,
     Resource,
     Seconds,
     Vmi,

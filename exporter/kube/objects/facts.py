@@ -29,6 +29,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.kube.objects import wire
 from exporter.kube.objects.instants import parse_instant
+from exporter.text import clean
 
 
 EVICTION_IN_PROGRESS = "descheduler.alpha.kubernetes.io/eviction-in-progress"
@@ -37,6 +38,9 @@ WORKLOAD_UPDATE = "kubevirt.io/workloadUpdateMigration"
 VOLUME_UPDATE = "kubevirt.io/volume-update-migration"
 HOTPLUGS = ("HotVCPUChange", "HotMemoryChange")
 """A VMI has one of these conditions while a migration changes its CPUs or memory."""
+MODIFIED_BY = "kubevirt.io/last-modified-by"
+"""The user who made a VMIM; from KubeVirt 1.10 on, only virt-api may set it (VEP 373)."""
+USER_LIMIT = 253
 EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
@@ -111,6 +115,7 @@ def _read_state(state: wire.ReportedState) -> MigrationState:
         outcome=_state_outcome(state),
         mode=intern(state.mode or ""),
         source_node=intern(state.sourceNode or ""),
+        target_node=intern(state.targetNode or ""),
     )
 
 
@@ -167,6 +172,9 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         wait_reason=wait_reason,
         aborted="migrationAbortRequested" in met,
         deleting=bool(metadata.deletionTimestamp),
+        source_node=intern(state.sourceNode or ""),
+        target_node=intern(state.targetNode or ""),
+        modified_by=intern(clean(text_of(annotations.get(MODIFIED_BY)), USER_LIMIT)),
     )
 
 

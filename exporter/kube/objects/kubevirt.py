@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndedMigration
-from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Why
+from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Vmi, Vmim, Why
 from exporter.kube.objects import facts, reasons, wire
 from exporter.kube.objects.facts import text_of
 from exporter.text import clean
@@ -297,16 +297,24 @@ class _Decoder(Generic[_Object, _Fact]):
         )
 
 
+def _read_vmi(found: wire.VmiObject) -> Vmi | str:
+    vmi = facts.read_vmi(found)
+    return vmi if isinstance(vmi, str) else reasons.add_vmi_failure(found, vmi)
+
+
+def _read_vmim(found: wire.VmimObject) -> Vmim | str:
+    vmim = facts.read_vmim(found)
+    return vmim if isinstance(vmim, str) else reasons.add_vmim_failure(found, vmim)
+
+
 def _read_traits(found: wire.VmiObject) -> Traits:
     priority_class = found.spec.priorityClassName if found.spec else None
     return Traits(found.metadata.labels, priority_class or "")
 
 
 _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
-    Resource.VMIS: _Decoder(
-        wire.VmiObject, facts.read_vmi, reasons.of_vmi, read_traits=_read_traits
-    ),
-    Resource.VMIMS: _Decoder(wire.VmimObject, facts.read_vmim, reasons.of_vmim, reasons.read_end),
+    Resource.VMIS: _Decoder(wire.VmiObject, _read_vmi, reasons.of_vmi, read_traits=_read_traits),
+    Resource.VMIMS: _Decoder(wire.VmimObject, _read_vmim, reasons.of_vmim, reasons.read_end),
     Resource.PODS: _Decoder(wire.PodObject, facts.read_pod, reasons.of_pod),
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt),
     Resource.NODES: _Decoder(wire.NodeObject, facts.read_node),

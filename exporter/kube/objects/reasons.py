@@ -13,11 +13,21 @@ from sys import intern
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from exporter.decoding import MALFORMED
-from exporter.engine.evacuations.ended_migrations import EndedMigration
+from exporter.engine.evacuations.ended_migrations import EndedMigration, classify_failure
 from exporter.engine.facts.history import correct_end
-from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
+from exporter.engine.facts.model import (
+    EndReason,
+    Instant,
+    Outcome,
+    Pod,
+    Vmi,
+    Vmim,
+    Why,
+    WhySource,
+)
 from exporter.engine.store.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
 from exporter.kube.objects import wire
 from exporter.kube.objects.facts import WAIT_REASONS
@@ -104,6 +114,27 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         spec = found.spec or wire.VmimSpec()
         said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(said[-_PER_OBJECT:])
+
+
+def add_vmi_failure(found: wire.VmiObject, vmi: Vmi) -> Vmi:
+    """Add why the VMI's last migration failed, if it did."""
+    state, wired = vmi.migration, found.status.migrationState if found.status else None
+    if state is None or wired is None or state.outcome is not Outcome.FAILED:
+        return vmi
+    failure = _classify(wired, aborted=bool(wired.abortRequested))
+    return replace(vmi, migration=replace(state, failure=failure))
+
+
+def add_vmim_failure(found: wire.VmimObject, vmim: Vmim) -> Vmim:
+    """Add why the migration failed, if it did."""
+    if vmim.outcome is not Outcome.FAILED:
+        return vmim
+    wired = (found.status.migrationState if found.status else None) or wire.ReportedState()
+    return replace(vmim, failure=_classify(wired, aborted=vmim.aborted))
+
+
+def _classify(state: wire.ReportedState, *, aborted: bool) -> EndReason:
+    return classify_failure(state.mode or "", _text(state.failureReason), aborted=aborted)
 
 
 def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:

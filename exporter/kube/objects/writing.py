@@ -2,9 +2,11 @@
 
 from typing import Any, assert_never
 
+from exporter.engine.evacuations.ended_migrations import FAILURE_TEXTS
 from exporter.engine.facts.model import (
     Budget,
     ConfigMap,
+    EndReason,
     Fact,
     KubeVirtSettings,
     MigrationState,
@@ -36,7 +38,8 @@ _UNREAD = "unreadable"
 def write_object(fact: Fact) -> dict[str, Any]:
     """Write the smallest object that is parsed as this fact.
 
-    It contains no user data, such as the cloud-init passwords in a VMI's spec. Raises TypeError for
+    It contains no user data, such as the cloud-init passwords in a VMI's spec, no user names, and
+    of the text of a failure only the part that `classify_text` knows. Raises TypeError for
     facts that are not recorded: nodes, budgets and ConfigMaps.
     """
     match fact:
@@ -90,6 +93,8 @@ def _write_state(state: MigrationState, other_uids: tuple[str, ...] = ()) -> dic
         failed=state.outcome is Outcome.FAILED,
         mode=state.mode,
         sourceNode=state.source_node,
+        targetNode=state.target_node,
+        failureReason=next((text for text, one in FAILURE_TEXTS if one is state.failure), ""),
     ) | {half: {"migrationUID": uid} for half, uid in halves}
 
 
@@ -106,7 +111,14 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
     if vmim.finished:
         entered[vmim.phase] = write_optional_instant(vmim.finished_at)
     state = MigrationState(
-        start=vmim.start, ended=vmim.end is not None, end=vmim.end, outcome=vmim.outcome
+        start=vmim.start,
+        ended=vmim.end is not None,
+        end=vmim.end,
+        outcome=vmim.outcome,
+        source_node=vmim.source_node,
+        target_node=vmim.target_node,
+        mode="PostCopy" if vmim.failure is EndReason.POST_COPY_LOST else "",
+        failure=vmim.failure,
     )
     metadata = _write_metadata(vmim, annotations=notes, labels=labels)
     if vmim.deleting:

@@ -74,10 +74,10 @@ class LastSeenAnswer(Struct, rename="camel", kw_only=True):
 
 
 class RequesterAnswer(Struct, rename="camel", kw_only=True):
-    """The user whose eviction began the evacuation."""
+    """The user whose eviction began an evacuation, or who created the VMIM of a migration."""
 
     user: Annotated[str, means("the name that the API server sent; groups are not stored")]
-    at: Annotated[Timestamp, means("when the eviction was reviewed")]
+    at: Annotated[Timestamp, means("when the eviction was reviewed, or the VMIM was created")]
 
 
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):

@@ -22,6 +22,7 @@ from exporter.server.api.answers import (
     write_verdict,
     write_vmim,
 )
+from exporter.server.api.evacuation_schemas import RequesterAnswer
 from exporter.server.api.schemas import (
     BlockedEvictionAnswer,
     CheckpointVerdicts,
@@ -193,6 +194,11 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
             outcome=record.outcome.name.lower(),
             handed_off=record.handed_off,
             in_window=in_window,
+            source_node=record.source_node or None,
+            target_node=record.target_node or None,
+            trigger=record.trigger,
+            reason=record.reason,
+            requested_by=convert_attributes(record.requested_by, RequesterAnswer | None),
         )
         dated.append((end or record.start or 0.0, answer))
     dated.sort(key=lambda one: one[0])

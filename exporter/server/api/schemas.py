@@ -10,12 +10,19 @@ from msgspec import UNSET, Struct, UnsetType
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
     Checkpoint,
+    EndReason,
     Mismatch,
     Reason,
     Resource,
+    Trigger,
 )
 from exporter.health import HistoryFault, Staleness
-from exporter.server.api.evacuation_schemas import EvacuationAnswer, MoveAnswer, PendingAnswer
+from exporter.server.api.evacuation_schemas import (
+    EvacuationAnswer,
+    MoveAnswer,
+    PendingAnswer,
+    RequesterAnswer,
+)
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
 
 
@@ -169,6 +176,23 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
         means(
             "whether it counts: handed off, ended within policy.migrationHistoryWindow, and not"
             " failed if policy.countFailedMigrations is false"
+        ),
+    ]
+    source_node: Annotated[
+        str | None, means("the node that the VM left or was to leave; null: not known")
+    ]
+    target_node: Annotated[str | None, means("the node that it went to; null: not known")]
+    trigger: Annotated[Trigger | None, means("why the VMIM was created; null: not known")]
+    reason: Annotated[
+        EndReason | None,
+        means("why it failed, `none` if it succeeded; null: it has not ended, or not known"),
+    ]
+    requested_by: Annotated[
+        RequesterAnswer | None,
+        means(
+            "who asked for it, null if not known: for an evacuation, whose eviction the webhook saw"
+            " with admission.observe; for a manual migration, the user who created the VMIM (from"
+            " KubeVirt 1.10 on)"
         ),
     ]
 

@@ -9,7 +9,15 @@ from exporter.cli.status import show_status
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Checkpoint, Reason, WaitReason, Why
+from exporter.engine.facts.model import (
+    Checkpoint,
+    EndReason,
+    Reason,
+    Requester,
+    Trigger,
+    WaitReason,
+    Why,
+)
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.health import Health
 from exporter.server.api.answers import describe_status, list_evacuations
@@ -43,7 +51,14 @@ def cooling() -> Evidence:
         vmi=a_vmi(migration=a_state(uid="m2", start=NOW - 792.0)),
         history=a_history(
             m1=a_migration(start=NOW - 4000.0, end=NOW - 3900.0),
-            m2=a_migration(start=NOW - 792.0),
+            m2=a_migration(
+                start=NOW - 792.0,
+                source_node="n2",
+                target_node="n1",
+                trigger=Trigger.EVACUATION,
+                reason=EndReason.NONE,
+                requested_by=Requester(NOW - 800.0, "alice"),
+            ),
         ),
     )
 

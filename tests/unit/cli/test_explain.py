@@ -10,8 +10,16 @@ from msgspec.structs import replace
 
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import BlockedEviction
-from exporter.engine.facts.evidence import Evidence, Requester
-from exporter.engine.facts.model import Reason, Why, WhySource
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import (
+    EndReason,
+    Outcome,
+    Reason,
+    Requester,
+    Trigger,
+    Why,
+    WhySource,
+)
 from exporter.engine.facts.policy import Override
 from exporter.text import to_datetime
 from tests.support.builders import (
@@ -58,9 +66,9 @@ Cooldown
   until           2027-01-15T08:20:00Z (in 20m)
 
 Known migrations: 2, 2 of them counted
-  ENDED                            TOOK   OUTCOME    COUNTED
-  2027-01-15T06:55:00Z (1h5m ago)  1m40s  succeeded  yes
-  2027-01-15T07:50:00Z (10m ago)   3m12s  succeeded  yes
+  ENDED                            FROM  TO  TOOK   WHY         BY     OUTCOME    COUNTED
+  2027-01-15T06:55:00Z (1h5m ago)  ?     ?   1m40s  ?           ?      succeeded  yes
+  2027-01-15T07:50:00Z (10m ago)   n2    n1  3m12s  evacuation  alice  succeeded  yes
 
 Based on
   runs on       n1
@@ -274,6 +282,13 @@ def test_migrations_that_do_not_count_are_told(ended: Mapping[str, Any], row: st
 
     assert "Known migrations: 1, 0 of them counted" in text
     assert re.search(rf"  succeeded  {row}$", text, re.MULTILINE)
+
+
+def test_a_migration_that_failed_says_why() -> None:
+    """The outcome of a failed migration has its reason."""
+    failed = a_migration(outcome=Outcome.FAILED, reason=EndReason.LIBVIRT, trigger=Trigger.MANUAL)
+    text = show_vmi(explained(some_evidence(history=a_history(m1=failed))), PIPED)
+    assert re.search(r"  manual  \?   failed: libvirt  yes$", text, re.MULTILINE)
 
 
 ARITHMETIC = {

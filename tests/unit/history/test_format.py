@@ -3,6 +3,7 @@
 import hashlib
 import random
 import struct
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Past, Remembered, Requester
+from exporter.engine.facts.evidence import FAILURES_KEPT, Marker, Past, Remembered
 from exporter.engine.facts.history import Migration
-from exporter.engine.facts.model import Outcome
+from exporter.engine.facts.model import EndReason, Outcome, Requester, Trigger
 from exporter.history.format import (
     LONGEST_SHARD,
     SHARDS,
@@ -27,6 +28,7 @@ from exporter.history.format import (
     seal,
     shard_of,
     split,
+    unseal,
 )
 from tests.support.builders import NAMESPACE, NOW, UID, a_migration
 from tests.support.stored_history import read_shard
@@ -43,6 +45,11 @@ MIGRATIONS = st.builds(
     finished_at=st.none() | INSTANTS,
     outcome=st.sampled_from(Outcome),
     handed_off=st.booleans(),
+    source_node=st.text(st.characters(codec="utf-8")),
+    target_node=st.text(st.characters(codec="utf-8")),
+    trigger=st.none() | st.sampled_from(Trigger),
+    reason=st.none() | st.sampled_from(EndReason),
+    requested_by=st.none() | st.builds(Requester, at=INSTANTS, user=st.text()),
 )
 MARKERS = st.builds(
     Marker,
@@ -165,6 +172,21 @@ class TestDamage:
         with pytest.raises(Damaged):
             read_shard(of_version(VERSION, entries + b"\x91" * 100_000 + b"\xc0"))
 
+    def test_compressed_content(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Content that does not fit into a ConfigMap is compressed; damage to it is detected."""
+        listed = [remembered(uid=str(UUID(int=number))) for number in range(50)]
+        monkeypatch.setattr("exporter.history.format.LONGEST_SHARD", 1_000)
+        whole = sealed(*listed)
+        assert len(whole) < 1_000
+        assert read_shard(whole) == listed
+        payload = whole[26:]
+        for wrong in (payload[:-1], payload + b"x", b"x" + payload, zlib.compress(b"\xdd" * 10)):
+            with pytest.raises(Damaged):
+                read_shard(of_version(VERSION, wrong))
+        monkeypatch.setattr("exporter.history.format.LONGEST_CONTENT", 1_000)
+        with pytest.raises(Damaged, match="at most 1000"):
+            read_shard(whole)
+
     @given(st.binary(max_size=200))
     def test_invalid_content_with_a_correct_checksum(self, payload: bytes) -> None:
         """Invalid content with a correct checksum raises no error other than `Damaged`."""
@@ -211,6 +233,44 @@ def test_an_evacuation_of_another_release(fields: int) -> None:
     entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
     entry[3] = [*entry[3], "new"][:fields]
     assert read_shard(seal([msgspec.msgpack.encode(entry)])) == [remembered()]
+
+
+A_MOVE = {
+    "source_node": "n1",
+    "target_node": "n2",
+    "trigger": Trigger.MANUAL,
+    "reason": EndReason.LIBVIRT,
+    "requested_by": Requester(NOW - 700.0, "alice"),
+}
+
+
+def test_a_history_of_an_older_release() -> None:
+    """A migration that was stored without its nodes, trigger, reason and requester can be read."""
+    entry = msgspec.msgpack.decode(encode(remembered(), now=NOW, window=WINDOW))
+    assert (len(entry), len(entry[2][0])) == (5, 5)
+    assert read_shard(seal([msgspec.msgpack.encode(entry)])) == [remembered()]
+
+
+def test_a_history_of_a_newer_release() -> None:
+    """Further fields are ignored; a trigger and a reason that this release lacks are unknown."""
+    one = remembered(migrations={"m1": a_migration(**A_MOVE)})
+    entry = msgspec.msgpack.decode(encode(one, now=NOW, window=WINDOW))
+    entry[2][0][4] |= 7 << 3 | 63 << 6
+    entry[2][0].append("new")
+    read = read_shard(seal([msgspec.msgpack.encode([*entry, "new"])]))[0].migrations["m1"]
+    assert read == a_migration(**A_MOVE | {"trigger": None, "reason": None})
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"), [(4, -1), (5, 9), (5, -1), (6, "n2"), (7, "then"), (8, 9), (8, None)]
+)
+def test_a_move_that_cannot_be(place: int, wrong: object) -> None:
+    """A name that the entry does not have, or a wrong type, is detected as damage."""
+    one = remembered(migrations={"m1": a_migration(**A_MOVE)})
+    entry = msgspec.msgpack.decode(encode(one, now=NOW, window=WINDOW))
+    entry[2][0][place] = wrong
+    with pytest.raises(Damaged):
+        read_shard(seal([msgspec.msgpack.encode(entry)]))
 
 
 @pytest.mark.parametrize("asked_by", ["alice", [NOW], [NOW, 7], ["alice", NOW]])
@@ -284,25 +344,37 @@ class TestFile:
 
 
 def test_a_hundred_thousand_vmis_fit(prove: Callable[[str], None]) -> None:
-    """100,000 VMIs with 17 migrations each fit into the ConfigMaps."""
+    """100,000 VMIs with 17 migrations each, between 2,000 nodes, fit into the ConfigMaps."""
     draw = random.Random(5)
-    size = len(an_entry(draw, endings=17))
+    nodes = [f"worker-{draw.randrange(16**6):06x}.dc1.example.com" for _ in range(2_000)]
     counts = Counter(shard_of(str(UUID(int=draw.getrandbits(128)))) for _ in range(100_000))
-    fullest = max(counts.values()) * size
+    entries = [an_entry(draw, nodes, endings=17) for _ in range(max(counts.values()))]
+    fullest = seal(entries)
     prove(
-        f"a stored history takes {len(an_entry(draw, endings=1))} bytes of a VMI with one ending,"
-        f" {size} with 17; 100,000 of the latter make shards of at most {fullest} bytes"
+        f"a stored history takes {len(an_entry(draw, nodes, endings=1))} bytes of a VMI with one"
+        f" ending, {len(entries[0])} with 17; 100,000 of the latter make shards of at most"
+        f" {len(fullest)} bytes"
     )
     assert len(counts) == SHARDS
-    assert fullest < LONGEST_SHARD
+    assert len(fullest) < LONGEST_SHARD
+    assert unseal(fullest) == entries
 
 
-def an_entry(draw: random.Random, *, endings: int) -> bytes:
-    """An entry as in a real cluster: UUIDs, a namespace, and times in whole seconds."""
+def an_entry(draw: random.Random, nodes: list[str], *, endings: int) -> bytes:
+    """An entry as in a real cluster: UUIDs, a namespace, nodes, and times in whole seconds."""
     uids = [str(UUID(int=draw.getrandbits(128))) for _ in range(endings + 1)]
-    migrations = {
-        uid: a_migration(end=NOW - 60.0 * n, finished_at=NOW - 60.0 * n + 1)
-        for n, uid in enumerate(uids[1:])
-    }
+    end, target, migrations = NOW, draw.choice(nodes), {}
+    for uid in uids[1:]:
+        source = draw.choice(nodes)
+        migrations[uid] = a_migration(
+            start=end - draw.randrange(20, 400),
+            end=end,
+            finished_at=end + 1,
+            source_node=source,
+            target_node=target,
+            trigger=Trigger.EVACUATION,
+            reason=EndReason.NONE,
+        )
+        end, target = end - draw.randrange(900, 5_000), source
     vmi = remembered(uid=uids[0], namespace="production", migrations=migrations, marker=None)
     return encode(vmi, now=NOW, window=WINDOW)

@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 from exporter import __version__
 from exporter.counters import SERIES_KEPT_FOR, Counters
 from exporter.engine.evacuations.diagnosis import State
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
+    EndReason,
     EventOutcome,
     EventReason,
     KubeVirtSettings,

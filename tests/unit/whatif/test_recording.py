@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    EndReason,
     Fact,
     KubeVirtSettings,
     MigrationLimits,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.diagnosis import Cause, State
-from exporter.engine.evacuations.ended_migrations import EndReason
 from exporter.engine.facts.model import (
+    EndReason,
     Fact,
     KubeVirtSettings,
     MigrationState,

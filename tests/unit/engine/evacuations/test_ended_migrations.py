@@ -2,8 +2,8 @@
 
 import pytest
 
-from exporter.engine.evacuations.ended_migrations import EndedMigration, EndReason, find_reason
-from exporter.engine.facts.model import Outcome
+from exporter.engine.evacuations.ended_migrations import EndedMigration, find_reason
+from exporter.engine.facts.model import EndReason, Outcome
 from tests.support.builders import a_vmi, an_ended_vmim
 
 

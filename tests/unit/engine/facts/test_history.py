@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.engine.facts.history import Ending, History, Migration, join, settle
-from exporter.engine.facts.model import CLOCK_SKEW, Outcome
+from exporter.engine.facts.model import CLOCK_SKEW, EndReason, Outcome, Requester, Trigger
 from exporter.engine.verdicts.cooldown import measure_cooldown
 from tests.support.builders import (
     KEEP,
@@ -32,6 +32,12 @@ def migrations() -> st.SearchStrategy[Migration]:
         finished_at=instants,
         outcome=st.sampled_from(Outcome),
         handed_off=st.booleans(),
+        source_node=st.sampled_from(["", "n1", "n2"]),
+        target_node=st.sampled_from(["", "n1", "n2"]),
+        trigger=st.none() | st.sampled_from(Trigger),
+        reason=st.none() | st.sampled_from(EndReason),
+        requested_by=st.none()
+        | st.builds(Requester, at=st.sampled_from([NOW, NOW - 9]), user=st.sampled_from("ab")),
     )
 
 
@@ -57,6 +63,16 @@ FACTS = st.lists(st.tuples(st.sampled_from(["", "m1", "m2", "m3"]), migrations()
         pytest.param("outcome", Outcome.UNKNOWN, Outcome.SUCCEEDED, id="succeeded-over-unknown"),
         pytest.param("outcome", Outcome.SUCCEEDED, Outcome.FAILED, id="failed-over-succeeded"),
         pytest.param("handed_off", False, True, id="handed-off-by-or"),
+        pytest.param("target_node", "", "n2", id="node-from-one-source"),
+        pytest.param("trigger", None, Trigger.MANUAL, id="trigger-from-one-source"),
+        pytest.param(
+            "trigger", Trigger.WORKLOAD_UPDATE, Trigger.HOTPLUG, id="hotplug-over-any-update"
+        ),
+        pytest.param("reason", EndReason.OTHER, EndReason.LIBVIRT, id="reason-over-none-given"),
+        pytest.param("reason", EndReason.NONE, EndReason.OTHER, id="failure-over-success"),
+        pytest.param(
+            "requested_by", Requester(5.0, "bob"), Requester(3.0, "eve"), id="first-requester"
+        ),
     ],
 )
 def test_records_join_field_by_field(field: str, loses: Any, wins: Any) -> None:

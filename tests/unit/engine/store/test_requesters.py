@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.evidence import ASKED_WITHIN, Marker, Remembered, Requester
+from exporter.engine.facts.evidence import ASKED_WITHIN, Marker, Remembered
+from exporter.engine.facts.model import Requester
 from exporter.engine.store.requesters import VMIS_KEPT, Requesters
 from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_state, a_store, a_vmi
 from tests.support.stores import ClockedStore

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from exporter.engine.facts.model import (
     Budget,
     ConfigMap,
+    EndReason,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
@@ -182,6 +183,7 @@ def test_a_vmi() -> None:
                 end=NOW - 600.0,
                 outcome=Outcome.SUCCEEDED,
                 source_node="n1",
+                target_node="n2",
             ),
             eviction_strategy="LiveMigrate",
             migratable_unknown=True,
@@ -304,7 +306,43 @@ def test_a_vmim() -> None:
         start=NOW - 660.0,
         end=NOW - 600.0,
         outcome=Outcome.SUCCEEDED,
+        source_node="n1",
+        target_node="n2",
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "aborted", "failure"),
+    [
+        ({}, False, EndReason.OTHER),
+        (
+            {"failureReason": "Live migration stuck for 9 s"},
+            False,
+            EndReason.TIMEOUT_PROGRESS,
+        ),
+        ({"failureReason": 7}, False, EndReason.OTHER),
+        ({"failureReason": "virError(Code=9)"}, True, EndReason.ABORTED),
+        ({"mode": "PostCopy"}, True, EndReason.POST_COPY_LOST),
+    ],
+)
+def test_why_a_migration_failed(state: Json, aborted: bool, failure: EndReason) -> None:
+    """A VMIM and the VMI say the same of a failure, in a word."""
+    failed = a_state_json(failed=True) | state
+    met = [{"type": "migrationAbortRequested", "status": "True"}] if aborted else []
+    vmim = read_vmim(a_vmim_json(phase="Failed", migrationState=failed, conditions=met))
+    vmi = read_vmi(a_vmi_json(migrationState=failed | {"abortRequested": aborted}))
+    assert vmi.migration is not None
+    assert (vmim.failure, vmi.migration.failure) == (failure, failure)
+
+
+@pytest.mark.parametrize(
+    ("user", "read"), [("alice", "alice"), (7, ""), ("a\nb", "a\\nb"), ("x" * 300, "x" * 252 + "…")]
+)
+def test_who_made_a_vmim(user: object, read: str) -> None:
+    """The user who made a VMIM is read from KubeVirt's annotation, and no recording has it."""
+    vmim = read_vmim(a_vmim_json(metadata={"annotations": {"kubevirt.io/last-modified-by": user}}))
+    assert vmim.modified_by == read
+    assert read_vmim(write_object(vmim)) == replace(vmim, modified_by="")
 
 
 @pytest.mark.parametrize("status", [None, {}, {"phase": None}], ids=["null", "empty", "no-phase"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from exporter.counters import BlockedEviction
 from exporter.engine.evacuations.drain import Conditions
@@ -14,9 +15,12 @@ from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import History
 from exporter.engine.facts.model import (
     Checkpoint,
+    EndReason,
     Outcome,
     Reason,
+    Requester,
     Resource,
+    Trigger,
     Why,
 )
 from exporter.engine.facts.policy import Policy, StuckPolicy
@@ -369,6 +373,23 @@ class TestExplanation:
         answer = explained(some_evidence(history=history))
 
         assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
+
+    def test_says_where_a_migration_went_and_who_asked_for_it(self) -> None:
+        """Nodes, trigger, reason and requester of a migration are null where they are unknown."""
+        move = {
+            "source_node": "n1",
+            "target_node": "n2",
+            "trigger": Trigger.MANUAL,
+            "reason": EndReason.LIBVIRT,
+            "requested_by": Requester(NOW, "alice"),
+        }
+        history = a_history(m1=a_migration(end=NOW - 5.0), m2=a_migration(**move))
+        answer = to_builtins(explained(some_evidence(history=history)))
+        known, unknown = answer["migrations"]
+        fields = ("sourceNode", "targetNode", "trigger", "reason", "requestedBy")
+        by = {"user": "alice", "at": "2027-01-15T08:00:00Z"}
+        assert [known[one] for one in fields] == ["n1", "n2", "manual", "libvirt", by]
+        assert [unknown[one] for one in fields] == [None] * 5
 
     def test_has_a_migration_without_uid(self) -> None:
         """A migration without UID is listed and counted."""
