@@ -27,6 +27,7 @@ from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsuppor
 from exporter.kube.objects.instants import write_micro_time
 from exporter.kube.objects.wire import Metadata
 from exporter.logs import Trouble
+from exporter.text import clean
 
 
 HELD_FOR = 2 / 3
@@ -136,12 +137,12 @@ class Lease:
             # Not `began`: another replica may have written the Lease while we waited for the
             # response.
             self._seen, self._seen_at = seen, self.monotonic()
-        holder = seen.spec.holderIdentity
+        holder = seen.spec.holderIdentity or ""
         is_free = not holder or self.monotonic() >= self._free_at(seen.spec)
         if holder == self.identity or is_free:
             await self._take(seen, began)
         elif self._held_until is not None:
-            self._lose(f"{holder} has taken it")
+            self._lose(f"{clean(holder)} has taken it")
 
     def _free_at(self, spec: _Spec) -> Seconds:
         return self._seen_at + (spec.leaseDurationSeconds or self.duration) * TAKEN_AFTER
