@@ -6,7 +6,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health, HistoryFault, HistoryHealth, Watched, list_watches
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
-from exporter.history.file import FileWriter, read_file
+from exporter.history.file import FileWriter, merge_files, read_files
 from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import HistoryWriter, WriteSignal
 from exporter.kube.client import ApiServer
@@ -93,6 +93,11 @@ async def run(
         await _until_stopped([api.log_in()], stop)
         if stop.is_set():
             return
+        contents: dict[Path, bytes | OSError] = {}
+        if isinstance(settings.history, Path):
+            await _until_stopped([read_files(settings.history, contents)], stop)
+            if stop.is_set():
+                return
         store = Store(
             endings_kept=policy.endings_kept,
             sees_all=not settings.namespaces,
@@ -126,7 +131,7 @@ async def run(
             policy=policy,
             failures=counters.task_failures,
         )
-        saving, closing = _build_history(place, settings, api, service, rng=rng)
+        saving, closing = _build_history(place, contents, settings, api, service, rng=rng)
         jobs = dict(saving)
         if events is not None:
             name = socket.gethostname()
@@ -203,6 +208,7 @@ def build_service(
 
 def _build_history(
     place: Path | ConfigMaps | None,
+    contents: Mapping[Path, bytes | OSError],
     settings: Settings,
     api: ApiServer,
     service: Service,
@@ -211,7 +217,7 @@ def _build_history(
 ) -> tuple[dict[str, Job], list[Job]]:
     """The jobs that maintain the stored history, by name, and the jobs that close it.
 
-    If it is a file, the file is read now. Raises `HistoryUnwritable`.
+    If it is a file, its `contents` are merged now.
     """
     store, health, clock = service.store, service.health, service.clock
     status, interval = health.history, settings.kube.history_interval
@@ -228,7 +234,7 @@ def _build_history(
     status.has_outdated = lambda: changes.has_outdated
     if isinstance(place, Path):
         status.may_write = lambda: True
-        others = read_file(changes, status, place, clock())
+        others = merge_files(changes, status, place, contents, clock())
         signal.awake.set()
         file = FileWriter(
             changes, health, status, signal, place, others=others, interval=interval, clock=clock

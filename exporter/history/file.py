@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -28,29 +28,53 @@ class HistoryUnwritable(Exception):
     """The history can never be written to the configured path. The message says why."""
 
 
-def read_file(
-    changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
+async def read_files(path: Path, contents: dict[Path, bytes | OSError]) -> None:
+    """Read the files at this path, in a thread, into `contents`: it may hang for ever.
+
+    Raises `HistoryUnwritable`.
+    """
+    error = await _start_thread(partial(_read_files, path, contents))
+    if isinstance(error, OSError):
+        raise HistoryUnwritable(f"history: file:{path}: {error}") from error
+    if error is not None:
+        raise error
+
+
+def _read_files(path: Path, contents: dict[Path, bytes | OSError]) -> None:
+    if not path.parent.is_dir():
+        raise HistoryUnwritable(f"history: file:{path}: there is no such directory")
+    for one in (path, _path_of_version(path, VERSION)):
+        if one.exists():
+            try:
+                _check_regular(one)
+                contents[one] = one.read_bytes()
+            except OSError as error:
+                contents[one] = error
+
+
+def merge_files(
+    changes: PendingChanges,
+    status: HistoryHealth,
+    path: Path,
+    contents: Mapping[Path, bytes | OSError],
+    now: Instant,
 ) -> dict[Path, Path]:
-    """Merge the intact shards of the file. Returns the files of other format versions.
+    """Merge the intact shards of the files. Returns the files of other format versions.
 
     Each of these files is returned with its new name, and is renamed before this process writes.
     The new name has the version, such as `history.v2`, and a program of that version reads it.
-    Raises `HistoryUnwritable`.
     """
-    try:
-        if not path.parent.is_dir():
-            raise HistoryUnwritable(f"history: file:{path}: there is no such directory")
-        found = [one for one in (path, _path_of_version(path, VERSION)) if one.exists()]
-    except OSError as error:
-        raise HistoryUnwritable(f"history: file:{path}: {error}") from error
     others: dict[Path, Path] = {}
-    for one in found:
-        version = _merge_file(changes, status, one, now)
+    for one, content in contents.items():
+        if isinstance(content, OSError):
+            note_fault(status, HistoryFault.UNREADABLE, str(content), path=str(one))
+            continue
+        version = _merge_file(changes, status, one, content, now)
         if version is not None:
             others[one] = _path_of_version(one, version)
     for _ in changes.encode_changed(now):
         pass  # without slices, because nothing else runs yet
-    if found:
+    if contents:
         log.info("history_read", path=str(path), vmis=len(changes))
     else:
         log.info("history_missing", path=str(path))
@@ -58,14 +82,9 @@ def read_file(
 
 
 def _merge_file(
-    changes: PendingChanges, status: HistoryHealth, path: Path, now: Instant
+    changes: PendingChanges, status: HistoryHealth, path: Path, raw: bytes, now: Instant
 ) -> int | None:
     """Merge the intact shards of a file; returns its format version if that is not ours."""
-    try:
-        raw = _read_regular(path)
-    except OSError as error:
-        note_fault(status, HistoryFault.UNREADABLE, str(error), path=str(path))
-        return None
     version = None
     why, pieces = "", 0
     for piece in split(raw):
@@ -86,14 +105,8 @@ def _merge_file(
     return version
 
 
-def _read_regular(path: Path) -> bytes:
-    """The content of a regular file: to open a FIFO would block. Raises `OSError`."""
-    _check_regular(path)
-    return path.read_bytes()
-
-
 def _check_regular(path: Path) -> None:
-    """Raises `OSError` if there is something else than a regular file."""
+    """Raises `OSError` if there is something else than a regular file, such as a FIFO."""
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file")
 
@@ -103,7 +116,7 @@ class FileWriter(HistoryWriter):
     """Writes the stored history to one file, which only one process may write.
 
     The file is replaced atomically: the new content is synced to disk under another name and then
-    renamed. Before that, the files in `others`, which `read_file` has found, are renamed.
+    renamed. Before that, the files in `others`, which `merge_files` has found, are renamed.
     """
 
     path: Path

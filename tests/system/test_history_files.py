@@ -27,6 +27,18 @@ def wait(descriptor):
 
 os.fsync = wait
 """
+HANGING_READ = """
+import pathlib, time
+read = pathlib.Path.read_bytes
+
+def wait(path):
+    if path.name == "history":
+        path.with_name("read").touch()
+        time.sleep(600)
+    return read(path)
+
+pathlib.Path.read_bytes = wait
+"""
 
 
 async def _until_fault(exporter: Program, fault: str) -> None:
@@ -85,6 +97,29 @@ async def test_a_write_that_never_returns(
         assert await exporter.end() == 0
         assert time.monotonic() - began < CLOSED_WITHIN, "nothing waits for the thread"
         assert exporter.events("history_not_flushed")
+
+
+async def test_a_read_that_never_returns(tmp_path: Path, login: str) -> None:
+    """SIGTERM ends the program while it reads the file; the file is not replaced."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "sitecustomize.py").write_text(HANGING_READ)
+    path = disk / "history"
+    path.write_bytes(b"what was known")
+    config = {"history": f"file:{path}"}
+    environment = {"PYTHONPATH": str(disk)}
+    async with program(
+        tmp_path, "--kubeconfig", login, config=config, environment=environment
+    ) as exporter:
+
+        async def is_read() -> bool:
+            return (disk / "read").exists()
+
+        await poll(is_read, what="a read")
+        began = time.monotonic()
+        assert await exporter.end() == 0
+        assert time.monotonic() - began < CLOSED_WITHIN
+    assert path.read_bytes() == b"what was known"
 
 
 async def test_damage_is_logged_once(tmp_path: Path, login: str) -> None:

@@ -16,7 +16,7 @@ from exporter.engine.facts.model import Resource
 from exporter.health import Health, HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.configmap import ConfigMapWriter
-from exporter.history.file import HistoryUnwritable, read_file
+from exporter.history.file import HistoryUnwritable, read_files
 from exporter.history.format import SHARDS, shard_of
 from exporter.history.reader import ConfigMapReader
 from exporter.history.writer import WriteSignal
@@ -330,12 +330,11 @@ async def test_a_quota_keeps_no_existing_config_map_waiting() -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/history", "x" * 256], ids=["no-directory", "too-long"])
-def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
+async def test_a_file_that_can_never_be_written(tmp_path: Path, name: str) -> None:
     """If the file cannot be written, the start ends with an error that names the file."""
-    changes = pending_changes(ClockedStore(keep=KEEP), window=86_400.0)
     path = tmp_path / name
     with pytest.raises(HistoryUnwritable, match=f"history: file:{path}: "):
-        read_file(changes, HistoryHealth(), path, NOW)
+        await read_files(path, {})
 
 
 async def test_a_shard_that_no_config_map_takes(monkeypatch: pytest.MonkeyPatch) -> None:
