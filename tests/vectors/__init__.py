@@ -1,6 +1,6 @@
 """The reference plugin's verdicts as cases: objects, requests and answers.
 
-`all_probes` returns one `Probe` for each request of `reference.json`. Its objects are rendered for
+`all_probes` returns one `Probe` for each request of `FILES`. Its objects are rendered for
 any `now`, so that the same cases run against the engine and, at the present time, over HTTP.
 """
 
@@ -28,6 +28,8 @@ REFERENCE_DEFAULTS = {
 }
 """The values that the reference uses for an argument that is 0."""
 
+FILES = ("reference.json", "new.json")
+"""The cases from the reference's own tests, and those that were read from its code."""
 _DOMAIN = "kubevirt.io/domain"
 _INSTANT = re.compile(r"@now(?P<offset>[+-]\d+)s(?P<spelling>(?:;(?:tz|frac)=[^;]+)*)")
 
@@ -101,8 +103,17 @@ class Probe:
 def all_probes() -> tuple[Probe, ...]:
     """Every request for a verdict in the reference's cases."""
     return tuple(
-        probe for vector in _vectors() if "now" in vector["case"] for probe in _probes(vector)
+        probe
+        for vector in _vectors()
+        if "now" in vector["case"] and "differs" not in vector
+        for probe in _probes(vector)
     )
+
+
+@cache
+def all_refused() -> tuple[Probe, ...]:
+    """The cases whose arguments our settings refuse; the vector says why in `differs`."""
+    return tuple(probe for vector in _vectors() if "differs" in vector for probe in _probes(vector))
 
 
 @cache
@@ -161,9 +172,8 @@ def _offset(text: str) -> Seconds:
 
 
 def _vectors() -> list[Json]:
-    text = Path(__file__).with_name("reference.json").read_text(encoding="utf-8")
-    vectors: list[Json] = json.loads(text)["vectors"]
-    return vectors
+    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in FILES]
+    return [vector for text in texts for vector in json.loads(text)["vectors"]]
 
 
 def _probes(vector: Json) -> Iterator[Probe]:
@@ -183,7 +193,7 @@ def _probe(vector: Json, expected: Answer, pod: Json, offset: Seconds, suffix: s
         case_id=case["id"],
         says=vector["says"],
         policy=policy_section(case["args"], defaulting=case["defaulting"]),
-        candidate=None if name is None else (pod["namespace"], name),
+        candidate=(pod["namespace"], name) if name else None,
         offset=offset,
         expected=expected,
         case=case,

@@ -19,7 +19,7 @@ from exporter.settings import InvalidSettings, read_settings
 from tests.support.builders import NOW
 from tests.support.stores import ClockedStore
 from tests.support.verdicts import decide
-from tests.vectors import Kind, Probe, all_argument_cases, all_probes
+from tests.vectors import Kind, Probe, all_argument_cases, all_probes, all_refused
 
 
 class Fault(StrEnum):
@@ -169,6 +169,13 @@ def test_verdict(probe: Probe) -> None:
     assert answer(probe) == (probe.expected if difference is None else difference.ours)
 
 
+@pytest.mark.parametrize("probe", all_refused(), ids=lambda probe: probe.id)
+def test_arguments_that_differ_are_refused(probe: Probe) -> None:
+    """Arguments that the reference accepts and our settings do not."""
+    with pytest.raises(InvalidSettings):
+        read_settings({"policy": probe.policy})
+
+
 @pytest.mark.parametrize("probe", all_argument_cases(), ids=lambda probe: probe.id)
 def test_arguments(probe: Probe) -> None:
     """Our settings accept and reject the same arguments as the reference, with the same meaning."""
@@ -185,11 +192,11 @@ def test_every_difference_is_one() -> None:
 
 
 def test_counts(prove: Callable[[str], None]) -> None:
-    """All 85 cases are compared, and the numbers of equal and different ones are printed."""
+    """All 94 cases are compared, and the numbers of equal and different ones are printed."""
     cases = {probe.case_id for probe in all_probes() + all_argument_cases()}
     different = {probe.case_id for probe in all_probes() if probe.id in DIFFERENCES}
     prove(
         f"reference vectors: {len(cases - different)} equal,"
         f" {len(different)} rightly different, of {len(cases)}"
     )
-    assert (len(cases), len(different)) == (85, 17)
+    assert (len(cases), len(different)) == (94, 17)
