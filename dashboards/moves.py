@@ -67,8 +67,7 @@ def churn() -> Section:
         ),
         stat_panel(
             "VMs at the maximum cooldown",
-            "VMs that were migrated so often that their cooldown is maxMigrationCooldown. The "
-            "alert KubeVirtVMChurning names them.",
+            "VMs that were migrated so often that their cooldown is maxMigrationCooldown.",
             {"": each((), at_the_cap, "count")},
             size=(4, 8),
             unit=units.Short,

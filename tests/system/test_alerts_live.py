@@ -61,7 +61,7 @@ CAUSES = {
     ("KubeVirtEvictionWebhookFailing", "unavailable"),
 }
 """Each alert with each `cause`, except the two that only promtool tests."""
-MOVES = 4
+MOVES = 6
 
 
 class Play(Scenario):
