@@ -9,6 +9,7 @@ import yaml
 from aiohttp import web
 
 from exporter.engine.facts.model import Resource
+from exporter.kube import client
 from exporter.kube.client import ApiServer, Unconnected, Unreachable
 from exporter.kube.login import Login, NoCredentials
 from tests.cluster import PATIENCE
@@ -79,3 +80,32 @@ async def test_each_watch_has_a_connection() -> None:
                 await stack.enter_async_context(watch)
             assert await api.read(Resource.CONFIGMAPS, "shop", "history") == b""
         over.set()
+
+
+async def test_requests_wait_for_the_same_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that begin during a login share it; a request that gives up does not end it."""
+    monkeypatch.setattr(client, "LOGIN_TIMEOUT", 1.0)
+    calls = tmp_path / "calls"
+    file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
+    document = yaml.safe_load(file.read_text())
+    document["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "sh",
+            "args": ["-c", f"echo called >> {calls}; sleep 60"],
+        }
+    }
+    file.write_text(yaml.safe_dump(document))
+
+    async def read(patience: float) -> None:
+        async with asyncio.timeout(patience):
+            await api.read(Resource.CONFIGMAPS, "shop", "history")
+
+    async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
+        requests = (read(patience) for patience in (0.1, PATIENCE, PATIENCE))
+        first, *others = await asyncio.gather(*requests, return_exceptions=True)
+    assert isinstance(first, TimeoutError)
+    assert [type(one) for one in others] == [Unconnected, Unconnected]
+    assert calls.read_text() == "called\n"
