@@ -76,10 +76,12 @@ async def log_in(login: Login) -> Configuration:
     elif not login.kubeconfig.is_file():
         raise NoCredentials(f"{where}: there is no such kubeconfig file")
     try:
-        await credentials.load_kube_config(
+        loader = await credentials.load_kube_config(
             config_file=file, client_configuration=configuration, persist_config=False
         )
         _trim_token(configuration)
+        if _TOKEN not in configuration.api_key:
+            _check_token_file(file, loader.current_context)
     except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
         raise NoCredentials(f"{where} cannot be used: {why_of(error)}") from error
     return configuration
@@ -98,6 +100,19 @@ def find_namespace(login: Login) -> str:
         if context is not None:
             return str(context["context"].get("namespace") or "default")
     return "default"
+
+
+def _check_token_file(file: str | None, context: Any) -> None:
+    """Raises `ConfigException` if the user of this context, who has no token, has a `tokenFile`.
+
+    Then the file is empty. kubernetes_asyncio would send no token; client-go refuses it too.
+    """
+    merged = kube_config.KubeConfigMerger(file or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+    users = merged.config["users"] if merged.config is not None else None
+    name = context["context"].get("user")
+    user = None if users is None else users.get_with_name(name, safe=True)
+    if user is not None and "tokenFile" in user["user"]:
+        raise ConfigException("its tokenFile is empty")
 
 
 def _load_service_account(configuration: Configuration) -> None:

@@ -135,7 +135,9 @@ async def test_white_space_around_a_token(
         await exporter.ready()
 
 
-@pytest.mark.parametrize("written", ["go\0od", "go\r\nod", "\n"], ids=["nul", "crlf", "empty"])
+@pytest.mark.parametrize(
+    "written", ["go\0od", "go\r\nod", "\n", ""], ids=["nul", "crlf", "blank", "empty"]
+)
 async def test_a_file_without_a_token(
     simulated: SimulatedStage, tmp_path: Path, written: str
 ) -> None:
