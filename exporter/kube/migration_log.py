@@ -1,6 +1,7 @@
 """Logs each migration: a line when it begins, and a line with its whole record when it has ended.
 
-The field names follow OpenTelemetry, as in KubeVirt's VEP 373.
+The field names follow OpenTelemetry, as in KubeVirt's VEP 373 (planned for 1.10), so that a query
+for KubeVirt's own records finds these too.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from exporter.engine.facts.model import (
     Instant,
     Outcome,
     Pod,
+    Requester,
     Seconds,
     Trigger,
     Vmi,
@@ -23,7 +25,7 @@ from exporter.engine.facts.model import (
     Why,
 )
 from exporter.engine.facts.newest import put_newest
-from exporter.engine.store.requesters import find_trigger
+from exporter.engine.store.requesters import find_requester, find_trigger
 from exporter.engine.store.store import Store
 from exporter.kube.objects.kubevirt import Changed
 
@@ -31,6 +33,7 @@ from exporter.kube.objects.kubevirt import Changed
 WAIT_FOR_STATE: Seconds = 10.0
 """How long a record waits until KubeVirt copies the VMI's `migrationState` to a finished VMIM.
 KubeVirt does this in a later write, and never if the VMI has another migration by then."""
+REPORTER = "kubevirt-eviction-exporter"
 MIGRATIONS_KEPT = 10_000
 """How many target pods, and how many hotplugs, are remembered; the oldest are dropped."""
 
@@ -132,11 +135,19 @@ class MigrationLog:
             if self._nodes_left.note(*moved, vmim.finished_at or 0.0, self.window):
                 self.counters.returned_migrations += 1
         message = ended.message or next((one.message for one in why if one.message), "")
-        duration = ended.duration
+        duration, succeeded = ended.duration, vmim.outcome is Outcome.SUCCEEDED
+        requester = self._find_requester(vmim)
         log.info(
             "migration_ended",
             **{
                 "k8s.namespace.name": vmim.namespace,
+                "k8s.object.kind": "VirtualMachineInstanceMigration",
+                "k8s.object.name": vmim.name,
+                # The reasons of KubeVirt's own Events about a VMIM.
+                "k8s.event.reason": "SuccessfulMigration" if succeeded else "FailedMigration",
+                "k8s.event.reporter.name": REPORTER,
+                "kubevirt.operation.type": "migration",
+                "kubevirt.operation.phase": "completed" if succeeded else "failed",
                 "kubevirt.vm.name": vmim.vmi_name,
                 "kubevirt.vmi.uid": "" if vmi is None else vmi.uid,
                 "kubevirt.migration.name": vmim.name,
@@ -153,5 +164,14 @@ class MigrationLog:
                 else int(duration * 1000),
                 "error.type": str(reason),
                 "error.message": message,
+                "user.name": "" if requester is None else requester.user,
             },
         )
+
+    def _find_requester(self, vmim: Vmim) -> Requester | None:
+        """Who asked for a migration, as the history has it, or the VMIM itself says."""
+        evidence = self.store.evidence(vmim.namespace, vmim.vmi_name)
+        if evidence is None:
+            return find_requester(vmim, None)
+        known = evidence.history.find(vmim.uid, vmim.end).requested_by
+        return known or find_requester(vmim, evidence.marker)

@@ -10,13 +10,14 @@ import structlog
 
 from exporter.counters import Counters
 from exporter.engine.evacuations.ended_migrations import NodesLeft
-from exporter.engine.facts.model import Outcome, Resource, Trigger
+from exporter.engine.facts.changes import EvictionAdmitted
+from exporter.engine.facts.model import Outcome, Pod, Resource, Trigger, Vmi, Vmim
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.kube.objects.writing import write_object
 from tests.cluster.polling import poll
-from tests.support.builders import Json, a_vmi, a_vmim, an_ended_vmim
+from tests.support.builders import NOW, Json, a_pod, a_vmi, a_vmim, an_ended_vmim
 from tests.support.stores import ClockedStore
 
 
@@ -44,6 +45,12 @@ class Watcher:
     def count(self) -> dict[tuple[str, str], int]:
         """The number of counted migrations by trigger and reason."""
         return {(trigger, why): n for (_, trigger, why), n in self.counters.migrations.items()}
+
+
+def write(fact: Vmi | Vmim | Pod) -> tuple[Resource, Json]:
+    """An object with this fact, and its resource."""
+    kinds = {Vmi: Resource.VMIS, Vmim: Resource.VMIMS, Pod: Resource.PODS}
+    return kinds[type(fact)], write_object(fact)
 
 
 def read_recording(name: str) -> list[tuple[Resource, Json]]:
@@ -103,6 +110,69 @@ def test_a_success_names_both_nodes_and_is_timed() -> None:
     assert line["kubevirt.operation.duration_ms"] == 4000
     durations = watcher.counters.migration_durations[Trigger.EVACUATION]
     assert (durations.count, durations.total) == (1, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("recording", "phase", "reason"),
+    [("success", "completed", "SuccessfulMigration"), ("failure", "failed", "FailedMigration")],
+)
+def test_a_line_has_the_names_of_kubevirt_s_own_records(
+    recording: str, phase: str, reason: str
+) -> None:
+    """Who filters KubeVirt's records by the names of VEP 373 finds these lines too."""
+    _, (line,) = play(recording)
+    names = ("operation.type", "operation.phase", "migration.name")
+    assert [line[f"kubevirt.{one}"] for one in names] == [
+        "migration",
+        phase,
+        line["k8s.object.name"],
+    ]
+    assert line["k8s.object.kind"] == "VirtualMachineInstanceMigration"
+    assert line["k8s.event.reason"] == reason
+    assert line["k8s.event.reporter.name"] == "kubevirt-eviction-exporter"
+    assert line["user.name"] == ""
+
+
+@pytest.mark.parametrize("is_handed_off", [True, False])
+async def test_a_line_names_who_asked_for_a_migration(*, is_handed_off: bool) -> None:
+    """The user is the one who made the VMIM, also if it failed before its hand-off."""
+    watcher = Watcher()
+    made = a_vmim(
+        phase="Failed",
+        finished=True,
+        handed_off=is_handed_off,
+        finished_at=NOW,
+        end=NOW if is_handed_off else None,
+        outcome=Outcome.FAILED,
+    )
+    written = write_object(made)
+    written["metadata"]["annotations"] = {"kubevirt.io/last-modified-by": "alice"}
+    with structlog.testing.capture_logs() as lines:
+        watcher.see(Resource.VMIS, write_object(a_vmi()))
+        watcher.see(Resource.VMIMS, written)
+    (line,) = lines
+    assert line["user.name"] == "alice"
+
+
+async def test_a_line_names_who_asked_for_an_evacuation() -> None:
+    """The user whose eviction the webhook saw is named, also when the evacuation is over."""
+    watcher = Watcher()
+    watcher.store.now = NOW - 300.0
+    for fact in (a_vmi(), a_pod()):
+        watcher.see(*write(fact))
+    watcher.store.apply(EvictionAdmitted("shop", "virt-launcher-db1-x", "bob"), NOW - 130.0)
+    watcher.store.now = NOW - 129.0
+    made: Json = {"evacuates": "n1", "trigger": Trigger.EVACUATION, "handed_off": True}
+    with structlog.testing.capture_logs() as lines:
+        for one in (
+            a_vmi(evacuation_node="n1"),
+            a_vmim(phase="Scheduled", **made),
+            a_vmi(node="n2"),
+            an_ended_vmim(**made),
+        ):
+            watcher.see(*write(one))
+    (line,) = (one for one in lines if one["event"] == "migration_ended")
+    assert line["user.name"] == "bob"
 
 
 @pytest.mark.parametrize(
