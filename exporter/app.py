@@ -17,6 +17,7 @@ import structlog
 from msgspec import to_builtins
 
 from exporter import __version__
+from exporter.clock import WallClock
 from exporter.counters import Counters
 from exporter.engine.evacuations.events import EventQueue
 from exporter.engine.facts.changes import NoticeKind
@@ -75,17 +76,19 @@ async def run(
     login: Login,
     stop: asyncio.Event,
     *,
-    clock: Callable[[], Instant] = time.time,
+    clock: Callable[[], Instant] | None = None,
     rng: random.Random | None = None,
     reflector: type[Reflector] = Reflector,
     on_listening: Callable[[Listening], None] = lambda _: None,
 ) -> None:
-    """Watch and serve until `stop` is set.
+    """Watch and serve until `stop` is set. Without a `clock`, the time is that of this machine.
 
     Raises `NotSynced`, `KubeVirtMissing`, `NoCredentials`, `CannotListen` or
     `HistoryUnwritable`.
     """
     rng = rng or random.Random()
+    machine = WallClock(time.time)
+    clock = clock or machine
     policy, kube = settings.policy, settings.kube
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
@@ -111,6 +114,7 @@ async def run(
             watches.insert(0, Watched(Resource.CONFIGMAPS, place.namespace))
         history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
         health = Health(kube.stale_after, kube.dead_after, watches, history)
+        machine.on_step += [health.shift, store.shift]
         counters = Counters(events=Counter() if settings.events else None)
         events = None if counters.events is None else EventQueue(counters.events)
         service = build_service(

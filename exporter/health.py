@@ -139,6 +139,12 @@ class Health:
     history: HistoryHealth | None = None
     certificates: dict[str, Instant] = field(default_factory=dict)
 
+    def shift(self, step: Seconds) -> None:
+        """Move the contacts with the wall clock, which somebody has set by `step`."""
+        for watched in self.watched:
+            if watched.contact is not None:
+                watched.contact += step
+
     def of(self, resource: Resource) -> list[Watched]:
         """The watches of one resource: one per namespace."""
         return [watched for watched in self.watched if watched.resource is resource]

@@ -94,6 +94,12 @@ class Store:
         self._merger = HistoryMerger(self._vmims, self.evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self.evacuations)
 
+    def shift(self, step: Seconds) -> None:
+        """Move the instants of our clock in each VMI's record: the clock was set by `step`."""
+        for record in self._vmis.by_key.values():
+            record.changed_at += step
+            record.handed_off_at += step
+
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call `callback` with every notice of these kinds, while the change is applied."""
         for kind in kinds:
