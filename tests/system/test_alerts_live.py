@@ -113,7 +113,7 @@ class Story:
         await fires("KubeVirtEvacuationsStuckMany")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-1")
         await fires("KubeVirtEvacuationFailingRepeatedly", name="failing-2")
-        await fires("KubeVirtNodeCannotBeEmptied")
+        await fires("KubeVirtNodeCannotBeEmptied", node=DRAINED)
         await fires("KubeVirtNodeDrainStuck", node=DRAINED)
         self.cluster.uncordon(DRAINED)
         for vmi in self._vmis():
@@ -129,7 +129,7 @@ class Story:
         await resolves("KubeVirtEvacuationsStuckMany")
         await resolves("KubeVirtEvacuationFailingRepeatedly")
         await resolves("KubeVirtEvacuationDiverged")
-        await resolves("KubeVirtNodeCannotBeEmptied")
+        await resolves("KubeVirtNodeCannotBeEmptied", node=DRAINED)
         await resolves("KubeVirtNodeDrainStuck", node=DRAINED)
 
     async def refuse_a_permission(self) -> None:
