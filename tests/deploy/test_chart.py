@@ -210,7 +210,6 @@ def test_each_mode_has_values_for_ci() -> None:
             "descheduler.policy: expected the plugin KubeVirtVerdicts",
         ),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name: expected the name"),
-        ({"extraEnv": [{"name": "POD_NAMESPACE"}]}, "extraEnv: POD_NAMESPACE is set by the chart"),
         (
             {"prometheusRule": {"enabled": True, "disabled": ["KubeVirtVMChurns"]}},
             "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
@@ -243,7 +242,6 @@ SENTENCES = (
     "admission.enabled needs mode=standalone",
     "descheduler.policy: expected the plugin KubeVirtVerdicts",
     "serviceAccount.name: expected the name of an existing account",
-    "extraEnv: POD_NAMESPACE is set by the chart",
     "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
 )
 """Why the chart refuses values that its schema accepts."""

@@ -58,11 +58,6 @@ imagePullPolicy: {{ . }}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: expected the name of an existing account, because serviceAccount.create is false" }}
 {{- end }}
-{{- range .Values.extraEnv }}
-{{- if eq .name "POD_NAMESPACE" }}
-{{- fail "extraEnv: POD_NAMESPACE is set by the chart" }}
-{{- end }}
-{{- end }}
 {{- end }}
 
 {{- define "variant" -}}
