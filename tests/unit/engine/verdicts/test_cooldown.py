@@ -407,6 +407,27 @@ def test_window(ago: float, *, inside: bool) -> None:
     assert verdict.migrations_in_window == int(inside)
 
 
+@pytest.mark.parametrize(("window", "settled"), [(86_400.0, 14_400.0), (172_800.0, 21_600.0)])
+def test_a_cooldown_stays_at_its_maximum_only_with_a_long_window(
+    window: float, settled: float
+) -> None:
+    """docs/reference.md says where the cooldown of a VM ends up that moves whenever it may."""
+    policy = a_policy(migration_history_window=window)
+    history, now = History(), NOW
+    cooldowns = []
+    for number in range(40):
+        state = a_state(uid=f"m{number}", start=now, end=now)
+        history.put(state.uid, record_of(state), keep=64)
+        evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+        cooldown = measure_cooldown(evidence, policy, now)
+        assert cooldown is not None
+        cooldowns.append(cooldown.not_before - now)
+        now = cooldown.not_before
+
+    assert cooldowns[:6] == [900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 21_600.0]
+    assert set(cooldowns[20:]) == {settled}
+
+
 def test_verdict_of_a_cooldown() -> None:
     """If a cooldown blocks, the verdict has its length, its end and the number of migrations."""
     assert decide(ended(100.0, others=(200.0,)), a_policy(), NOW) == Verdict(
