@@ -118,8 +118,8 @@ class Marker(Struct, kw_only=True):
         earliest requester near the request, and `failed` becomes the union. Instants up to
         `not_before` are ignored, because the other record may have counted attempts of an earlier
         evacuation. For each record, the failures that it counted are added to those that only the
-        other record can have counted; the greater of the two sums is used. True if anything
-        changed.
+        other record can have counted; the greater of the two sums is used. An evacuation that was
+        read from the VMI for one of the records is not presumed. True if anything changed.
         """
         before = replace(self, failed=dict(self.failed))
         self.seen_at = min(self.seen_at, other.seen_at)
@@ -138,6 +138,7 @@ class Marker(Struct, kw_only=True):
         union = sorted((self.failed | other.failed).items(), key=lambda one: one[::-1])
         self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
         self.forgotten = counted - len(self.failures_since_request())
+        self.is_presumed = self.is_presumed and other.is_presumed
         return before != self
 
     def _is_ours(self, instant: Instant) -> bool:

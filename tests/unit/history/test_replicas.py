@@ -255,3 +255,9 @@ def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, coun
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     prove(f"{runs} lives with {count} replicas: none ends in disagreement; {writes} writes")
+
+
+@pytest.mark.parametrize(("seed", "count"), [(125, 2), (281, 3)])
+def test_one_replica_missed_that_an_evacuation_ended(seed: int, count: int) -> None:
+    """It presumes the next evacuation, which another replica has read. In the end they agree."""
+    asyncio.run(Trial(seed, count).run())

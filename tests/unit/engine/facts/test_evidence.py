@@ -325,6 +325,13 @@ class TestMarker:
         assert marker == a_marker(**news)
         assert not marker.join(a_marker(**news))
 
+    def test_one_replica_has_read_it(self) -> None:
+        """An evacuation that either replica has read from the VMI is not presumed any more."""
+        presumed, read = a_marker(is_presumed=True), a_marker()
+        assert not read.join(presumed)
+        assert presumed.join(read)
+        assert presumed == read == a_marker()
+
     @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
     def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
         """A join drops requests and failures from before the `not_before` of either marker."""

@@ -71,6 +71,26 @@ def test_the_vmim_is_read_before_the_vmi() -> None:
     assert [end.outcome for end in ends] == [EvacuationOutcome.SUCCEEDED]
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_another_replica_has_read_the_next_evacuation(*, is_read: bool) -> None:
+    """The end of an evacuation that only a success shows counts if any replica has read it."""
+    store, ends = a_store(a_vmi(evacuation_node="n1"), now=NOW - 600), list[EvacuationEnd]()
+    store.evacuations.note_end = ends.append
+    store.now = NOW
+    success = {"phase": "Succeeded", "finished": True, "outcome": Outcome.SUCCEEDED}
+    store.put(a_vmim(start=NOW - 60, end=NOW - 30, handed_off=True, **success))
+    if is_read:
+        other = a_store(a_vmi(), now=NOW - 25)
+        other.now = NOW - 20
+        other.put(a_vmi(evacuation_node="n1"))
+        remembered = other.remember(UID)
+        assert remembered is not None
+        store.recall(remembered)
+    store.put(a_vmi())
+    outcomes = [EvacuationOutcome.SUCCEEDED, EvacuationOutcome.CANCELLED]
+    assert [end.outcome for end in ends] == outcomes[: 1 + is_read]
+
+
 def test_the_source_is_that_of_the_attempt() -> None:
     """The source of an end is the source of the evacuation."""
     store, ends = a_marked_store()
