@@ -36,6 +36,11 @@ def write_span(seconds: Seconds, *, units: int = 4) -> str:
     return "".join(f"{count}{unit}" for count, unit in split_span(round(seconds), units)) or "0s"
 
 
+def write_count(count: int, noun: str) -> str:
+    """A number with a noun whose plural ends in -s: 1 VM, 0 VMs, 20,000 VMs."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_duration(seconds: Seconds) -> str:
     """Seconds as a Go duration, for people."""
     if not seconds:

@@ -16,7 +16,7 @@ from exporter.server.api.evacuation_schemas import (
     NodeCandidate,
     NodesAnswer,
 )
-from exporter.text import write_span
+from exporter.text import write_count, write_span
 
 
 NAMED = 3
@@ -45,7 +45,8 @@ def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
     emptied = sum(one.can_be_emptied for one in answer.nodes)
     others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
     depends = f", {others} of them only if others move or stop VMs" if others else ""
-    sheet.say(f"{emptied} of {len(answer.nodes)} nodes with VMs can be emptied{depends}.")
+    nodes = write_count(len(answer.nodes), "node")
+    sheet.say(f"{emptied:,} of {nodes} with VMs can be emptied{depends}.")
     sheet.warn(_STALE if answer.stale else ())
     head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
     sheet.table(head, [_node_row(one) for one in answer.nodes])
@@ -135,10 +136,11 @@ async def follow_drain(
 def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
     """The progress of a drain in one line, with a bar."""
     done = BAR * drain.left // max(1, drain.asked)
+    external = write_count(drain.external, "VM")
     parts = [
         f"[{'#' * done}{'.' * (BAR - done)}] {_count_left(drain)}",
-        *([f"{drain.failing} fail or stay"] if drain.failing else []),
-        *([f"{drain.external} need another controller"] if drain.external else []),
+        *([f"{write_count(drain.failing, 'VM')} cannot leave"] if drain.failing else []),
+        *([f"another controller must move {external}"] if drain.external else []),
     ]
     if drain.estimate_seconds is not None and drain.seconds_per_vmi is not None:
         left = write_span(round(drain.estimate_seconds), units=2)
@@ -150,7 +152,8 @@ def write_progress(drain: DrainProgressAnswer, as_of: datetime) -> str:
 
 
 def _count_left(drain: DrainProgressAnswer) -> str:
-    return f"{drain.left} of {drain.asked} {'VM has' if drain.asked == 1 else 'VMs have'} left"
+    has = "has" if drain.asked == 1 else "have"
+    return f"{drain.left:,} of {write_count(drain.asked, 'VM')} {has} left"
 
 
 def write_bound(answer: DrainAnswer) -> str:

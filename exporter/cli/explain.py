@@ -128,6 +128,8 @@ def _moved(move: MoveAnswer) -> str:
     """What is being done to a VM that is not being evacuated, in words."""
     if not move.failed_attempts:
         return f"its {move.trigger} migration does not end"
+    if move.failed_attempts == 1:
+        return "its last migration failed"
     return f"its last {move.failed_attempts} migrations failed"
 
 

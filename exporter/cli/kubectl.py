@@ -65,6 +65,8 @@ def find_pod(kubectl: list[str], namespace: str | None) -> dict[str, Any]:
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
         found = f"{len(pods)} pods, none of them is running" if pods else "no pod"
+        if len(pods) == 1:
+            found = "1 pod, which is not running"
         raise LookupError(f"found {found} with the label {SELECTOR}")
     return max(running, key=_is_ready)
 

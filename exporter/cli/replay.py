@@ -27,7 +27,7 @@ from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
 from exporter.engine.facts.model import Instant, Seconds
 from exporter.settings import InvalidSettings, load_settings
-from exporter.text import write_instant
+from exporter.text import write_count, write_instant
 from exporter.whatif import comparison, recording
 from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.recording import Faults, Recorded
@@ -234,14 +234,15 @@ def print_faults(faults: Faults, errors: TextIO) -> None:
     for message in faults.messages:
         print(message, file=errors)
     if faults.count > len(faults.messages):
-        print(f"... and {faults.count - len(faults.messages):,} lines more", file=errors)
+        more = write_count(faults.count - len(faults.messages), "line")
+        print(f"... and {more} more", file=errors)
 
 
 def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
     """Print how much was replayed, how long that took, and the peak memory."""
     days = (found.ended - found.began) / 86_400
     print(
-        f"replayed {days:.3g} days, {found.events:,} events in {seconds:.1f} s,"
+        f"replayed {days:.3g} days, {write_count(found.events, 'event')} in {seconds:.1f} s,"
         f" {peak_mebibytes():.0f} MiB at most",
         file=errors,
     )

@@ -22,7 +22,7 @@ from exporter.server.api.schemas import (
     ResourceAnswer,
     StatusAnswer,
 )
-from exporter.text import write_span
+from exporter.text import write_count, write_span
 
 
 def show_status(
@@ -97,7 +97,8 @@ def _warnings(status: StatusAnswer) -> list[str]:
         if one.trouble is not None and one.rejected is None:
             warnings.append(f"{one.resource}: {one.trouble}.")
         if one.invalid_objects:
-            warnings.append(f"{one.resource}: {one.invalid_objects} objects could not be read.")
+            objects = write_count(one.invalid_objects, "object")
+            warnings.append(f"{one.resource}: {objects} could not be read.")
     if status.history is not None:
         for fault, count in status.history.faults.items():
             warnings.append(f"history: {count} x {fault} since the start.")
@@ -123,7 +124,7 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
         state += f", unwritten changes since {write_past(history.unwritten_since, as_of)}"
     elif history.writes and history.written_at is not None:
         state += f", up to date {write_distance(history.written_at, as_of)}"
-    return f"{history.vmis} VMs, {history.bytes:,} bytes, {state}"
+    return f"{write_count(history.vmis, 'VM')}, {write_count(history.bytes, 'byte')}, {state}"
 
 
 def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:

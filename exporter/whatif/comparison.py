@@ -12,7 +12,7 @@ from rich.text import Text
 
 from exporter.engine.facts.model import EndReason, Instant, Reason, Seconds
 from exporter.engine.facts.policy import Policy
-from exporter.text import escape, format_duration, split_span, write_instant
+from exporter.text import escape, format_duration, split_span, write_count, write_instant
 from exporter.whatif.account import (
     Account,
     Comparison,
@@ -53,8 +53,8 @@ def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
     )
     console.print(
         f"{write_instant(comparison.began)} to {write_instant(comparison.ended)}"
-        f" ({_span(comparison.ended - comparison.began)}), {comparison.events:,} events,"
-        f" {comparison.vms:,} VMs"
+        f" ({_span(comparison.ended - comparison.began)}), "
+        f" {write_count(comparison.events, 'event')}, {write_count(comparison.vms, 'VM')}"
     )
     console.print()
     names = [account.contender.name for account in comparison.accounts]

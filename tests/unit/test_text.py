@@ -11,10 +11,19 @@ from exporter.text import (
     escape,
     to_datetime,
     to_release,
+    write_count,
     write_instant,
     write_optional_release,
     write_span,
 )
+
+
+@pytest.mark.parametrize(
+    ("count", "written"), [(0, "0 VMs"), (1, "1 VM"), (2, "2 VMs"), (20_000, "20,000 VMs")]
+)
+def test_a_count_has_the_plural_of_its_noun(count: int, written: str) -> None:
+    """Only 1 has the singular; a large number has separators."""
+    assert write_count(count, "VM") == written
 
 
 @pytest.mark.parametrize(

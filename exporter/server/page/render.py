@@ -24,7 +24,13 @@ from exporter.server.api.schemas import (
 )
 from exporter.server.fields import Problem
 from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
-from exporter.text import format_duration, split_span, to_datetime, write_datetime
+from exporter.text import (
+    format_duration,
+    split_span,
+    to_datetime,
+    write_count,
+    write_datetime,
+)
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -44,7 +50,7 @@ _DRAIN_WORDS = {
     DrainOutcome.RESTARTS: "would go down",
     DrainOutcome.STAYS: "would never leave",
     DrainOutcome.EXTERNAL: "would wait for somebody else",
-    DrainOutcome.ENDS: "are being deleted",
+    DrainOutcome.ENDS: "would be deleted anyway",
 }
 _FOLDER = Path(__file__).parent
 
@@ -229,7 +235,7 @@ def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
 
 
 def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> str:
-    count = {0: "no migration", 1: "1 migration"}.get(seen, f"{seen} migrations")
+    count = write_count(seen, "migration") if seen else "no migration"
     parts = [f"{count} in the last {write_duration(axis.past)}"]
     if failed:
         parts.append(f"{failed} failed")
@@ -289,6 +295,7 @@ _TEMPLATES = Environment(
     auto_reload=False,
 )
 _TEMPLATES.filters |= {
+    "counted": write_count,
     "duration": write_duration,
     "setting": format_duration,
     "path": lambda vmi: f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}",

@@ -23,7 +23,7 @@ from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vm
 from tests.support.stores import ClockedStore
 from tests.unit.cli.answers import PIPED
 from tests.unit.engine.evacuations.test_drain import a_failure, a_movable, a_moved, now_in
-from tests.unit.engine.store.test_node_drains import a_drain
+from tests.unit.engine.store.test_node_drains import a_drain, asked
 from tests.unit.server.api.test_answers import some_health
 
 
@@ -184,6 +184,17 @@ def test_the_progress_of_a_drain_is_one_line_with_a_bar() -> None:
     )
     still = a_drain(NOW - 60, remaining=1)
     assert "[##########..........] 1 of 2 VMs have left, no VM has left for 1m." in shown(still)
+
+
+def test_the_progress_of_one_vm_is_in_the_singular() -> None:
+    """A drain whose only VM cannot leave, or must be moved by another controller, says so of it."""
+    for stays, said in (
+        ({"migratable": False}, "1 VM cannot leave"),
+        ({"eviction_strategy": "External"}, "another controller must move 1 VM"),
+    ):
+        store = a_drain(remaining=1)
+        store.put(asked(0, **stays))
+        assert f"] 0 of 1 VM has left, {said}, no VM has left for 10m." in shown(store)
 
 
 async def no_pause() -> None:

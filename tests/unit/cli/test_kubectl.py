@@ -90,7 +90,8 @@ def test_a_pod_that_is_not_ready_is_better_than_none(tmp_path: Path) -> None:
     ("pods", "code", "said"),
     [
         ([], 0, "found no pod with the label"),
-        ([PENDING], 0, "found 1 pods, none of them is running"),
+        ([PENDING, PENDING], 0, "found 2 pods, none of them is running"),
+        ([PENDING], 0, "found 1 pod, which is not running"),
         ([], 1, "the exporter's pods cannot be listed"),
     ],
 )

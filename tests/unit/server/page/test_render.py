@@ -35,7 +35,15 @@ from exporter.server.page.render import (
     write_time,
 )
 from exporter.text import to_datetime, to_optional_datetime, write_instant
-from tests.support.builders import NOW, a_running_state, a_state, a_vmi, a_vmim, an_ended_vmim
+from tests.support.builders import (
+    NOW,
+    a_cordon,
+    a_running_state,
+    a_state,
+    a_vmi,
+    a_vmim,
+    an_ended_vmim,
+)
 from tests.unit.server.api.test_handlers import a_health, cooling
 from tests.unit.server.page.test_model import (
     build_model,
@@ -302,14 +310,32 @@ class TestRows:
             html = render_page(build_model(service, filters, named=named), linked=named)
             assert 'id="drain"' not in html
 
+    def test_the_sentences_about_a_drain_are_separate(self) -> None:
+        """What cannot leave, the cordon and the External VMs are sentences, and 1 is singular."""
+        service = make_service(
+            KubeVirtSettings(eviction_strategy="LiveMigrate"),
+            evacuating("old", migratable=False, node="n2"),
+            a_vmi(name="theirs", uid="uid-of-theirs", eviction_strategy="External", node="n2"),
+            a_cordon(name="n2", cordoned_at=NOW - 41),
+        )
+        page = shown(service, PageFilter(node="n2"))
+
+        assert (
+            "1 of 2 VMs would not leave. It was cordoned 41 s ago 07:59:19 UTC. It depends on"
+            " others, who must move or stop 1 VM with the strategy External."
+        ) in page.text("drain")
+        assert "0 of 1 VM has left; 1 VM cannot leave." in page.text("drain-progress")
+        assert "1 of 1 evacuation," in page.text("evacuation-rows")
+        assert "1 of 1 node with VMs," in page.text("node-rows")
+
     def test_what_an_eviction_would_do_is_counted(self) -> None:
         """The page counts all VMs, also blocked ones, by what an eviction would do to them."""
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
             "Blocked or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
-            " 1 would go down, 1 would never leave, 0 would wait for somebody else, 0 are being"
-            " deleted."
+            " 1 would go down, 1 would never leave, 0 would wait for somebody else, 0 would be"
+            " deleted anyway."
         )
 
     @pytest.mark.parametrize("linked", [True, False])
