@@ -32,6 +32,8 @@ EVACUATION_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600
 """Of evacuations and of drains."""
 SERIES_KEPT_FOR: Seconds = 86_400.0
 """A node's series stays at least a day after its last increase, so `increase(...[1d])` is right."""
+TARGET_FAILED_WITHIN: Seconds = 3_600.0
+"""`failed_targets` has the failures of the last hour, as the alert KubeVirtTargetNodeFailing."""
 REQUEST_BUCKETS: tuple[Seconds, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
 
 
@@ -158,11 +160,12 @@ class Counters:
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
     the history window. `migrations_to_node` counts migrations by the node that they went to;
-    `migrated_at` has the last end for each of these nodes. `drains` counts drains of nodes by how
-    they ended, `evacuations` counts evacuations by who requested them and how they ended. Durations
-    are those of drains and evacuations that succeeded. `verdicts` counts verdicts by checkpoint
-    (None: all rules) and by whether they allow the eviction. `task_failures` counts unexpected
-    exceptions of background tasks, by the task's name.
+    `migrated_at` has the last end for each of these nodes, and `failed_targets` for each of them
+    the VMIs (namespace and name) whose migration there failed, and when. `drains` counts drains of
+    nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
+    ended. Durations are those of drains and evacuations that succeeded. `verdicts` counts verdicts
+    by checkpoint (None: all rules) and by whether they allow the eviction. `task_failures` counts
+    unexpected exceptions of background tasks, by the task's name.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -181,6 +184,7 @@ class Counters:
     returned_migrations: int = 0
     migrations_to_node: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     migrated_at: dict[str, Instant] = field(default_factory=dict)
+    failed_targets: dict[str, dict[tuple[str, str], Instant]] = field(default_factory=dict)
     drains: Counter[DrainEnd] = field(default_factory=Counter)
     drain_durations: Histogram = field(default_factory=lambda: Histogram(EVACUATION_BUCKETS))
     evacuations: Counter[tuple[Source, EvacuationOutcome]] = field(default_factory=Counter)
@@ -225,10 +229,24 @@ class Counters:
         for one in gone:
             del self.blocked_at[one]
 
-    def count_migration_to(self, node: str, outcome: Outcome, ended_at: Instant) -> None:
-        """Count a migration by the node that it went to."""
+    def count_migration_to(
+        self, node: str, vmi: tuple[str, str], outcome: Outcome, ended_at: Instant
+    ) -> None:
+        """Count a migration of a VMI (its namespace and name) by the node that it went to."""
         self.migrations_to_node[node, outcome] += 1
         self.migrated_at[node] = max(ended_at, self.migrated_at.get(node, ended_at))
+        if outcome is Outcome.FAILED:
+            self.failed_targets[node] = self._find_recent(node, ended_at) | {vmi: ended_at}
+
+    def count_failed_targets(self, now: Instant) -> dict[str, int]:
+        """How many VMIs failed to migrate to each node within `TARGET_FAILED_WITHIN`."""
+        recent = {node: self._find_recent(node, now) for node in self.failed_targets}
+        self.failed_targets = {node: vmis for node, vmis in recent.items() if vmis}
+        return {node: len(vmis) for node, vmis in sorted(self.failed_targets.items())}
+
+    def _find_recent(self, node: str, now: Instant) -> dict[tuple[str, str], Instant]:
+        failed = self.failed_targets.get(node, {})
+        return {vmi: at for vmi, at in failed.items() if now - at < TARGET_FAILED_WITHIN}
 
     def forget_targets(self, nodes: Container[str], now: Instant) -> None:
         """Drop the counts of targets without VMIs `SERIES_KEPT_FOR` after their last migration."""

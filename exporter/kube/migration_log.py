@@ -126,7 +126,8 @@ class MigrationLog:
         self.counters.migrations[vmim.outcome, trigger, reason] += 1
         if ended.target_node:
             ended_at = correct_end(vmim.end, vmim.finished_at) or 0.0
-            self.counters.count_migration_to(ended.target_node, vmim.outcome, ended_at)
+            key = (vmim.namespace, vmim.vmi_name)
+            self.counters.count_migration_to(ended.target_node, key, vmim.outcome, ended_at)
         if vmim.outcome is Outcome.SUCCEEDED:
             # The time in the queue does not help to predict the next migration.
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")

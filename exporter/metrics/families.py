@@ -466,6 +466,15 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         read=read_targets,
     ),
     ViewFamily(
+        name="kubevirt_node_failed_target_vmis",
+        help=(
+            "VMs whose migration to the node failed within the last hour, each counted once; "
+            "absent if there are none."
+        ),
+        labels=("node",),
+        read=lambda view: view.counters.count_failed_targets(view.now).items(),
+    ),
+    ViewFamily(
         name="kubevirt_eviction_exporter_evacuations_total",
         help=(
             "Evacuations that ended, by who requested them (source) and how they ended (outcome); "

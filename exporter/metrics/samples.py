@@ -27,13 +27,14 @@ def read_blocks(view: View) -> Values:
 def read_targets(view: View) -> Values:
     """How many migrations to each node have ended, by outcome.
 
-    Nodes with VMIs have samples before their first migration, so that `increase` counts it.
+    Nodes that are watched or have VMIs have samples before their first migration, so that
+    `increase` counts it.
     """
-    nodes, counters = view.store.nodes, view.counters
+    nodes, counters = {*view.store.nodes, *view.store.node_index.names()}, view.counters
     counters.forget_targets(nodes, view.now)
     return [
         ((node, outcome.name.lower()), counters.migrations_to_node[node, outcome])
-        for node in sorted(nodes.keys() | counters.migrated_at.keys())
+        for node in sorted(nodes | counters.migrated_at.keys())
         if node
         for outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
     ]

@@ -71,14 +71,25 @@ def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:
     """The counts of a target node without VMIs are dropped a day after its last migration."""
     counters = Counters()
     for node in ("kept", "gone"):
-        counters.count_migration_to(node, Outcome.FAILED, NOW)
-    counters.count_migration_to("gone", Outcome.SUCCEEDED, NOW - 60)
+        counters.count_migration_to(node, ("shop", "db1"), Outcome.FAILED, NOW)
+    counters.count_migration_to("gone", ("shop", "db1"), Outcome.SUCCEEDED, NOW - 60)
     counters.forget_targets({"kept"}, NOW + SERIES_KEPT_FOR - 1)
     assert len(counters.migrations_to_node) == 3
 
     counters.forget_targets({"kept"}, NOW + SERIES_KEPT_FOR)
     assert counters.migrations_to_node == {("kept", Outcome.FAILED): 1}
     assert counters.migrated_at == {"kept": NOW}
+
+
+def test_vms_that_failed_to_reach_a_node_are_counted_once_for_an_hour() -> None:
+    """A node has as many failed VMs as failed to migrate there within the last hour."""
+    counters = Counters()
+    for vm, ago in (("db1", 3_000.0), ("db1", 60.0), ("db2", 3_500.0), ("db3", 3_600.0)):
+        counters.count_migration_to("n1", ("shop", vm), Outcome.FAILED, NOW - ago)
+    counters.count_migration_to("n2", ("shop", "db1"), Outcome.SUCCEEDED, NOW)
+    assert counters.count_failed_targets(NOW) == {"n1": 2}
+    assert counters.count_failed_targets(NOW + 3_600.0) == {}
+    assert counters.failed_targets == {}
 
 
 class TestDenialPeriods:
