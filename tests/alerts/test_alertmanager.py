@@ -15,9 +15,11 @@ from tests.generate.rules import all_alerts, load_groups
 
 
 ALERTS = all_alerts(load_groups())
-STUCK, FAILING, MANY, DRAIN = (
+STUCK, FAILING, MOVE, TARGET, MANY, DRAIN = (
     "KubeVirtEvacuationStuck",
     "KubeVirtEvacuationFailingRepeatedly",
+    "KubeVirtMigrationStuck",
+    "KubeVirtTargetNodeFailing",
     "KubeVirtEvacuationsStuckMany",
     "KubeVirtNodeDrainStuck",
 )
@@ -35,7 +37,8 @@ def firing(alert: str, /, **labels: str) -> dict[str, Any]:
 def a_drain() -> list[dict[str, Any]]:
     """Alerts about stuck VMs: many in the east, 40 of one node in the north, and two in the west.
 
-    The evacuation of one VM in the west fails repeatedly.
+    The evacuation of one VM in the west fails repeatedly. In the south, migrations to n33 fail,
+    and one evacuation is stuck without a failure.
     """
     vm = {"namespace": "shop", "node": "n1"}
     drained = {"namespace": "shop", "node": "n2", "cluster": "north"}
@@ -50,6 +53,10 @@ def a_drain() -> list[dict[str, Any]]:
         *(firing(STUCK, cluster="west", name=name, **vm) for name in ("vm0", "vm1")),
         firing(FAILING, cluster="west", name="vm0", **vm),
         firing(LATER, cluster="west", node="n1"),
+        *(firing(STUCK, cluster="south", name=f"vm{n}", **vm) for n in range(24)),
+        *(firing(FAILING, cluster="south", name=f"vm{n}", **vm) for n in range(23)),
+        firing(MOVE, cluster="south", name="vm24", **vm),
+        firing(TARGET, cluster="south", node="n33"),
         {"labels": {"alertname": "Watchdog", "cluster": "west"}},
     ]
 
@@ -104,6 +111,8 @@ async def test_many_stuck_vms_are_one_notification(
         (DRAIN, "north"): 1,
         (FAILING, "west"): 1,
         (STUCK, "west"): 1,
+        (TARGET, "south"): 1,
+        (STUCK, "south"): 1,
     }
     sent = (others + virtualization + later).total()
     prove(f"alertmanager: {len(alerts)} alerts: {len(alerts)} notifications before, {sent} after")

@@ -222,6 +222,35 @@ class Story:
             self._send("DELETED", vmim)
         await self.receiver.resolves("KubeVirtMigrationStuck", name=MOVED)
 
+    async def break_a_target(self) -> None:
+        """Send the exporter failed migrations of three VMs to one node."""
+        at = objects.format_time(self.cluster.instant)
+        for number in range(6):
+            name = f"to-{RESERVED}-{number}"
+            metadata = {
+                "namespace": NAMESPACE,
+                "name": name,
+                "uid": name,
+                "creationTimestamp": at,
+                "resourceVersion": str(self.demo.server.store.revision),
+            }
+            state = {
+                "migrationUid": name,
+                "targetNode": RESERVED,
+                "failed": True,
+                "startTimestamp": at,
+                "endTimestamp": at,
+            }
+            status = {
+                "phase": "Failed",
+                "phaseTransitionTimestamps": [{"phase": "Failed", "phaseTransitionTimestamp": at}],
+                "migrationState": state,
+            }
+            vmim = {"metadata": metadata, "spec": {"vmiName": f"no-vm-{number % 3}"}}
+            self._send("ADDED", vmim | {"status": status})
+        await self.receiver.fires("KubeVirtTargetNodeFailing", node=RESERVED)
+        await self.receiver.resolves("KubeVirtTargetNodeFailing", node=RESERVED)
+
     def _send(self, kind: str, vmim: Object) -> None:
         line = json.dumps({"type": kind, "object": vmim}).encode() + b"\n"
         assert self.demo.server.inject(line, MIGRATIONS.plural)
@@ -395,6 +424,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
                 tasks.create_task(story.move_back_and_forth())
                 tasks.create_task(story.hold_slots())
                 tasks.create_task(story.fail_migrations())
+                tasks.create_task(story.break_a_target())
                 tasks.create_task(other.play())
             yield Played(receiver, routed, prometheus, time.monotonic() - started)
 
