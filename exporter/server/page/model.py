@@ -19,7 +19,13 @@ from exporter.engine.evacuations.drain import forecast_nodes
 from exporter.engine.facts.model import Instant, Reason, Resource
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.server.api.answers import write_node
-from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationAnswer, NodeAnswer
+from exporter.server.api.evacuation_schemas import (
+    DrainAnswer,
+    EvacuationAnswer,
+    EvacuationsAnswer,
+    NodeAnswer,
+    StuckMove,
+)
 from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import BlockedVmi, StatusAnswer, VmiAnswer
 from exporter.text import to_optional_datetime
@@ -108,12 +114,14 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
 class Vms(Struct, frozen=True, kw_only=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `blocked` has each VM with its entries in the blocked set. `found` has the VMs whose
+    `moves` has the VMs with a stuck move and no evacuation. `blocked` has each VM with its entries
+    in the blocked set. `found` has the VMs whose
     namespace/name contains the filter's `vm`; it is None if that filter is empty.
     """
 
     found: Rows[VmiAnswer] | None
     evacuations: Rows[VmiAnswer]
+    moves: Rows[VmiAnswer]
     blocked: Rows[tuple[tuple[BlockedVmi, ...], VmiAnswer]]
     namespaces: tuple[str, ...]
 
@@ -259,7 +267,8 @@ def build_page(
         return page
     nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
     nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
-    evacuations = service.describe_evacuations(now).evacuations
+    moving = service.describe_evacuations(now)
+    evacuations = moving.evacuations
     states = Counter(one.state for one in evacuations)
     return structs.replace(
         page,
@@ -271,7 +280,7 @@ def build_page(
         drained=service.describe_node(filters.node, now)
         if named and filters.node in outcomes
         else None,
-        vms=_list_vms(service, blocked, filters, now, evacuations) if named else None,
+        vms=_list_vms(service, blocked, filters, now, moving) if named else None,
     )
 
 
@@ -280,8 +289,11 @@ def _list_vms(
     blocked: BlockedVms,
     filters: PageFilter,
     now: Instant,
-    evacuations: list[EvacuationAnswer],
+    described: EvacuationsAnswer,
 ) -> Vms:
+    evacuations = described.evacuations
+    moves = [one for one in described.stuck_moves if _matches(filters, one)]
+
     def explained(keys: Iterable[tuple[str, str]]) -> Iterator[VmiAnswer]:
         for key in keys:
             answer = service.describe_vmi(*key, now)
@@ -311,6 +323,13 @@ def _list_vms(
             matching=len(moving),
             total=len(evacuations),
         ),
+        moves=Rows(
+            shown=tuple(
+                vmi for vmi in explained(map(_of_vmi, moves[:ROWS])) if vmi.move is not None
+            ),
+            matching=len(moves),
+            total=len(described.stuck_moves),
+        ),
         blocked=Rows(
             shown=tuple(
                 (entries, vmi)
@@ -326,7 +345,7 @@ def _list_vms(
     )
 
 
-def _matches(filters: PageFilter, one: BlockedVmi | EvacuationAnswer) -> bool:
+def _matches(filters: PageFilter, one: BlockedVmi | EvacuationAnswer | StuckMove) -> bool:
     return (
         filters.vm in f"{one.namespace}/{one.name}"
         and filters.namespace in ("", one.namespace)
@@ -340,7 +359,7 @@ def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
     return len(known) < len(entries), *known[-1:]
 
 
-def _of_vmi(one: BlockedVmi | EvacuationAnswer) -> tuple[str, str]:
+def _of_vmi(one: BlockedVmi | EvacuationAnswer | StuckMove) -> tuple[str, str]:
     return one.namespace, one.name
 
 

@@ -396,3 +396,20 @@ def test_a_model_is_for_one_instant() -> None:
     service.health.watched[0].synced = False
 
     assert msgspec.json.encode(model) == before
+
+
+def test_stuck_moves_have_a_table() -> None:
+    """A stuck move is listed, unless it is filtered out; a move that is not stuck is not."""
+    service = make_service(
+        KubeVirtSettings(),
+        a_vmi(name="hung", uid="uid-of-hung", migratable=True),
+        a_vmim(name="mig-hung", uid="m-hung", vmi_name="hung", created=NOW - 86_400.0),
+        a_vmi(name="young", uid="uid-of-young", migratable=True),
+        a_vmim(name="mig-young", uid="m-young", vmi_name="young", created=NOW - 10.0),
+    )
+    every, none = (build_model(service, PageFilter(node=node)) for node in ("", "n9"))
+
+    assert every.vms is not None
+    assert none.vms is not None
+    assert [one.name for one in every.vms.moves.shown] == ["hung"]
+    assert not none.vms.moves.shown

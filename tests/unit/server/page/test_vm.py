@@ -3,10 +3,17 @@
 import pytest
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.facts.model import WaitReason, Why, WhySource
 from exporter.engine.facts.policy import Override
 from exporter.server.page.render import render_vm
-from tests.support.builders import NOW, a_policy, a_running_state, a_vmi, some_evidence
+from tests.support.builders import (
+    NOW,
+    a_policy,
+    a_running_state,
+    a_vmi,
+    a_vmim,
+    some_evidence,
+)
 from tests.support.hostile import HOSTILE
 from tests.unit.cli.answers import cooling, stuck
 from tests.unit.engine.evacuations.test_diagnosis import an_evacuation
@@ -104,3 +111,15 @@ def test_hostile_texts_are_only_text(text: str) -> None:
     assert [sorted(one.attributes) for one in page.elements] == [
         sorted(one.attributes) for one in plain.elements
     ]
+
+
+def test_a_stuck_move_says_what_to_do() -> None:
+    """A user's migration that a quota refuses: the page begins with the next step."""
+    vmim = a_vmim(phase="Pending", created=NOW - 86_400.0, wait_reason=WaitReason.QUOTA)
+    page = shown(some_evidence(vmi=a_vmi(migratable=True), vmims=(vmim,)))
+    text = page.text("main")
+
+    assert text.index("its manual migration does not end") < text.index("Raise the ResourceQuota")
+    assert text.count("Raise the ResourceQuota") == 1
+    assert fields(page, "state") == ["quota"]
+    assert fields(page, "trigger") == ["manual"]
