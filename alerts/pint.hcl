@@ -4,7 +4,7 @@ rule {
   match {
     kind = "recording"
   }
-  name "(vmi|node|source|cluster):[a-z_]+:(max|min2m|rate5m|count1m)" {
+  name "(vmi|node|source|cluster):[a-z_]+:(max|rate5m)" {
     severity = "bug"
     comment  = "level:metric:operation"
   }

@@ -10,7 +10,6 @@ from dashboards.looks import GREEN, YELLOW, heatmap_panel, stat_panel, time_pane
 from dashboards.queries import (
     BLOCKS,
     COOLDOWNS,
-    DAY,
     POLICY,
     RATE,
     REQUESTS,
@@ -27,7 +26,6 @@ from dashboards.queries import (
     rename,
     select,
     select_by,
-    select_other,
 )
 
 
@@ -172,9 +170,9 @@ def load() -> Builder[Panel]:
 def days() -> Section:
     """Panels for time ranges of weeks and months, from recording rules."""
     migrations = per_day("cluster:kubevirt_eviction_exporter_migrations:rate5m")
-    ended, in_time = (
-        f"sum_over_time({select_other(f'cluster:kubevirt_vmi_{name}:count1m')}{DAY})"
-        for name in ("evacuations_ended", "evacuations_ended_in_time")
+    succeeded, in_time = (
+        per_day(f"source:kubevirt_eviction_exporter_evacuations_{name}:rate5m")
+        for name in ("succeeded", "in_time")
     )
     return [
         time_panel(
@@ -186,11 +184,13 @@ def days() -> Section:
             unit=units.Short,
         ),
         time_panel(
-            "Evacuations that ended within 30 minutes",
-            "The share of evacuations that took at most 30 minutes. Each point counts the "
-            "evacuations that ended within the day before it. An evacuation ends when it succeeds, "
-            "is cancelled, or the VM is deleted. This panel needs the recording rules of alerts/.",
-            {"in time": f"{each((), in_time, 'sum')} / ({each((), ended, 'sum')} > 0)"},
+            "Evacuations that took at most 30 minutes",
+            "The share of the evacuations that succeeded within the day before each point, by who "
+            "requested them. This panel needs the recording rules of alerts/.",
+            {
+                "{{source}}": f"{each(('source',), in_time, 'sum')}"
+                f" / ({each(('source',), succeeded, 'sum')} > 0)"
+            },
             size=(12, 8),
             unit=units.PercentUnit,
             most=1,

@@ -40,9 +40,10 @@ ALERTS = all_alerts(load_groups())
 LABELS = {
     **{family.name: set(family.labels) for family in FAMILIES},
     **{
-        f"{family.name}_count": set(family.labels)
+        f"{family.name}_{suffix}": {*family.labels, *own}
         for family in FAMILIES
         if family.type == "histogram"
+        for suffix, own in (("count", ()), ("bucket", ("le",)))
     },
     **{name: set(metric.labels) for name, metric in FOREIGN.items()},
 }
