@@ -29,8 +29,8 @@ LIBRARIES = {
     "structlog", "typing_extensions", "urllib3", "yaml", "yarl",
 }  # fmt: skip
 PACKAGES = {
-    "app", "history", "cli", "counters", "credentials", "decoding", "engine", "health", "kube",
-    "logs", "metrics", "server", "settings", "tasks", "text",
+    "app", "history", "cli", "clock", "counters", "credentials", "decoding", "engine", "health",
+    "kube", "logs", "metrics", "server", "settings", "tasks", "text",
 }  # fmt: skip
 
 
