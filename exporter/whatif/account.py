@@ -34,7 +34,12 @@ BUILTIN: Mapping[str, Contender] = {
     contender.name: contender
     for contender in (
         Contender(
-            name="reference", policy=Policy(guard_pending_migrations=False, guard_evacuations=False)
+            name="reference",
+            policy=Policy(
+                migration_history_window=172_800.0,
+                guard_pending_migrations=False,
+                guard_evacuations=False,
+            ),
         ),
         Contender(name="ours"),
         Contender(name="recommended", policy=Policy(migration_history_window=172_800.0)),

@@ -690,7 +690,7 @@ def test_the_alert_s_delay_is_the_rule_s() -> None:
 def test_the_reference_is_the_plugin_s_defaults() -> None:
     """`reference` has the plugin's defaults, and `ours` has the defaults of the exporter."""
     assert BUILTIN["reference"].policy == Policy(
-        guard_pending_migrations=False, guard_evacuations=False
+        migration_history_window=48 * HOUR, guard_pending_migrations=False, guard_evacuations=False
     )
     assert BUILTIN["ours"].policy == Policy()
     assert BUILTIN["recommended"].policy == Policy(migration_history_window=48 * HOUR)
