@@ -42,7 +42,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_asking(
         commands, "explain", "Why may this VM not be moved now?", "explain bank/churn-1"
     ).add_argument(
-        "vmi", type=_vmi, metavar="NAMESPACE/NAME", help="the name of the VMI, not of its pod"
+        "vmi",
+        type=_vmi_or_name,
+        metavar="[NAMESPACE/]NAME",
+        help="the name of the VMI, not of its pod; without a namespace, it is searched for on all"
+        " nodes",
     )
     _add_asking(
         commands,
@@ -291,14 +295,27 @@ def _with_message(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parse_argument
 
 
+def _is_name(text: str) -> bool:
+    """Whether a text may be a name: in a URL, a slash or dots would change the path."""
+    return bool(text) and "/" not in text and text not in (".", "..") and text.isprintable()
+
+
+def _split_vmi(text: str, expected: str) -> tuple[str, str]:
+    namespace, _, name = text.partition("/")
+    if not (_is_name(namespace) and _is_name(name)):
+        raise ValueError(f"{text!r}: expected {expected}")
+    return namespace, name
+
+
 @_with_message
 def _vmi(text: str) -> tuple[str, str]:
-    namespace, _, name = text.partition("/")
-    dots = {".", ".."}  # in a URL, these would change the path
-    valid = namespace and name and "/" not in name and not {namespace, name} & dots
-    if not valid or not text.isprintable():
-        raise ValueError(f"{text!r}: expected NAMESPACE/NAME")
-    return namespace, name
+    return _split_vmi(text, "NAMESPACE/NAME")
+
+
+@_with_message
+def _vmi_or_name(text: str) -> tuple[str, str]:
+    """A namespace and a name; the namespace is "" if the text is only a name."""
+    return ("", text) if _is_name(text) else _split_vmi(text, "NAME or NAMESPACE/NAME")
 
 
 @_with_message
@@ -311,7 +328,7 @@ def _address(text: str) -> Address:
 
 @_with_message
 def _node(text: str) -> str:
-    if not text or "/" in text or text in (".", "..") or not text.isprintable():
+    if not _is_name(text):
         raise ValueError(f"{text!r}: expected a node's name")
     return text
 

@@ -23,6 +23,7 @@ from exporter.credentials import (
     read_token,
 )
 from exporter.engine.facts.model import Seconds
+from exporter.server.api.evacuation_schemas import DrainAnswer, NodesAnswer
 from exporter.server.fields import Problem
 from exporter.text import clean
 
@@ -37,6 +38,10 @@ TIMEOUT: Seconds = 15.0
 LARGEST_ANSWER = 64 * 2**20
 """The largest answer that is read, in bytes after decoding."""
 
+_POD_PREFIX = "virt-launcher-"
+_POD_HINT = (
+    "that is the name of a pod; the name of its VMI is in the pod's annotation kubevirt.io/domain"
+)
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
@@ -97,13 +102,33 @@ class Exporter:
         try:
             return await self.read(f"/v1/vmis/{quote(namespace, safe='')}/{quote(name, safe='')}")
         except NoSuchVmi as missing:
-            if not name.startswith("virt-launcher-"):
+            if not name.startswith(_POD_PREFIX):
                 raise
-            hint = (
-                "that is the name of a pod; the name of its VMI is in the pod's annotation"
-                " kubevirt.io/domain"
-            )
-            raise NoSuchVmi(f"{missing}: {hint}") from None
+            raise NoSuchVmi(f"{missing}: {_POD_HINT}") from None
+
+    async def find_namespace(self, name: str) -> str:
+        """The namespace of the only VMI with this name; VMIs that run on no node are not found.
+
+        Asks for the VMIs of each node, because the API has no list of all VMIs. Raises NoSuchVmi if
+        no namespace or more than one has such a VMI.
+        """
+        found = set[str]()
+        for one in decode(await self.read("/v1/nodes"), NodesAnswer).nodes:
+            try:
+                body = await self.read_node(one.node)
+            except NoSuchNode:  # its last VMI has left since
+                continue
+            vmis = decode(body, DrainAnswer).candidates
+            found |= {vmi.namespace for vmi in vmis if vmi.name == name}
+        if not found:
+            hint = "if it runs on no node, give its namespace too: NAMESPACE/NAME"
+            if name.startswith(_POD_PREFIX):
+                hint = _POD_HINT
+            raise NoSuchVmi(f"no VMI {name!r} on any node: {hint}")
+        if len(found) > 1:
+            choices = ", ".join(f"{namespace}/{name}" for namespace in sorted(found))
+            raise NoSuchVmi(f"{len(found)} namespaces have a VMI {name!r}, choose one: {choices}")
+        return found.pop()
 
     async def read_node(self, node: str) -> bytes:
         """GET /v1/nodes/{node}. Raises NoSuchNode."""

@@ -53,7 +53,7 @@ class Exit(IntEnum):
     CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
     CANNOT_ASK = 8, "no usable answer from the exporter or the cluster, or it is not ready"
-    NO_SUCH_VMI = 9, "there is no such VMI"
+    NO_SUCH_VMI = 9, "there is no such VMI, or more than one namespace has one of this name"
     CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
     CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
@@ -80,7 +80,7 @@ def explain(arguments: argparse.Namespace) -> Exit:
     namespace, name = arguments.vmi
 
     async def ask(exporter: "Exporter") -> str:
-        body = await exporter.read_vmi(namespace, name)
+        body = await exporter.read_vmi(namespace or await exporter.find_namespace(name), name)
         if arguments.json:
             return _indent(decode(body, dict))
         return show_vmi(decode(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))

@@ -141,7 +141,9 @@ def test_the_command_line_is_the_program_s() -> None:
         found = re.fullmatch(r"python -m exporter ?(\w*)(.*)", line)
         assert found is not None, line
         command, rest = found.groups()
-        places = re.findall(r"[A-Z/]+", re.sub(r"\[--[^]]*\]|--[a-z-]+ \S+", "", rest))
+        places = re.findall(
+            r"(?:\[[A-Z]+/\])?[A-Z/]+", re.sub(r"\[--[^]]*\]|--[a-z-]+ \S+", "", rest)
+        )
         written[command] = {*re.findall(r"--[a-z-]+", rest), *places}
     taken = {
         command: {

@@ -234,6 +234,25 @@ async def test_explain_answers(exporter: str) -> None:
     assert out.startswith("shop/db1 may not be moved now: it is cooling down")
 
 
+async def test_explain_finds_the_namespace_of_a_name() -> None:
+    """`explain` of a name finds its VMI on any node, or lists the namespaces that have one."""
+    api = ServedApi()
+    api.cool()
+    api.store.put(a_vmi(name="db2", uid="2", node="n2"))
+    api.store.put(a_vmi(name="db2", uid="3", namespace="bank", node="n3"))
+    async with serving(make_query_app(api.service)) as url:
+        only = await ask("explain", "--url", url, "db1")
+        several = await ask("explain", "--url", url, "db2")
+
+    assert (only[0], only[2]) == (Exit.OK, "")
+    assert only[1].startswith("shop/db1 may not be moved now: it is cooling down")
+    assert several == (
+        Exit.NO_SUCH_VMI,
+        "",
+        "2 namespaces have a VMI 'db2', choose one: bank/db2, shop/db2\n",
+    )
+
+
 async def test_status_answers(exporter: str) -> None:
     """`status` asks the exporter whose URL is in the environment."""
     code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
@@ -297,6 +316,8 @@ async def test_status_before_the_sync_is_an_answer() -> None:
     ("arguments", "code", "said"),
     [
         ("explain shop/db9", Exit.NO_SUCH_VMI, "no VMI 'db9'"),
+        ("explain db9", Exit.NO_SUCH_VMI, "no VMI 'db9' on any node: if it runs on no node"),
+        ("explain virt-launcher-db1-x", Exit.NO_SUCH_VMI, "that is the name of a pod"),
         ("explain a/b --url unix:/no", Exit.CANNOT_ASK, "--url URL"),
         ("explain a/b --url here:1", Exit.USAGE, "expected http://"),
         ("node n9", Exit.NO_SUCH_NODE, "no VMI is on a node 'n9'"),
