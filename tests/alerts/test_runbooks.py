@@ -28,6 +28,7 @@ from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, loa
 from tests.support.api_servers import RealStage
 from tests.support.documents import REFERENCE, bare, table
 from tests.support.foreign_metrics import PLUGIN
+from tests.support.kubectl_plugin import write_plugin
 from tests.support.program import Program, program
 from tests.support.serving import serving
 
@@ -290,9 +291,7 @@ async def test_every_command_runs(
 ) -> None:
     """Every command that needs no kubelet and no virt-api succeeds on a real API server."""
     namespace = await real.make_namespace()
-    plugin = tmp_path / "kubectl-evictions"
-    plugin.write_text(f'#!/bin/sh\nexec {sys.executable} -m exporter.cli.kubectl "$@"\n')
-    plugin.chmod(0o755)
+    write_plugin(tmp_path)
     operator = Operator(
         real.cluster.kubeconfig(real.cluster.administrator),
         tmp_path,

@@ -17,6 +17,7 @@ from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.kubevirt import KubeVirt
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE
+from tests.support.kubectl_plugin import write_plugin
 
 
 STUCK = "KubeVirtEvacuationStuck"
@@ -43,14 +44,16 @@ def typed() -> set[str]:
 
 @pytest.mark.timeout(600)
 async def test_every_command_runs(
-    cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str]
+    cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str], tmp_path: Path
 ) -> None:
     """Every command runs, with two replicas whose query listener needs a token."""
+    write_plugin(tmp_path)
     await asyncio.to_thread(type_section, terminal, "Standalone, by kustomize")
     terminal.type_unlisted("kubectl apply --server-side -k deploy/overlays/monitoring")
     for name, text in TEXTS.items():
         attempt = await make_stuck(kubevirt) if name == STUCK else EXAMPLE
         with cluster.terminal(Path(terminal.type_unlisted("echo $TMPDIR").strip())) as shell:
+            shell.type_unlisted(f'export PATH="{tmp_path}:$PATH"')
             for command in typed_once(commands(text)):
                 line = command.replace(EXAMPLE, attempt)
                 for example, own in OURS.items():
