@@ -92,20 +92,26 @@ class HistoryMerger:
 
     def _merge_evacuations(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
         """Merge the stored evacuations of a VMI; True if that changed anything."""
-        known, marker, stored = (record.past, record.stored), record.marker, remembered.marker
+        known, stored = (record.past, record.stored), remembered.marker
         if remembered.past is not None:
             record.past = remembered.past.join(record.past)
         past = record.past
         if past is not None and record.stored is not None and past.covers(record.stored.seen_at):
             record.stored = None
+        # The stored migrations may show that our evacuation ended before the stored one began.
+        self._evacuations.note_success(record, at)
+        marker = record.marker
         if stored is not None and marker is None:
             if not stored.is_presumed and (past is None or not past.covers(stored.seen_at)):
                 record.stored = stored
         elif stored is not None and marker is not None:
             if stored.is_over(record.vmi, record.history.newest_success()):
                 self._evacuations.note_over(record, stored, at)
-            elif marker.join(stored):
-                return True
+            else:
+                if marker.is_presumed and not stored.is_presumed:
+                    record.marked_at = stored.seen_at
+                if marker.join(stored):
+                    return True
         return known != (record.past, record.stored)
 
     def merge_unseen(self, record: VmiRecord, at: Instant) -> None:

@@ -17,9 +17,10 @@ class VmiRecord(Struct, gc=False):
     `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
     `Evidence`. `stored` is a stored marker of an evacuation that is not seen, until it is seen or
-    counts as ended. `marked_at` is when this process first saw the marker, and `source` is who
-    requested that evacuation. `past` is the last evacuation that has ended. `cancelled_at` is when
-    the VMI's `evacuationNodeName` was last cleared.
+    counts as ended. `marked_at` is when this process first saw the marker, or another replica if
+    this process only presumed it; `source` is who requested that evacuation. `past` is the last
+    evacuation that has ended. `cancelled_at` is when the VMI's `evacuationNodeName` was last
+    cleared.
     """
 
     vmi: Vmi

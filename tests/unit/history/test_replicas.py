@@ -261,3 +261,12 @@ def test_replicas_agree_in_the_end(prove: Callable[[str], None], runs: int, coun
 def test_one_replica_missed_that_an_evacuation_ended(seed: int, count: int) -> None:
     """It presumes the next evacuation, which another replica has read. In the end they agree."""
     asyncio.run(Trial(seed, count).run())
+
+
+@pytest.mark.parametrize(("seed", "count"), [(158, 3), (783, 3)])
+def test_a_presumed_evacuation_is_counted_once(seed: int, count: int) -> None:
+    """A replica presumes an evacuation, and its end is counted by another one."""
+    trial = Trial(seed, count, is_steady=True)
+    trial.server.loses = False
+    asyncio.run(trial.run())
+    assert len(trial.counted) == trial.ended

@@ -80,7 +80,9 @@ def test_another_replica_has_read_the_next_evacuation(*, is_read: bool) -> None:
     success = {"phase": "Succeeded", "finished": True, "outcome": Outcome.SUCCEEDED}
     store.put(a_vmim(start=NOW - 60, end=NOW - 30, handed_off=True, **success))
     if is_read:
-        other = a_store(a_vmi(), now=NOW - 25)
+        other = a_store(a_vmi(evacuation_node="n1"), now=NOW - 600)
+        other.now = NOW - 25
+        other.put(a_vmi())
         other.now = NOW - 20
         other.put(a_vmi(evacuation_node="n1"))
         remembered = other.remember(UID)
