@@ -1,0 +1,65 @@
+"""Moves without an evacuation, with KubeVirt's own controllers."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.cluster import VMIMS, vmim
+from tests.cluster.resources import QUOTAS
+from tests.cluster.rig import Rig
+from tests.support.program import Program, program
+
+
+SETTINGS = {"stuck": {"after": "20s", "migrationTimeout": "20s"}}
+Prove = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    """KubeVirt's servers and three nodes."""
+    async with Rig.opened() as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+async def exporter(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Program]:
+    """An exporter that watches the rig."""
+    control = rig.cluster.control
+    login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
+    async with program(tmp_path_factory.mktemp("moves"), *login, config=SETTINGS) as exporter:
+        await exporter.ready()
+        yield exporter
+
+
+async def test_a_user_s_migration_over_quota(rig: Rig, exporter: Program, prove: Prove) -> None:
+    """A person's VMIM that a quota refuses is a stuck move, until the quota is raised."""
+    admin, hard = rig.cluster.admin, {"hard": {"pods": "1"}}
+    quota: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": QUOTAS.kind,
+        "metadata": {"name": "one-pod", "namespace": "quota"},
+        "spec": hard,
+        # No controller counts the pods here, so the test writes the count.
+        "status": hard | {"used": {"pods": "1"}},
+    }
+    async with rig.vmi("quota/db1"):
+        await admin.create(QUOTAS, quota)
+        await admin.create(VMIMS, vmim("by-hand", "quota", of="db1"))
+        found = await exporter.until(
+            "/v1/vmis/quota/db1",
+            lambda status, body: status == 200 and body["move"] and body["move"]["stuck"],
+        )
+        stuck = await exporter.sample("kubevirt_vmi_migration_stuck", namespace="quota")
+        verdict = await exporter.verdict("quota", "db1", dryRun=True)
+        await admin.delete(QUOTAS, "quota", "one-pod")
+        await exporter.until(
+            "/v1/vmis/quota/db1", lambda _, body: body["move"] is None and body["migrations"]
+        )
+
+    move = found["move"]
+    prove(f"rig: a user's migration: {move['state']}, {move['trigger']}; {move['nextStep']}")
+    assert (move["state"], move["trigger"]) == ("quota", "manual")
+    assert move["nextStep"].startswith("Raise the ResourceQuota")
+    assert (found["drain"], found["evacuation"]) == ("fails", None)
+    assert (stuck, verdict["stuck"]) == (1, True)
