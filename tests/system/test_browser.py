@@ -228,7 +228,7 @@ class TestLooks:
 
         path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
-        assert reached[6:8] == [path, "summary"]
+        assert reached[6:9] == [path, f"/?node={first['node']}#drain", "summary"]
         assert "unseen" not in reached
 
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
@@ -269,6 +269,17 @@ class TestLooks:
             await page.locator("#found-rows a").first.click()
             await page.wait_for_selector("#vm-title")
             assert "/vmis/shop/steady-" in page.url
+
+    async def test_no_column_breaks_a_found_vm(self, demo: Still, browser: Browser) -> None:
+        """The found VMs are in columns, whatever the width, and each VM is in one of them."""
+        async with visit(browser, f"{demo.query}/?vm=-") as page:
+            for width in (700, 1000, 1300):
+                await page.set_viewport_size({"width": width, "height": 800})
+                pieces = await page.evaluate(
+                    """() => [...document.querySelectorAll("#found-rows li")]
+                        .map(one => one.getClientRects().length)"""
+                )
+                assert set(pieces) == {1}, width
 
     async def test_a_vm_that_has_gone_has_a_page(self, demo: Still, browser: Browser) -> None:
         """For an unknown VM, browsers get a page, and programs get JSON."""

@@ -310,6 +310,15 @@ class TestRows:
             html = render_page(build_model(service, filters, named=named), linked=named)
             assert 'id="drain"' not in html
 
+    def test_a_link_to_a_node_shows_its_drain_before_other_tables(self) -> None:
+        """The node of a VM is a link to the node's drain, which is the first section about VMs."""
+        links = [one.attributes["href"] for one in shown(draining_service()).all("a")]
+        page = shown(draining_service(), PageFilter(node="n2"))
+        sections = [one.attributes["id"] for one in page.all("section")]
+
+        assert links.count("/?node=n2#drain") == 2, "of the VM bank/old, and of the node"
+        assert sections == ["trust", "drain", "evacuations", "figures", "blocked", "nodes"]
+
     def test_the_sentences_about_a_drain_are_separate(self) -> None:
         """What cannot leave, the cordon and the External VMs are sentences, and 1 is singular."""
         service = make_service(
