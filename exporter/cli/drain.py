@@ -68,9 +68,11 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     sheet.warn(_STALE if answer.stale else ())
     if answer.schedulable is False:
         at = answer.cordoned_at
-        since = "" if at is None else f" since {write_past(at, answer.as_of)}"
+        cordoned = "is cordoned"
+        if at is not None:
+            cordoned = f"has been cordoned since {write_past(at, answer.as_of)}"
         also = f": {', '.join(answer.conditions)}" if answer.conditions else ""
-        sheet.say(f"It is cordoned{since}{also}.")
+        sheet.say(f"It {cordoned}{also}.")
     if answer.drain is not None:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:

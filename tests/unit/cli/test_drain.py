@@ -159,13 +159,16 @@ def test_a_cordoned_node_is_named_so() -> None:
         store, StuckPolicy(), ALL_ALIVE, NOW, seen=frozenset({Resource.NODES})
     )
     for node, said in (
-        (a_cordon(), " since 2027-01-15T07:55:00Z (5m ago)"),
-        (a_cordon(cordoned_at=None), ""),
-        (a_cordon(cordoned_at=None, conditions=("DrainInProgress",)), ": DrainInProgress"),
+        (a_cordon(), "has been cordoned since 2027-01-15T07:55:00Z (5m ago)"),
+        (a_cordon(cordoned_at=None), "is cordoned"),
+        (
+            a_cordon(cordoned_at=None, conditions=("DrainInProgress",)),
+            "is cordoned: DrainInProgress",
+        ),
     ):
         store.put(node)
         answer = describe_drain(*forecast_node(store, "n1", conditions), conditions, some_health())
-        assert f"\nIt is cordoned{said}.\n" in show_drain(answer, PIPED)
+        assert f"\nIt {said}.\n" in show_drain(answer, PIPED)
 
 
 def test_silence_is_a_warning() -> None:
