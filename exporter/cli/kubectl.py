@@ -72,6 +72,8 @@ def find_pod(kubectl: list[str], namespace: str | None) -> dict[str, Any]:
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:
+    if "deletionTimestamp" in pod["metadata"]:  # It may end before the command does.
+        return False
     conditions = pod["status"].get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 

@@ -14,6 +14,9 @@ READY = {
     "metadata": {"name": "ready", "namespace": "virt"},
     "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
 }
+LEAVING = READY | {
+    "metadata": {"name": "old", "namespace": "virt", "deletionTimestamp": "2026-11-26T12:00:00Z"}
+}
 PENDING = POD | {"status": {"phase": "Pending"}}
 KUBECTL = """#!{python}
 import json, sys
@@ -52,7 +55,7 @@ def call(
 def test_the_command_runs_in_a_ready_pod_with_the_user_s_login(tmp_path: Path) -> None:
     """Context, command and arguments reach kubectl, and its exit code is the plugin's."""
     asked = ("--context", "prod", "node", "node-1", "--all")
-    done, calls = call(tmp_path, *asked, pods=[PENDING, POD, READY])
+    done, calls = call(tmp_path, *asked, pods=[PENDING, LEAVING, POD, READY])
 
     selector = "app.kubernetes.io/name=kubevirt-eviction-exporter"
     assert calls == [
