@@ -203,7 +203,8 @@ ACTIONS = {
     ),
     Obstacle.NO_TARGET_POD: Action(
         "Read virt-controller's log: KubeVirt has made no target pod, but its limits are free.",
-        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 --prefix | sed -n /{name}/p",
+        "kubectl -n kubevirt logs -l kubevirt.io=virt-controller --tail=-1 --prefix"
+        " | sed -n /{name}/p",
     ),
     Obstacle.ATTACHMENT: Action(
         "Repair the pods that attach the VM's hot-plugged volumes: the target pod is ready, and"
