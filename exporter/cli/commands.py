@@ -385,7 +385,7 @@ def _judge_output(error: OSError, failure: Exit) -> Exit:
 
 
 async def _pause() -> None:
-    """Wait for the next look at a drain. Raises OSError if nobody reads standard output."""
+    """Wait before the drain is read again. Raises OSError if nobody reads standard output."""
     await asyncio.sleep(WATCHED_EVERY)
     output = select.poll()
     output.register(sys.stdout, 0)

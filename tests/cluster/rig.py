@@ -47,6 +47,12 @@ class Rig:
             ):
                 yield cls(cluster, player)
 
+    @property
+    def login(self) -> tuple[str, str]:
+        """The exporter's arguments for this cluster, with the exporter's own permissions."""
+        control = self.cluster.control
+        return "--kubeconfig", str(control.kubeconfig(control.exporter))
+
     async def start(
         self, key: str, *fates: Fate | Outcome, node: str = "node-1", **spec: Any
     ) -> Scene:

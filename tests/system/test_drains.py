@@ -386,13 +386,11 @@ async def test_a_queue_that_moves_is_not_stuck(
         return found
 
     async with Rig.opened() as rig:
-        control = rig.cluster.control
-        await control.namespace("queue")
+        await rig.cluster.control.namespace("queue")
         keys = [f"queue/vm-{number}" for number in range(1, vms + 1)]
         await asyncio.gather(*(rig.start(key, Fate(seconds=7.0)) for key in keys))
-        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
         config = {"stuck": {"after": f"{after:g}s"}}
-        async with program(tmp_path, *login, config=config) as exporter:
+        async with program(tmp_path, *rig.login, config=config) as exporter:
             await exporter.ready()
             for key in keys:
                 await rig.evict(key, descheduler=False)

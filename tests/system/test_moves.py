@@ -25,9 +25,7 @@ async def rig() -> AsyncIterator[Rig]:
 @pytest.fixture(scope="module")
 async def exporter(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Program]:
     """An exporter that watches the rig."""
-    control = rig.cluster.control
-    login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
-    async with program(tmp_path_factory.mktemp("moves"), *login, config=SETTINGS) as exporter:
+    async with program(tmp_path_factory.mktemp("moves"), *rig.login, config=SETTINGS) as exporter:
         await exporter.ready()
         yield exporter
 

@@ -68,12 +68,12 @@ class Stage:
 @pytest.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """KubeVirt's servers, three nodes, and an exporter."""
-    async with Rig.opened() as rig:
-        control = rig.cluster.control
-        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
-        async with program(tmp_path_factory.mktemp("drains"), *login, config=SETTINGS) as exporter:
-            await exporter.ready()
-            yield Stage(rig, exporter)
+    async with (
+        Rig.opened() as rig,
+        program(tmp_path_factory.mktemp("drains"), *rig.login, config=SETTINGS) as exporter,
+    ):
+        await exporter.ready()
+        yield Stage(rig, exporter)
 
 
 async def test_a_drain_is_followed_to_its_end(stage: Stage, prove: Prove) -> None:

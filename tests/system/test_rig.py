@@ -57,18 +57,19 @@ class Stage:
 @pytest.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """KubeVirt's servers and three nodes; one VMI fails from the beginning."""
-    async with Rig.opened() as rig, rig.vmi(FAILING, "crashes", node="node-3"):
-        control = rig.cluster.control
-        login = ("--kubeconfig", str(control.kubeconfig(control.exporter)))
-        async with program(tmp_path_factory.mktemp("rig"), *login) as exporter:
-            await exporter.ready()
-            await rig.evict(FAILING)
-            diary = asyncio.create_task(record_evacuation(exporter, FAILING, failures=FAILURES))
-            try:
-                yield Stage(rig, exporter, diary)
-            finally:
-                diary.cancel()
-                await asyncio.gather(diary, return_exceptions=True)
+    async with (
+        Rig.opened() as rig,
+        rig.vmi(FAILING, "crashes", node="node-3"),
+        program(tmp_path_factory.mktemp("rig"), *rig.login) as exporter,
+    ):
+        await exporter.ready()
+        await rig.evict(FAILING)
+        diary = asyncio.create_task(record_evacuation(exporter, FAILING, failures=FAILURES))
+        try:
+            yield Stage(rig, exporter, diary)
+        finally:
+            diary.cancel()
+            await asyncio.gather(diary, return_exceptions=True)
 
 
 @pytest.fixture(scope="module")

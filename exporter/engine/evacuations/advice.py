@@ -20,7 +20,7 @@ from exporter.engine.evacuations.diagnosis import (
 )
 from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, classify_text
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import DRAIN_TAINT, EndReason, Outcome, Vmim, Why, WhySource
+from exporter.engine.facts.model import DRAIN_TAINT, EndReason, Vmim, Why, WhySource
 from exporter.engine.store.load import Load
 from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 
@@ -425,9 +425,8 @@ def _find_hindrance(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why 
 def _is_lost(evidence: Evidence, attempt: Vmim | None) -> bool:
     """Whether the VM's last migration failed in post-copy, when half its memory had moved."""
     migration = evidence.vmi.migration
-    if migration is None or attempt is not None:
-        return False
-    return migration.outcome is Outcome.FAILED and migration.mode == "PostCopy"
+    is_lost = migration is not None and migration.failure is EndReason.POST_COPY_LOST
+    return is_lost and attempt is None
 
 
 def _judge_cause(cause: Why, state: State) -> Obstacle:

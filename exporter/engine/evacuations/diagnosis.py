@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from itertools import takewhile
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -182,14 +183,8 @@ def diagnose(
     dead = dead | evidence.dead_at(now)
     source = find_source(evidence.vmi, evidence.vmims, marker)
     seen, evidence = evidence, evidence.without(dead)
-    attempt = evidence.unfinished()
-    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
-    holds = backoff if backoff is not None and now < backoff.next_try else None
-    state = State.UNKNOWN
-    if Resource.VMIS not in dead:
-        state = _find_state(
-            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
-        )
+    found = _assess(evidence, stuck, load, now, dead=dead, contacts=contacts, nodes=nodes)
+    state, attempt = found.state, found.attempt
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
     # A taint alone drains a schedulable node too. An eviction from a schedulable node that still
@@ -204,7 +199,6 @@ def diagnose(
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
-    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
     return Diagnosis(
         node=marker.node,
         requested_at=marker.requested_at,
@@ -217,7 +211,7 @@ def diagnose(
         else _find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed),
         due_at=due,
         failed_attempts=failed,
-        backoff=holds,
+        backoff=found.backoff,
         leftover=leftover,
         given_up=leftover and was_seen,
         diverged=launcher is not None
@@ -225,8 +219,8 @@ def diagnose(
         and lacking_since is not None
         and now - lacking_since >= DIVERGED_AFTER,
         attempt=attempt,
-        missing=missing,
-        is_quiet=_is_quiet(evidence, missing),
+        missing=found.missing,
+        is_quiet=found.is_quiet,
         last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
     )
 
@@ -246,7 +240,6 @@ class Move(Struct, frozen=True, kw_only=True):
     stuck: bool
     failed_attempts: int
     attempt: Vmim | None
-    backoff: Backoff | None
     missing: tuple[Resource, ...] = ()
     is_quiet: bool = False
 
@@ -280,27 +273,54 @@ def diagnose_move(
     )
     if attempt is None and not has_failed:
         return None
-    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
-    holds = backoff if backoff is not None and now < backoff.next_try else None
-    state = _find_state(
-        evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
-    )
-    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
+    found = _assess(evidence, stuck, load, now, dead=dead, contacts=contacts, nodes=nodes)
     begun = failures[0] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
     return Move(
         node=evidence.vmi.node,
-        state=state,
+        state=found.state,
         trigger=begun.trigger,
         since=created,
-        stuck=is_old or has_failed or state is State.MIGRATION_STALLED,
+        stuck=is_old or has_failed or found.state is State.MIGRATION_STALLED,
         failed_attempts=len(failures),
         attempt=attempt,
-        backoff=holds,
-        missing=missing,
-        is_quiet=_is_quiet(evidence, missing),
+        missing=found.missing,
+        is_quiet=found.is_quiet,
     )
+
+
+class _Situation(NamedTuple):
+    """What delays a VM, whoever moves it; the fields are those of `Diagnosis`."""
+
+    state: State
+    attempt: Vmim | None
+    backoff: Backoff | None
+    missing: tuple[Resource, ...]
+    is_quiet: bool
+
+
+def _assess(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    *,
+    dead: AbstractSet[Resource],
+    contacts: Mapping[Resource, Instant],
+    nodes: NodeIndex | None,
+) -> _Situation:
+    """The situation of a VMI by evidence without `dead` resources."""
+    attempt = evidence.unfinished()
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    state = State.UNKNOWN
+    if Resource.VMIS not in dead:
+        state = _find_state(
+            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
+        )
+    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
+    return _Situation(state, attempt, holds, missing, _is_quiet(evidence, missing))
 
 
 def _find_failures(evidence: Evidence) -> list[Vmim]:

@@ -80,6 +80,22 @@ class RequesterAnswer(Struct, rename="camel", kw_only=True):
     at: Annotated[Timestamp, means("when the eviction was reviewed, or the VMIM was created")]
 
 
+# The fields that evacuations and other moves share.
+Reasons = Annotated[
+    list[WhyAnswer],
+    means("what the cluster says about it, newest first; at most eight entries"),
+]
+BestReason = Annotated[
+    WhyAnswer | None,
+    means("the entry of `why` that best explains why the VM does not move; null: there is none"),
+]
+Delay = Annotated[State, means("what delays it")]
+IsStuck = Annotated[bool, means("whether it is stuck, and somebody must act")]
+NextStep = Annotated[str, means("what to do, in one sentence")]
+FirstCommand = Annotated[str, means("the shell command to begin with, for this VM")]
+Runbook = Annotated[str, means("the name of the runbook with more information")]
+
+
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     """One evacuation with its diagnosis."""
 
@@ -112,8 +128,8 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
         means("who requested it, if `admission.observe` is on; null: unknown"),
     ]
     age_seconds: Annotated[float, means("from requestedAt to asOf")]
-    state: Annotated[State, means("what delays it")]
-    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    state: Delay
+    stuck: IsStuck
     stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it is not stuck")]
     failed_attempts: Annotated[int, means("failed migrations since the request; a lower bound")]
     backoff: Annotated[
@@ -142,19 +158,11 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
             " progress"
         ),
     ]
-    why: Annotated[
-        list[WhyAnswer],
-        means("what the cluster says about it, newest first; at most eight entries"),
-    ]
-    cause: Annotated[
-        WhyAnswer | None,
-        means(
-            "the entry of `why` that best explains why the VM does not move; null: there is none"
-        ),
-    ]
-    next_step: Annotated[str, means("what to do, in one sentence")]
-    command: Annotated[str, means("the shell command to begin with, for this VM")]
-    runbook: Annotated[str, means("the name of the runbook with more information")]
+    why: Reasons
+    cause: BestReason
+    next_step: NextStep
+    command: FirstCommand
+    runbook: Runbook
     last_seen: Annotated[
         LastSeenAnswer | None,
         means(
@@ -173,7 +181,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
 class MoveAnswer(Struct, rename="camel", kw_only=True):
     """A move without an evacuation, which a user or a controller has requested."""
 
-    state: Annotated[State, means("what delays it")]
+    state: Delay
     trigger: Annotated[Trigger, means("why its VMIM was created")]
     since: Annotated[
         Timestamp | None,
@@ -182,23 +190,15 @@ class MoveAnswer(Struct, rename="camel", kw_only=True):
             " the other; null: unknown"
         ),
     ]
-    stuck: Annotated[bool, means("whether it is stuck, and somebody must act")]
+    stuck: IsStuck
     failed_attempts: Annotated[
         int, means("VMIMs that failed one after the other, up to the newest; a lower bound")
     ]
-    why: Annotated[
-        list[WhyAnswer],
-        means("what the cluster says about it, newest first; at most eight entries"),
-    ]
-    cause: Annotated[
-        WhyAnswer | None,
-        means(
-            "the entry of `why` that best explains why the VM does not move; null: there is none"
-        ),
-    ]
-    next_step: Annotated[str, means("what to do, in one sentence")]
-    command: Annotated[str, means("the shell command to begin with, for this VM")]
-    runbook: Annotated[str, means("the name of the runbook with more information")]
+    why: Reasons
+    cause: BestReason
+    next_step: NextStep
+    command: FirstCommand
+    runbook: Runbook
 
 
 class StuckMove(MoveAnswer, kw_only=True):

@@ -19,7 +19,7 @@ from exporter.engine.evacuations.advice import (
 )
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Pod, WaitReason, Why, WhySource
+from exporter.engine.facts.model import EndReason, Outcome, Pod, WaitReason, Why, WhySource
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
@@ -278,3 +278,14 @@ def test_lost_and_silent_places(
 
     assert find(evidence, why) is obstacle
     assert advise(evidence, diagnosis(evidence), why).cause == cause
+
+
+def test_a_vm_that_was_lost_in_post_copy_has_to_be_restarted() -> None:
+    """After a failure in post-copy half of the VM's memory is gone, unless a new attempt runs."""
+    failed = a_state(outcome=Outcome.FAILED, failure=EndReason.POST_COPY_LOST, mode="PostCopy")
+    lost, again = (
+        an_evacuation(vmi={"migration": failed}, vmims=vmims) for vmims in ((), (an_attempt(),))
+    )
+
+    assert find(lost, (BARE,)) is Obstacle.POST_COPY_LOST
+    assert find(again, (BARE,)) is not Obstacle.POST_COPY_LOST
