@@ -169,7 +169,7 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
         return self.left + self.remaining
 
 
-WHATEVER = 4
+STUCK_IN_ANY_STATE = 4
 """A drain is stuck after this many times `stuck.after` without a departure, whatever the states."""
 
 
@@ -207,5 +207,5 @@ def measure_progress(
         last_left_at=last,
         seconds_per_vmi=pace,
         estimate=estimate,
-        stuck=idle >= (stuck_after if needs_person else WHATEVER * stuck_after),
+        stuck=idle >= (stuck_after if needs_person else STUCK_IN_ANY_STATE * stuck_after),
     )
