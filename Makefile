@@ -109,7 +109,7 @@ check: lint needs-go
 	done
 
 # Measures what the exporter costs, and prints tables. It takes 25 minutes, and the machine should
-# do nothing else. `make bench BENCH=--write` writes the tables into docs/performance.md.
+# do nothing else. `make bench BENCH=--write` writes docs/performance.md and tests/bench/results.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
 

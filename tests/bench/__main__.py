@@ -24,7 +24,7 @@ def main() -> int:
     )
     parser.add_argument("--repeats", type=int, help="how often each row is measured")
     parser.add_argument(
-        "--write", action="store_true", help="write the results into docs/performance.md"
+        "--write", action="store_true", help="write the results into their two documents"
     )
     arguments = parser.parse_args()
     sizes = SMALL if arguments.small else Sizes()

@@ -1,4 +1,4 @@
-"""The benchmark's table, for the terminal and for docs/performance.md."""
+"""The benchmark's tables, for the terminal, the results file and docs/performance.md."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,12 @@ from tests.support.documents import PERFORMANCE, fill
 
 
 RESULTS = ROOT / "tests/bench/results.md"
+_HEAD = """\
+# Results of `make bench`
+
+[docs/performance.md](../../docs/performance.md) explains what is compared, and has the table of \
+scale.
+"""
 _VERDICTS = {True: "met", False: "**missed**", None: "unknown"}
 
 
@@ -50,7 +56,7 @@ GROWING: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 def describe(raw: Mapping[str, Any]) -> str:
-    """Describe how the cost grows with the cluster: a line per size, the exponents, and a plot.
+    """Describe how the cost grows with the cluster: a line per size, and the exponents.
 
     The exponent says how a cost grows from about a tenth of the VMIs to all of them: 1 is linear.
     """
@@ -70,30 +76,12 @@ def describe(raw: Mapping[str, Any]) -> str:
             for name, _ in GROWING.values()
         )
         exponents = " | ".join(f"{exponent:.2f}" for exponent in grown)
-        lines += [f"| exponent, {before:,} to {many:,} | | {exponents} |", "", *_plot(sizes)]
+        lines.append(f"| exponent, {before:,} to {many:,} | | {exponents} |")
     return "\n".join(lines) + "\n"
 
 
-def _plot(sizes: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """A Mermaid plot of each column as a multiple of its first value, with logarithmic axes."""
-    first = sizes[min(sizes)]
-    names = ", ".join(f'"{vmis:,}"' for vmis in sizes)
-    lines = [
-        "```mermaid",
-        "xychart-beta",
-        f'    title "log10 of the multiple of {min(sizes):,} VMIs: {", ".join(GROWING)}"',
-        f"    x-axis [{names}]",
-    ]
-    for name, _ in GROWING.values():
-        points = ", ".join(f"{math.log10(one[name] / first[name]):.2f}" for one in sizes.values())
-        lines.append(f"    line [{points}]")
-    return [*lines, "```"]
-
-
 def write_document(table: str, scale: str) -> None:
-    """Write both tables into the document, between their markers, and into the results file."""
-    RESULTS.write_text(f"## Speed\n\n{table}\n## Scale\n\n{scale}", encoding="utf-8")
+    """Write the first table into the results file, and the second into the document."""
+    RESULTS.write_text(f"{_HEAD}\n{table}", encoding="utf-8")
     text = PERFORMANCE.read_text(encoding="utf-8")
-    PERFORMANCE.write_text(
-        fill(text, {"bench:speed": table, "bench:scale": scale}), encoding="utf-8"
-    )
+    PERFORMANCE.write_text(fill(text, {"bench:scale": scale}), encoding="utf-8")

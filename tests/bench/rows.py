@@ -477,7 +477,7 @@ class Bench:
         """The longest wait of a verdict while everything runs at once, and its cause.
 
         The waits are measured with the plain exporter. The causes come from a second run, a tenth
-        as long, which logs what blocks the event loop (`tests/bench/pauses.py`).
+        as long, which logs what blocks the event loop (`tests/bench/pauses.py`). It prints ten.
         """
         sizes = self.sizes
         with Load(vmis=sizes.many) as load:
@@ -485,11 +485,11 @@ class Bench:
             _, pauses = self._burden(load, "tests.bench.pauses", max(2.0, sizes.loaded / 10))
         pauses.sort(key=lambda one: -one["seconds"])
         self.raw["pauses"] = {"waits": waits, "pauses": pauses[:100]}
-        self.notes += [
-            f"Pause {place} of the event loop: {show_milli(one['seconds'])} in `{one['function']}`"
-            f" (CPU {show_milli(one['cpu'])}, garbage collector {show_milli(one['collected'])})."
-            for place, one in enumerate(pauses[:10], 1)
-        ]
+        for one in pauses[:10]:
+            self.say(
+                f"the event loop paused {show_milli(one['seconds'])} in {one['function']}"
+                f" (CPU {show_milli(one['cpu'])}, garbage collector {show_milli(one['collected'])})"
+            )
         return [
             Row(f"{sizes.many:,} VMIs, 2,000 events/s, scrapes, history and page for"
                 f" {sizes.loaded:.0f} s: longest wait of a verdict", "under 25 ms",

@@ -1,15 +1,17 @@
-"""The benchmark runs, and docs/performance.md has its last results."""
+"""The benchmark runs, and writes its results."""
 
-import re
+from pathlib import Path
 
 import pytest
 
+from tests.bench import report
 from tests.bench.processes import build_tools
 from tests.bench.report import RESULTS, describe, render
 from tests.bench.rows import PARTS, SMALL, Bench, Row, compare, show_seconds
-from tests.support.documents import PERFORMANCE, fill
+from tests.support.documents import PERFORMANCE
 
 
+ROWS = 36
 MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load"), "x")
 
 
@@ -20,7 +22,7 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
     bench = Bench(SMALL, said.append)
     rows = bench.run()
 
-    assert len(rows) == 36
+    assert len(rows) == ROWS
     assert all(row.ours and row.target for row in rows)
     assert set(PARTS) < set(bench.raw)
     assert bench.raw["blocked"]["waiting"]["failed"] == 0
@@ -28,13 +30,23 @@ def test_every_row_is_measured_at_a_tiny_size() -> None:
     assert render(rows, MACHINE, bench.notes, minutes=1).count("\n| ") == 1 + len(rows)
 
 
-def test_the_document_has_the_last_results() -> None:
-    """Both tables of the document are those of `tests/bench/results.md`."""
-    text, results = PERFORMANCE.read_text(encoding="utf-8"), RESULTS.read_text(encoding="utf-8")
-    speed, scale = re.split(r"^## \w+\n\n", results, flags=re.MULTILINE)[1:]
+def test_results_are_written_where_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The document gets the table of scale, and the results file has all rows of the last run."""
+    kept, document = tmp_path / "results.md", tmp_path / "performance.md"
+    rows = RESULTS.read_text(encoding="utf-8").count("\n| ") - 1
+    document.write_text(PERFORMANCE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(report, "RESULTS", kept)
+    monkeypatch.setattr(report, "PERFORMANCE", document)
 
-    tables = {"bench:speed": speed.rstrip("\n") + "\n", "bench:scale": scale}
-    assert fill(text, tables) == text
+    report.write_document("the rows\n", "| the scale |\n")
+    head, _, written = kept.read_text(encoding="utf-8").rpartition("\n\n")
+
+    assert rows == ROWS
+    assert written == "the rows\n"
+    assert RESULTS.read_text(encoding="utf-8").startswith(head)
+    assert "\n| the scale |\n<!-- /bench:scale -->" in document.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
