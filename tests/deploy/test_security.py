@@ -20,7 +20,7 @@ from tests.generate.manifests import (
     pod_templates,
     render,
 )
-from tests.support.documents import SECURITY, table
+from tests.support.documents import CLAIMS, SECURITY, table
 
 
 SPOKEN = {
@@ -128,10 +128,10 @@ def test_this_version_is_supported() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", table(SECURITY, "Tests of these claims"), ids=lambda row: row[1].rpartition("::")[2]
+    "row", table(CLAIMS, "Tests of these claims"), ids=lambda row: row[1].rpartition("::")[2]
 )
 def test_each_claim_has_its_test(row: list[str]) -> None:
-    """Each test that SECURITY.md names exists."""
+    """Each test that tests/deploy/claims.md names exists."""
     file, _, name = row[1].strip("`").partition("::")
 
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)

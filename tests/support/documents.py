@@ -18,6 +18,7 @@ OPERATE = ROOT / "docs" / "operate.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 SECURITY = ROOT / "SECURITY.md"
+CLAIMS = ROOT / "tests" / "deploy" / "claims.md"
 VERSIONS = ROOT / "docs" / "versions.md"
 WHAT_IF = ROOT / "docs" / "what-if.md"
 
