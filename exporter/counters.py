@@ -14,13 +14,13 @@ from exporter.engine.facts.model import (
     Instant,
     Mismatch,
     Outcome,
-    Reason,
     ReviewOutcome,
     Seconds,
     Trigger,
     Vmi,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.facts.policy import Reason
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source

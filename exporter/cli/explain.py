@@ -6,8 +6,8 @@ from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import EndReason, Reason
-from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.facts.model import EndReason
+from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     MoveAnswer,
@@ -23,15 +23,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
 )
 from exporter.text import write_span
-
-
-_HELD = {
-    Reason.MIGRATION_IN_PROGRESS: "it is migrating, and that has to end first",
-    Reason.EVACUATION_IN_PROGRESS: "it is being evacuated, and that has to end first",
-    Reason.PLATFORM_UPDATE: "KubeVirt is updating VMs, and that has to end first",
-    Reason.POLICY: "an entry of policy.overrides blocks it",
-    Reason.COOLDOWN: "it is cooling down after its last migration",
-}
+from exporter.words.verdicts import REASONS
 
 
 _UNMOVED = {
@@ -167,7 +159,11 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
             until = ""
             if verdict.not_before is not None:
                 until = f", until {write_release(verdict.not_before, vmi.as_of)}"
-            return [name, (" may not be moved now", BAD), f": {_HELD[verdict.reason]}{until}."]
+            return [
+                name,
+                (" may not be moved now", BAD),
+                f": {REASONS[verdict.reason].held}{until}.",
+            ]
     if vmi.phase in ("Succeeded", "Failed"):
         return [name, f" has ended ({vmi.phase}): there is nothing to move."]
     if vmi.evacuation is not None:
@@ -219,9 +215,9 @@ def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
 def _policy(policy: PolicyAnswer) -> str:
     """The name of the VM's policy, and its values."""
     values = {
-        "minimum": policy.migration_cooldown_seconds,
-        "maximum": policy.max_migration_cooldown_seconds,
-        "window": policy.migration_history_window_seconds,
+        "minimum": policy.migration_cooldown,
+        "maximum": policy.max_migration_cooldown,
+        "window": policy.migration_history_window,
     }
     said = ", ".join(f"{key} {write_span(at) if at else 'none'}" for key, at in values.items())
     failed = "" if policy.count_failed_migrations else ", failed migrations do not count"
@@ -230,7 +226,7 @@ def _policy(policy: PolicyAnswer) -> str:
 
 def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
     """The cooldown as a formula: max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h."""
-    floor, cap = policy.migration_cooldown_seconds, policy.max_migration_cooldown_seconds
+    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
     took = write_span(cooldown.duration_seconds)
     base = f"max({write_span(floor)}, {took})" if floor else f"{took} (no floor)"
     count = cooldown.migrations_in_window

@@ -8,7 +8,6 @@ from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST
-from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Staleness
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
@@ -23,6 +22,7 @@ from exporter.server.api.schemas import (
     StatusAnswer,
 )
 from exporter.text import write_count, write_span
+from exporter.words.verdicts import REASONS
 
 
 def show_status(
@@ -184,7 +184,7 @@ def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
     for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
         entries: list[BlockedVmi] = list(group)
         because = ", ".join(dict.fromkeys(entry.reason for entry in entries))
-        release, until = None, UNTIL[entries[0].reason]
+        release, until = None, REASONS[entries[0].reason].until
         if len(entries) == 1 and entries[0].not_before is not None:
             release = entries[0].not_before
             until = write_release(release, blocked.as_of)

@@ -26,23 +26,15 @@ from exporter.engine.evacuations.events import (
     EventQueue,
 )
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import (
-    EventOutcome,
-    EventReason,
-    Instant,
-    Reason,
-    Seconds,
-    Verdict,
-    Why,
-)
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Why
+from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.rules import UNTIL
 from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
+from exporter.words.verdicts import REASONS
 
 
 CHECKED_EVERY: Seconds = 15.0
@@ -210,7 +202,7 @@ def write_blocked(verdict: Verdict) -> str:
         return (
             f"Eviction blocked: {verdict.reason} until {until}, migrations in the window: {count}"
         )
-    until = UNTIL[verdict.reason or Reason.MIGRATION_IN_PROGRESS]
+    until = REASONS[verdict.reason or Reason.MIGRATION_IN_PROGRESS].until
     return f"Eviction blocked: {verdict.reason}, until {until}"
 
 

@@ -25,6 +25,7 @@ from exporter.engine.evacuations.drain import (
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.store.node_drains import Departed
+from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
@@ -224,7 +225,7 @@ def _sample_vmis(
     `counts` are the results of `count_undiagnosed`. `departed` are the VMs that have left each
     node. Because this runs in slices, it reads only data that cannot change.
     """
-    yield VMIS, sample_verdicts(summary.verdicts, view.policy.reasons)
+    yield VMIS, sample_verdicts(summary.verdicts, list_reasons(view.policy))
     diagnosed: list[Diagnosed] = []
     outcomes: list[DrainOutcome] = []
     for some in _cut(evacuating):

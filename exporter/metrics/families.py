@@ -16,10 +16,9 @@ from exporter.engine.facts.model import (
     EventReason,
     Mismatch,
     Outcome,
-    Reason,
     Trigger,
 )
-from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source

@@ -8,7 +8,8 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, State
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Outcome, Reason
+from exporter.engine.facts.model import Outcome
+from exporter.engine.facts.policy import Reason
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched

@@ -39,7 +39,11 @@ BlindSpots = Annotated[
 class Problem(Struct, kw_only=True):
     """An error (RFC 9457, application/problem+json)."""
 
-    title: Annotated[str, means("the kind of error")]
-    status: Annotated[int, means("the HTTP status")]
-    detail: Annotated[str, means("what is wrong, where, and what was expected")]
-    type: Annotated[str, means("always about:blank")] = "about:blank"
+    title: str
+    """the kind of error"""
+    status: int
+    """the HTTP status"""
+    detail: str
+    """what is wrong, where, and what was expected"""
+    type: str = "about:blank"
+    """always about:blank"""

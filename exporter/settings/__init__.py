@@ -8,13 +8,13 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
 from exporter.engine.facts.model import Seconds
-from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, StuckPolicy
-from exporter.settings.document import InvalidSettings, Section, read_yaml
+from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, PolicyValues, StuckPolicy
+from exporter.settings.document import InvalidSettings, Section, read_yaml, write_key
 from exporter.settings.values import (
     Address,
     ConfigMaps,
@@ -59,6 +59,7 @@ __all__ = [
     "parse_address",
     "parse_positive_duration",
     "read_settings",
+    "write_policy",
 ]
 
 T = TypeVar("T")
@@ -279,11 +280,19 @@ def _read(section: Section, default: T, *, skip: tuple[str, ...] = ()) -> T:
 
 
 _GUARDS = {
-    "pendingMigrations": "guard_pending_migrations",
-    "evacuations": "guard_evacuations",
-    "platformUpdate": "guard_platform_update",
+    write_key(name.removeprefix("guard_")): name
+    for name in PolicyValues.__struct_fields__
+    if name.startswith("guard_")
 }
-"""The fields of `Policy` that are keys of `policy.guards`."""
+"""The fields of the policy that are keys of `policy.guards`."""
+
+
+def write_policy(policy: Policy) -> dict[str, Any]:
+    """The section `policy` without exceptions; durations are in seconds."""
+    fields = structs.asdict(policy)
+    guards = {key: fields.pop(name) for key, name in _GUARDS.items()}
+    del fields["block"], fields["overrides"]
+    return {write_key(name): value for name, value in fields.items()} | {"guards": guards}
 
 
 def _read_policy(section: Section, remarks: list[str]) -> Policy:

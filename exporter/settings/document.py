@@ -183,9 +183,7 @@ class Section:
         values = {name: getattr(default, name) for name in hints}
         for name, hint in hints.items():
             if name not in skip:
-                first, *others = name.split("_")
-                key = _KEYS.get(name, first + "".join(map(str.capitalize, others)))
-                values[name] = self.take(key, _find_parser(hint), values[name])
+                values[name] = self.take(write_key(name), _find_parser(hint), values[name])
         return type(default)(**values)
 
     def renamed(self, key: str, new: str) -> None:
@@ -219,6 +217,12 @@ class Section:
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self._path, key) if part)
+
+
+def write_key(name: str) -> str:
+    """The key of a field of the settings."""
+    first, *others = name.split("_")
+    return _KEYS.get(name, first + "".join(map(str.capitalize, others)))
 
 
 def _split_words(key: str) -> set[str]:

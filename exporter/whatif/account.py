@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from exporter.engine.evacuations.diagnosis import Cause, State
-from exporter.engine.facts.model import EndReason, Instant, Reason, Seconds
-from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.model import EndReason, Instant, Seconds
+from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
 from exporter.engine.store.requesters import Source
 
 

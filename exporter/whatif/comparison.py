@@ -10,8 +10,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from exporter.engine.facts.model import EndReason, Instant, Reason, Seconds
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import EndReason, Instant, Seconds
+from exporter.engine.facts.policy import Policy, Reason
+from exporter.engine.verdicts.rules import list_reasons
+from exporter.settings import write_policy
 from exporter.text import escape, format_duration, split_span, write_count, write_instant
 from exporter.whatif.account import (
     Account,
@@ -20,6 +22,7 @@ from exporter.whatif.account import (
     StuckEvacuation,
     TimeSeries,
 )
+from exporter.words.verdicts import REASONS
 
 
 STUCK_SHOWN = 10
@@ -29,14 +32,6 @@ VMS_SHOWN = 5
 PLAIN_WIDTH = 200
 """The width if there is no terminal, in characters: enough for every line."""
 UNLIMITED = 1_000
-
-_REASONS = {
-    Reason.COOLDOWN: "  cooling down",
-    Reason.MIGRATION_IN_PROGRESS: "  a migration in progress",
-    Reason.EVACUATION_IN_PROGRESS: "  an evacuation in progress",
-    Reason.PLATFORM_UPDATE: "  an update of KubeVirt",
-    Reason.POLICY: "  block: true",
-}
 
 
 def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
@@ -111,17 +106,17 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
         return [cell(account) for account in accounts]
 
     yield "Cooldown, cap, window", [_write_settings(policy) for policy in policies]
-    guards = [(p.guard_pending_migrations, p.guard_evacuations) for p in policies]
-    words = [" ".join("on" if guard else "off" for guard in both) for both in guards]
-    yield "Guards: pending, evacuations", words
+    guards = [write_policy(policy)["guards"] for policy in policies]
+    for key in guards[0]:
+        yield f"Guard {key}", ["on" if one[key] else "off" for one in guards]
     yield "", each(lambda _: "")
     yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
     yield "  blocked", each(lambda a: _part(a.blocked.total(), a.asked))
-    possible = {reason for policy in policies for reason in policy.reasons}
-    for reason, name in _REASONS.items():
+    possible = {reason for policy in policies for reason in list_reasons(policy)}
+    for reason, words in REASONS.items():
         if reason in possible:
-            yield f"  {name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
+            yield f"  {words.name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
     yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
@@ -197,17 +192,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
     policy, stuck = account.contender.policy, account.contender.stuck
     return {
         "name": account.contender.name,
-        "policy": {
-            "migrationCooldown": policy.migration_cooldown,
-            "maxMigrationCooldown": policy.max_migration_cooldown,
-            "migrationHistoryWindow": policy.migration_history_window,
-            "countFailedMigrations": policy.count_failed_migrations,
-            "guards": {
-                "pendingMigrations": policy.guard_pending_migrations,
-                "evacuations": policy.guard_evacuations,
-                "platformUpdate": policy.guard_platform_update,
-            },
-        },
+        "policy": write_policy(policy),
         "overrides": to_builtins(list(account.touched.values())),
         "stuckPolicy": {
             "after": stuck.after,

@@ -24,17 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Key, Observed, Removed
-from exporter.engine.facts.model import (
-    Fact,
-    Instant,
-    Priority,
-    Reason,
-    Resource,
-    Trigger,
-    Vmi,
-    Vmim,
-)
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import Fact, Instant, Priority, Resource, Trigger, Vmi, Vmim
+from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.rules import decide_both
 from exporter.whatif.account import Account

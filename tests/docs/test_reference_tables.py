@@ -18,7 +18,8 @@ from exporter.engine.evacuations.events import (
     PER_VMI,
     REPEATED_AFTER,
 )
-from exporter.engine.facts.model import EndReason, EventOutcome, EventReason, Reason
+from exporter.engine.facts.model import EndReason, EventOutcome, EventReason
+from exporter.engine.facts.policy import Reason
 from exporter.engine.verdicts.rules import RULES
 from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES

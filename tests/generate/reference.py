@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any, TypeAlias
 
+from msgspec import structs
+
 from exporter.cli.commands import Exit
 from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.facts.policy import PolicyValues
+from exporter.engine.verdicts.rules import RULES
 from exporter.metrics.families import FAMILIES
-from exporter.server.api.openapi import ROUTES, Route, write_openapi
+from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
+from exporter.settings.document import write_key
+from exporter.text import format_duration
+from exporter.words.verdicts import REASONS
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
 from tests.support.documents import API, REFERENCE, read
 from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
@@ -236,14 +243,33 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
 
 
 def fill_tables(text: str) -> str:
-    """The text of docs/reference.md, with the current exit codes and metrics of the program."""
+    """The text of docs/reference.md, with the current values of the program in its tables."""
+    text = re.sub(r"(\| `policy\.(?!overrides).*\n)+", "".join(_write_policy()), text)
+    checkpoints = {rule.reason: rule.checkpoint for rule in RULES}
+    reasons = [
+        f"| `{reason}` | `{checkpoints[reason]}` | {words.meaning} |"
+        for reason, words in REASONS.items()
+    ]
     exits = [f"| `{code.value}` | {code.meaning} |" for code in Exit]
     metrics = [
         f"| `{family.name}` | {family.type}"
         f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"
         for family in FAMILIES
     ]
-    return _fill(_fill(text, "Exit codes", exits), "Metrics", metrics)
+    for heading, rows in (("Exit codes", exits), ("Reasons", reasons), ("Metrics", metrics)):
+        text = _fill(text, heading, rows)
+    return text
+
+
+def _write_policy() -> Iterator[str]:
+    """The rows of the settings in `policy` and `policy.guards`."""
+    meanings = read_meanings(PolicyValues)
+    for one in structs.fields(PolicyValues):
+        guard, default = one.name.removeprefix("guard_"), one.default
+        key = f"{'guards.' if guard != one.name else ''}{write_key(guard)}"
+        shown = str(default).lower() if isinstance(default, bool) else format_duration(default)
+        if key != "block":
+            yield f"| `policy.{key}` | `{shown}` | {meanings[one.name]} |\n"
 
 
 def _fill(text: str, heading: str, rows: list[str]) -> str:

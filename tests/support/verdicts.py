@@ -1,8 +1,8 @@
 """The verdict about one VMI, from the rules alone."""
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Checkpoint, Instant, Resource, Verdict
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import Checkpoint, Instant, Resource
+from exporter.engine.facts.policy import Policy, Verdict
 from exporter.engine.verdicts.rules import decide_both
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exporter.engine.facts.changes import NoticeKind
-from exporter.engine.facts.model import Instant, Resource, Verdict
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import Instant, Resource
+from exporter.engine.facts.policy import Policy, Verdict
 from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer

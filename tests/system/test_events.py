@@ -14,16 +14,8 @@ import aiohttp
 import pytest
 
 from exporter.engine.evacuations.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
-from exporter.engine.facts.model import (
-    EventOutcome,
-    EventReason,
-    Reason,
-    Resource,
-    Verdict,
-    Why,
-    WhySource,
-)
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.model import EventOutcome, EventReason, Resource, Why, WhySource
+from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter

@@ -9,7 +9,8 @@ from exporter.counters import (
     DenialPeriods,
     Histogram,
 )
-from exporter.engine.facts.model import Outcome, Reason
+from exporter.engine.facts.model import Outcome
+from exporter.engine.facts.policy import Reason
 from tests.support.builders import NOW, a_vmi
 
 

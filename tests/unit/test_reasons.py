@@ -5,10 +5,12 @@ import pytest
 
 from exporter.cli.explain import show_vmi
 from exporter.cli.status import show_status
-from exporter.engine.facts.model import Fact, KubeVirtSettings, Reason
-from exporter.engine.facts.policy import Override
+from exporter.engine.facts.model import Fact, KubeVirtSettings
+from exporter.engine.facts.policy import Override, Reason
+from exporter.kube.events import write_blocked
 from exporter.server.admission.reviews import write_message
 from exporter.server.api.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
+from exporter.words.verdicts import REASONS
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi
 from tests.unit.cli.answers import PIPED
 from tests.unit.server.api.test_handlers import ServedApi, opened
@@ -52,7 +54,7 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
 
     vmi = msgspec.json.decode(explained.body, type=VmiAnswer)
     said = show_vmi(vmi, PIPED)
-    assert "may not be moved now" in said.splitlines()[0]
+    assert f" may not be moved now: {REASONS[reason].held}" in said.splitlines()[0]
     assert f"  {next(rule.rule for rule in vmi.rules if rule.blocks)} " in said
     held = show_status(
         msgspec.json.decode(status.body, type=StatusAnswer),
@@ -67,3 +69,7 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
     assert judged is not None
     message = write_message(evidence, judged.verdict(None), api.policy, NOW)
     assert f"VMI {NAMESPACE}/db1: {reason}" in message
+    assert write_blocked(judged.verdict(None)).startswith(f"Eviction blocked: {reason}")
+    if judged.verdict(None).not_before is None:
+        assert REASONS[reason].until in held
+        assert REASONS[reason].until in page

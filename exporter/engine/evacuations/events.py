@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.facts.evidence import Marker
-from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Verdict, Vmi
+from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Vmi
+from exporter.engine.facts.policy import Verdict
 
 
 REPEATED_AFTER: Seconds = 1800.0

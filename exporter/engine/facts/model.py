@@ -1,4 +1,4 @@
-"""The values of the engine: facts read from a cluster, the policy, and the verdict.
+"""The values of the engine that are read from a cluster.
 
 Instants are Unix seconds (UTC) and durations are seconds. Both are floats, because the engine
 compares and adds millions of them. They are formatted for JSON and pages only.
@@ -18,16 +18,6 @@ DRAIN_TAINT = "kubevirt.io/drain"
 """KubeVirt's default of `spec.configuration.migrations.nodeDrainTaintKey`."""
 CLOCK_SKEW: Seconds = 300.0
 """How far the end of a migration may lie ahead of our clock and still count as now."""
-
-
-class Reason(StrEnum):
-    """Why a VMI must not be evicted now; these are the values in JSON, metrics and logs."""
-
-    MIGRATION_IN_PROGRESS = "migration_in_progress"
-    EVACUATION_IN_PROGRESS = "evacuation_in_progress"
-    PLATFORM_UPDATE = "platform_update"
-    POLICY = "policy"
-    COOLDOWN = "cooldown"
 
 
 class Checkpoint(StrEnum):
@@ -497,27 +487,3 @@ class ConfigMap(Struct, frozen=True, kw_only=True):
 
 Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | ConfigMap
 """A value that is read from one object of the cluster."""
-
-
-class Verdict(Struct, frozen=True, kw_only=True, gc=False):
-    """The answer for one candidate at one instant.
-
-    `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
-    If the end of the last migration lies slightly ahead of our clock, `not_before` is computed as
-    if the migration had ended now, so it gets later as time passes. `released_at` is computed from
-    the end in the object, so it stays the same. In all other cases both are equal.
-    """
-
-    known: bool
-    mismatch: Mismatch | None = None
-    checkpoint: Checkpoint | None = None
-    reason: Reason | None = None
-    not_before: Instant | None = None
-    released_at: Instant | None = None
-    effective_cooldown: Seconds | None = None
-    migrations_in_window: int = 0
-
-    @property
-    def allowed(self) -> bool:
-        """Whether the VMI may be evicted at the requested checkpoints."""
-        return self.reason is None

@@ -1,29 +1,64 @@
-"""The operator's policy: how long VMIs are blocked, and when an evacuation is stuck."""
+"""The operator's policy: why and how long VMIs are blocked, and when an evacuation is stuck.
+
+A verdict is the policy's answer for one VMI.
+"""
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from exporter.engine.facts.model import Reason, Seconds, Vmi
+from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi
 
 
 DEFAULT_POLICY = "default"
 """The name of the policy of VMIs without an override."""
 
 
-class Policy(Struct, frozen=True, kw_only=True):
-    """The operator's policy. Durations are in seconds; a setting of 0 is off."""
+class Reason(StrEnum):
+    """Why a VMI must not be evicted now; these are the values in JSON, metrics and logs."""
+
+    MIGRATION_IN_PROGRESS = "migration_in_progress"
+    EVACUATION_IN_PROGRESS = "evacuation_in_progress"
+    PLATFORM_UPDATE = "platform_update"
+    POLICY = "policy"
+    COOLDOWN = "cooldown"
+
+
+def _name_in_answers(field: str) -> str:
+    """The field in camel case; the name of a duration ends with its unit."""
+    first, *others = field.split("_")
+    is_flag = first in ("count", "guard", "block")
+    return first + "".join(map(str.capitalize, others)) + ("" if is_flag else "Seconds")
+
+
+class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
+    """What the policy sets for one VMI. Durations are in seconds; a setting of 0 is off."""
 
     migration_cooldown: Seconds = 900.0
+    """the shortest cooldown; 0: no minimum"""
     max_migration_cooldown: Seconds = 21_600.0
+    """the longest cooldown; 0: no maximum"""
     migration_history_window: Seconds = 86_400.0
+    """how long an ended migration counts; 0: no backoff"""
     count_failed_migrations: bool = True
+    """whether failed migrations count and start a cooldown"""
     guard_pending_migrations: bool = True
+    """whether an unfinished VMIM blocks"""
     guard_evacuations: bool = True
+    """whether a requested evacuation blocks, unless the launcher pod has the annotation
+    `eviction-in-progress`, with which the descheduler counts the eviction itself"""
     guard_platform_update: bool = False
+    """whether all VMs are blocked while KubeVirt reports VMs that it has not updated yet"""
     block: bool = False
+    """whether the VM is never moved"""
+
+
+class Policy(PolicyValues, frozen=True, kw_only=True):
+    """The operator's policy, with its exceptions."""
+
     overrides: tuple["Override", ...] = ()
 
     def of(self, vmi: Vmi) -> "Policy":
@@ -53,15 +88,6 @@ class Policy(Struct, frozen=True, kw_only=True):
     def all(self) -> tuple["Policy", ...]:
         """The policy itself and those of its overrides."""
         return (self, *(one.policy for one in self.overrides))
-
-    @property
-    def reasons(self) -> tuple[Reason, ...]:
-        """The reasons for which this policy may block, in the order of the rules."""
-        optional = {
-            Reason.PLATFORM_UPDATE: self.guard_platform_update,
-            Reason.POLICY: any(one.block for one in self.all),
-        }
-        return tuple(reason for reason in Reason if optional.get(reason, True))
 
     @property
     def longest_window(self) -> Seconds:
@@ -123,6 +149,30 @@ class Override(Struct, frozen=True, kw_only=True):
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Verdict(Struct, frozen=True, kw_only=True, gc=False):
+    """The answer for one candidate at one instant.
+
+    `not_before` is the earliest instant at which the VMI would be allowed if nothing else happened.
+    If the end of the last migration lies slightly ahead of our clock, `not_before` is computed as
+    if the migration had ended now, so it gets later as time passes. `released_at` is computed from
+    the end in the object, so it stays the same. In all other cases both are equal.
+    """
+
+    known: bool
+    mismatch: Mismatch | None = None
+    checkpoint: Checkpoint | None = None
+    reason: Reason | None = None
+    not_before: Instant | None = None
+    released_at: Instant | None = None
+    effective_cooldown: Seconds | None = None
+    migrations_in_window: int = 0
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the VMI may be evicted at the requested checkpoints."""
+        return self.reason is None
 
 
 class StuckPolicy(Struct, frozen=True, kw_only=True):

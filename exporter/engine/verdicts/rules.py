@@ -37,8 +37,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Reason, Resource, Verdict
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Resource
+from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.verdicts.cooldown import Cooldown, count_migrations, measure_cooldown
 
 
@@ -50,8 +50,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint
     needs: frozenset[Resource] = frozenset()
     enabled: Callable[[Policy], bool] = lambda _policy: True
-    optional: bool = False
-    """The rule is off by default, and is explained only if it is on."""
+    blocks_idle: Callable[[bool], bool] | None = None
+    """Set if the rule can block a VMI that was never moved: whether it does so while KubeVirt is
+    updating VMs, and while it is not."""
     blocks: Callable[[Evidence, Cooldown | None, Policy, Instant], bool]
 
 
@@ -97,6 +98,17 @@ def decide_both(
     return apply(_FILTER_RULES), apply(_PRE_EVICTION_RULES), cooldown
 
 
+def list_reasons(policy: Policy) -> tuple[Reason, ...]:
+    """The reasons for which this policy may block, in the order of the rules."""
+    return tuple(
+        dict.fromkeys(
+            rule.reason
+            for rule in RULES
+            if rule.enabled(_DEFAULT) or any(map(rule.enabled, policy.all))
+        )
+    )
+
+
 def not_ours(mismatch: Mismatch) -> Verdict:
     """The verdict for a candidate that is not a VMI of this cluster: allowed."""
     return Verdict(known=False, mismatch=mismatch)
@@ -109,7 +121,10 @@ def explain(
     *,
     dead: frozenset[Resource] = frozenset(),
 ) -> list[RuleResult]:
-    """Evaluate every rule in order, even after a rule that blocks."""
+    """Evaluate every rule in order, even after a rule that blocks.
+
+    A rule that is off by default is evaluated only if it is on.
+    """
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead |= evidence.dead_at(now)
@@ -123,7 +138,7 @@ def explain(
             blocks=_blocks(rule, evidence, cooldown, policy, now, dead=dead),
         )
         for rule in RULES
-        if not rule.optional or rule.enabled(policy)
+        if rule.enabled(policy) or rule.enabled(_DEFAULT)
     ]
 
 
@@ -189,7 +204,7 @@ RULES: tuple[Rule, ...] = (
         checkpoint=Checkpoint.FILTER,
         needs=frozenset({Resource.VMIS, Resource.KUBEVIRTS}),
         enabled=lambda policy: policy.guard_platform_update,
-        optional=True,
+        blocks_idle=lambda updating: updating,
         blocks=lambda evidence, _cooldown, _policy, _now: evidence.platform_updating,
     ),
     Rule(
@@ -198,7 +213,7 @@ RULES: tuple[Rule, ...] = (
         checkpoint=Checkpoint.PRE_EVICTION,
         needs=frozenset({Resource.VMIS}),
         enabled=lambda policy: policy.block,
-        optional=True,
+        blocks_idle=lambda _updating: True,
         blocks=lambda _evidence, _cooldown, _policy, _now: True,
     ),
     Rule(
@@ -208,14 +223,7 @@ RULES: tuple[Rule, ...] = (
         blocks=lambda _evidence, cooldown, _policy, _now: cooldown is not None and cooldown.blocks,
     ),
 )
-UNTIL = {
-    Reason.MIGRATION_IN_PROGRESS: "the migration ends",
-    Reason.EVACUATION_IN_PROGRESS: "the evacuation ends",
-    Reason.PLATFORM_UPDATE: "KubeVirt has updated all VMs",
-    Reason.POLICY: "policy.overrides says otherwise",
-    Reason.COOLDOWN: "the cooldown ends",
-}
-"""Until when each reason blocks, in words."""
+_DEFAULT = Policy()
 _FILTER_RULES, _PRE_EVICTION_RULES = (
     tuple(rule for rule in RULES if rule.checkpoint is one)
     for one in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)

@@ -30,14 +30,12 @@ from exporter.engine.facts.model import (
     Checkpoint,
     DeadResources,
     Instant,
-    Reason,
     Resource,
-    Verdict,
 )
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import Cooldown, written_ends
-from exporter.engine.verdicts.rules import decide_both
+from exporter.engine.verdicts.rules import RULES, decide_both
 
 
 ALLOWED = "allowed"
@@ -100,6 +98,11 @@ class VerdictView:
     def __init__(self, store: Store, policy: Policy) -> None:
         self.policy = policy
         self.revision = 0
+        self._idle_rules = [
+            (rule, rule.blocks_idle)
+            for rule in RULES
+            if rule.blocks_idle is not None and any(map(rule.enabled, policy.all))
+        ]
         self._store = store
         self._now: Instant = -math.inf
         self._dead = ALL_ALIVE
@@ -191,10 +194,12 @@ class VerdictView:
 
     def _may_block_idle(self, key: Key) -> bool:
         """Whether a rule may block this VMI even if it is idle."""
-        if self.policy.guard_platform_update and self._store.platform_updating:
-            return True
+        if not self._idle_rules:
+            return False
         vmi = self._store.vmi(key) if self.policy.overrides else None
-        return vmi is not None and self.policy.of(vmi).block
+        policy = self.policy if vmi is None else self.policy.of(vmi)
+        updating = self._store.platform_updating
+        return any(rule.enabled(policy) and blocks(updating) for rule, blocks in self._idle_rules)
 
     def _evaluate(self, key: Key) -> Entry | None:
         self._outdated.discard(key)

@@ -15,18 +15,9 @@ from msgspec.structs import replace
 
 from exporter.decoding import MALFORMED
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import (
-    Instant,
-    Pod,
-    Reason,
-    Resource,
-    ReviewOutcome,
-    Seconds,
-    Verdict,
-)
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.model import Instant, Pod, Resource, ReviewOutcome, Seconds
+from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.rules import UNTIL
 from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health
 from exporter.kube.objects.facts import text_of
@@ -39,6 +30,7 @@ from exporter.text import (
     write_instant,
     write_span,
 )
+from exporter.words.verdicts import REASONS
 
 
 NAME = "kubevirt-eviction-exporter"
@@ -222,14 +214,15 @@ def write_message(evidence: Evidence, verdict: Verdict, policy: Policy, now: Ins
     """Which VMI is blocked, why and until when."""
     vmi = evidence.vmi
     text = f"VMI {vmi.namespace}/{vmi.name}: {verdict.reason}"
-    if verdict.reason in (Reason.PLATFORM_UPDATE, Reason.POLICY):
-        return f"{text} until {UNTIL[verdict.reason]}"
-    if verdict.reason is not Reason.COOLDOWN or verdict.not_before is None:
+    reason = verdict.reason
+    if reason is None or reason in (Reason.MIGRATION_IN_PROGRESS, Reason.EVACUATION_IN_PROGRESS):
         vmim, state = evidence.unfinished(), vmi.migration
         if vmim is not None:
             return f"{text}: VMIM {vmim.name} is {vmim.phase or 'new'}"
         start = None if state is None else state.start
         return text if start is None else f"{text} since {write_instant(start)}"
+    if verdict.not_before is None:
+        return f"{text} until {REASONS[reason].until}"
     left = math.ceil(verdict.not_before) - now
     until = write_instant(math.ceil(verdict.not_before))
     if left < _DAY:

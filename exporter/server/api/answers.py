@@ -18,15 +18,8 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import (
-    Instant,
-    Reason,
-    Seconds,
-    Verdict,
-    Vmi,
-    Vmim,
-    Why,
-)
+from exporter.engine.facts.model import Instant, Seconds, Vmi, Vmim, Why
+from exporter.engine.facts.policy import Reason, Verdict
 from exporter.health import Health
 from exporter.server.api.evacuation_schemas import (
     BackoffAnswer,

@@ -15,69 +15,73 @@ from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestam
 class PendingAnswer(Struct, rename="camel", kw_only=True):
     """An unfinished VMIM of this VMI."""
 
-    name: Annotated[str, means("the VMIM's name")]
-    uid: Annotated[str, means("the VMIM's UID")]
-    phase: Annotated[str, means("its phase; empty: none yet")]
-    created_at: Annotated[Timestamp | None, means("when the VMIM was created")]
-    handed_off: Annotated[bool, means("whether KubeVirt has handed it off to a target pod")]
+    name: str
+    """the VMIM's name"""
+    uid: str
+    """the VMIM's UID"""
+    phase: str
+    """its phase; empty: none yet"""
+    created_at: Timestamp | None
+    """when the VMIM was created"""
+    handed_off: bool
+    """whether KubeVirt has handed it off to a target pod"""
 
 
 class BackoffAnswer(Struct, rename="camel", kw_only=True):
     """KubeVirt's present pause before the next attempt."""
 
-    seconds: Annotated[float, means("how long the pause is")]
-    next_try_at: Annotated[Timestamp, means("when it ends")]
+    seconds: float
+    """how long the pause is"""
+    next_try_at: Timestamp
+    """when it ends"""
 
 
 class CancelAnswer(Struct, rename="camel", kw_only=True):
     """The request that cancels an evacuation, from KubeVirt 1.7 on. A running attempt continues."""
 
-    method: Annotated[str, means("the HTTP method")]
-    path: Annotated[str, means("the path on the API server")]
-    body: Annotated[
-        dict[str, str],
-        means("the JSON body; evacuationNodeName must be the value in the VMI's status"),
-    ]
-    command: Annotated[str, means("the same request as a shell command with kubectl")]
+    method: str
+    """the HTTP method"""
+    path: str
+    """the path on the API server"""
+    body: dict[str, str]
+    """the JSON body; evacuationNodeName must be the value in the VMI's status"""
+    command: str
+    """the same request as a shell command with kubectl"""
 
 
 class WhyAnswer(Struct, rename="camel", kw_only=True):
     """A reason in the cluster's own words, with invisible characters as escapes."""
 
-    source: Annotated[WhySource, means("the condition or object that gives the reason")]
-    reason: Annotated[str, means("a word, such as Unschedulable; empty: the cluster gives none")]
-    message: Annotated[
-        str,
-        means(
-            "the cluster's message, cut to 1,024 characters; empty: the cluster gives none, or the"
-            " VMI is not evacuating"
-        ),
-    ]
-    at: Annotated[
-        Timestamp | None,
-        means(
-            "the time that the cluster gives for the reason; null: the cluster gives none, and the"
-            " reason applies now"
-        ),
-    ]
+    source: WhySource
+    """the condition or object that gives the reason"""
+    reason: str
+    """a word, such as Unschedulable; empty: the cluster gives none"""
+    message: str
+    """the cluster's message, cut to 1,024 characters; empty: the cluster gives none, or the VMI is
+    not evacuating"""
+    at: Timestamp | None
+    """the time that the cluster gives for the reason; null: the cluster gives none, and the reason
+    applies now"""
 
 
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """The evacuation as it was when the exporter could last read its VMI."""
 
-    at: Annotated[
-        Timestamp,
-        means("the time of the last contact with the API server about VMIs of its namespace"),
-    ]
-    state: Annotated[State, means("what delayed it then")]
-    stuck: Annotated[bool, means("whether it was stuck then")]
+    at: Timestamp
+    """the time of the last contact with the API server about VMIs of its namespace"""
+    state: State
+    """what delayed it then"""
+    stuck: bool
+    """whether it was stuck then"""
 
 
 class RequesterAnswer(Struct, rename="camel", kw_only=True):
     """The user whose eviction began an evacuation, or who created the VMIM of a migration."""
 
-    user: Annotated[str, means("the name that the API server sent; groups are not stored")]
-    at: Annotated[Timestamp, means("when the eviction was reviewed, or the VMIM was created")]
+    user: str
+    """the name that the API server sent; groups are not stored"""
+    at: Timestamp
+    """when the eviction was reviewed, or the VMIM was created"""
 
 
 # The fields that evacuations and other moves share.
@@ -102,98 +106,69 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     namespace: str
     name: str
     vmi_uid: str
-    node: Annotated[str, means("the node it runs on")]
-    evacuation_node_name: Annotated[str, means("the node that it must leave")]
-    eviction_strategy: Annotated[str, means("the VMI's strategy; empty: the cluster's default")]
-    source: Annotated[
-        Source,
-        means(
-            "who requested it. If the newest VMIM has the priority system-maintenance, it was the"
-            " `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the"
-            " annotation kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`:"
-            " neither is set, which is always so before KubeVirt 1.7"
-        ),
-    ]
-    requested_through: Annotated[
-        RequestedThrough,
-        means(
-            "`eviction`: the VMI has evacuationNodeName. `taint`: its node has the taint"
-            " `spec.configuration.migrations.nodeDrainTaintKey` of the KubeVirt object, or, where"
-            " nodes cannot be read, its newest evacuation VMIMs show this"
-        ),
-    ]
-    requested_at: Annotated[Timestamp, means("the earliest known time of the request")]
-    requested_by: Annotated[
-        RequesterAnswer | None,
-        means("who requested it, if `admission.observe` is on; null: unknown"),
-    ]
-    age_seconds: Annotated[float, means("from requestedAt to asOf")]
+    node: str
+    """the node it runs on"""
+    evacuation_node_name: str
+    """the node that it must leave"""
+    eviction_strategy: str
+    """the VMI's strategy; empty: the cluster's default"""
+    source: Source
+    """who requested it. If the newest VMIM has the priority system-maintenance, it was the
+    `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the annotation
+    kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`: neither is set, which is
+    always so before KubeVirt 1.7"""
+    requested_through: RequestedThrough
+    """`eviction`: the VMI has evacuationNodeName. `taint`: its node has the taint
+    `spec.configuration.migrations.nodeDrainTaintKey` of the KubeVirt object, or, where nodes cannot
+    be read, its newest evacuation VMIMs show this"""
+    requested_at: Timestamp
+    """the earliest known time of the request"""
+    requested_by: RequesterAnswer | None
+    """who requested it, if `admission.observe` is on; null: unknown"""
+    age_seconds: float
+    """from requestedAt to asOf"""
     state: Delay
     stuck: IsStuck
-    stuck_by: Annotated[list[Cause], means("why it counts as stuck; empty: it is not stuck")]
-    failed_attempts: Annotated[int, means("failed migrations since the request; a lower bound")]
-    backoff: Annotated[
-        BackoffAnswer | None,
-        means("KubeVirt's present pause; null: there is none, or it is unknown"),
-    ]
-    leftover: Annotated[
-        bool,
-        means(
-            "true: it remains from a drain that is over. The descheduler did not request it, and"
-            " its node is schedulable again"
-        ),
-    ]
-    diverged: Annotated[
-        bool,
-        means(
-            "true: KubeVirt still evacuates the VM, but the descheduler considers the eviction done"
-        ),
-    ]
-    attempt: Annotated[PendingAnswer | None, means("the unfinished VMIM; null: none")]
-    mode: Annotated[
-        str | None,
-        means(
-            "how the running migration copies memory: PreCopy, PostCopy or Paused; null: no"
-            " migration runs. virt-handler's metrics kubevirt_vmi_migration_* show its"
-            " progress"
-        ),
-    ]
+    stuck_by: list[Cause]
+    """why it counts as stuck; empty: it is not stuck"""
+    failed_attempts: int
+    """failed migrations since the request; a lower bound"""
+    backoff: BackoffAnswer | None
+    """KubeVirt's present pause; null: there is none, or it is unknown"""
+    leftover: bool
+    """true: it remains from a drain that is over. The descheduler did not request it, and its node
+    is schedulable again"""
+    diverged: bool
+    """true: KubeVirt still evacuates the VM, but the descheduler considers the eviction done"""
+    attempt: PendingAnswer | None
+    """the unfinished VMIM; null: none"""
+    mode: str | None
+    """how the running migration copies memory: PreCopy, PostCopy or Paused; null: no migration
+    runs. virt-handler's metrics kubevirt_vmi_migration_* show its progress"""
     why: Reasons
     cause: BestReason
     next_step: NextStep
     command: FirstCommand
     runbook: Runbook
-    last_seen: Annotated[
-        LastSeenAnswer | None,
-        means(
-            "the evacuation as it was when the exporter could last read its VMI; null: it can read"
-            " the VMI now"
-        ),
-    ]
-    cancel: Annotated[
-        CancelAnswer | None,
-        means(
-            "the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"
-        ),
-    ]
+    last_seen: LastSeenAnswer | None
+    """the evacuation as it was when the exporter could last read its VMI; null: it can read the VMI
+    now"""
+    cancel: CancelAnswer | None
+    """the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"""
 
 
 class MoveAnswer(Struct, rename="camel", kw_only=True):
     """A move without an evacuation, which a user or a controller has requested."""
 
     state: Delay
-    trigger: Annotated[Trigger, means("why its VMIM was created")]
-    since: Annotated[
-        Timestamp | None,
-        means(
-            "when the unfinished VMIM was created, or else the first of those that failed one after"
-            " the other; null: unknown"
-        ),
-    ]
+    trigger: Trigger
+    """why its VMIM was created"""
+    since: Timestamp | None
+    """when the unfinished VMIM was created, or else the first of those that failed one after the
+    other; null: unknown"""
     stuck: IsStuck
-    failed_attempts: Annotated[
-        int, means("VMIMs that failed one after the other, up to the newest; a lower bound")
-    ]
+    failed_attempts: int
+    """VMIMs that failed one after the other, up to the newest; a lower bound"""
     why: Reasons
     cause: BestReason
     next_step: NextStep
@@ -206,7 +181,8 @@ class StuckMove(MoveAnswer, kw_only=True):
 
     namespace: str
     name: str
-    node: Annotated[str, means("the node it runs on")]
+    node: str
+    """the node it runs on"""
 
 
 class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
@@ -216,113 +192,77 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     observed_at: ObservedAt
     stale: Stale
     evacuations: list[EvacuationAnswer]
-    stuck_moves: Annotated[
-        list[StuckMove],
-        means("the stuck moves of VMIs that are not being evacuated, the oldest first"),
-    ]
+    stuck_moves: list[StuckMove]
+    """the stuck moves of VMIs that are not being evacuated, the oldest first"""
     blind_spots: BlindSpots
 
 
 class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """The progress of a node's drain, as the exporter has observed it."""
 
-    since: Annotated[
-        Timestamp,
-        means(
-            "when it began: with the cordon or the drain taint, or, on a schedulable node, with the"
-            " first evacuation that the descheduler did not request"
-        ),
-    ]
-    asked: Annotated[int, means("VMs of this drain, each counted once: `left` plus `remaining`")]
-    left: Annotated[int, means("VMs that have left since then")]
-    remaining: Annotated[
-        int,
-        means(
-            "VMs that are still on the node, and are being evacuated or have the outcome `fails` or"
-            " `stays`"
-        ),
-    ]
-    failing: Annotated[int, means("how many of `remaining` have the outcome `fails` or `stays`")]
-    external: Annotated[int, means("how many of `remaining` have the outcome external")]
-    last_left_at: Annotated[
-        Timestamp | None, means("when a VM last left; null: none has left in this drain")
-    ]
-    seconds_per_vmi: Annotated[
-        float | None,
-        means("the median interval between departures; null: fewer than three VMs have left"),
-    ]
-    estimate_seconds: Annotated[
-        float | None,
-        means(
-            "how long until all VMs have left, if they leave at that interval; null: no"
-            " interval is known, or one of the VMs does not leave"
-        ),
-    ]
+    since: Timestamp
+    """when it began: with the cordon or the drain taint, or, on a schedulable node, with the first
+    evacuation that the descheduler did not request"""
+    asked: int
+    """VMs of this drain, each counted once: `left` plus `remaining`"""
+    left: int
+    """VMs that have left since then"""
+    remaining: int
+    """VMs that are still on the node, and are being evacuated or have the outcome `fails` or
+    `stays`"""
+    failing: int
+    """how many of `remaining` have the outcome `fails` or `stays`"""
+    external: int
+    """how many of `remaining` have the outcome external"""
+    last_left_at: Timestamp | None
+    """when a VM last left; null: none has left in this drain"""
+    seconds_per_vmi: float | None
+    """the median interval between departures; null: fewer than three VMs have left"""
+    estimate_seconds: float | None
+    """how long until all VMs have left, if they leave at that interval; null: no interval is known,
+    or one of the VMs does not leave"""
 
 
 class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
-    node: Annotated[str, means("its name")]
-    vmis: Annotated[int, means("VMs on the node; the sum of the next seven counts")]
-    leaves: Annotated[int, means("VMs that would be migrated")]
-    waits: Annotated[
-        int,
-        means(
-            "VMs that would be migrated but must wait: they are migrating already,"
-            " KubeVirt's migration limits are reached, or they have no condition"
-            " LiveMigratable yet"
-        ),
-    ]
-    fails: Annotated[
-        int,
-        means(
-            "VMs that would not leave until somebody acts: their evacuation or other move is stuck,"
-            " they failed to migrate `stuck.failedAttempts` times, or only a person can end their"
-            " state"
-        ),
-    ]
-    restarts: Annotated[
-        int,
-        means("VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"),
-    ]
-    stays: Annotated[
-        int,
-        means(
-            "VMs that would never leave: strategy LiveMigrate and not migratable, or they would"
-            " restart and a PodDisruptionBudget forbids their eviction, or their deletion hangs"
-        ),
-    ]
-    external: Annotated[int, means("VMs that somebody else must move or stop: strategy External")]
-    ends: Annotated[int, means("VMs that are being deleted")]
-    can_be_emptied: Annotated[bool, means("false while `stays` or `fails` is above 0")]
-    depends_on_others: Annotated[bool, means("true while `external` is above 0")]
-    at_least_seconds: Annotated[
-        float | None,
-        means(
-            "a lower bound of how long the migrations take, if each takes as long as the"
-            " VM's last successful migration; null: no such duration is known, or the node"
-            " cannot be emptied"
-        ),
-    ]
-    schedulable: Annotated[
-        bool | None, means("false: it is cordoned; null: the exporter may not read nodes")
-    ]
-    cordoned_at: Annotated[
-        Timestamp | None,
-        means("since when the node is cordoned; null: it is not cordoned, or this is not known"),
-    ]
-    conditions: Annotated[
-        tuple[str, ...],
-        means(
-            "which of the conditions `DrainInProgress`, `Drained`, `MaintenanceInProgress` and"
-            " `MaintenancePlanned` of Kubernetes 1.37 are true"
-        ),
-    ]
-    drain: Annotated[
-        DrainProgressAnswer | None,
-        means("the progress of its drain; null: it is not being drained"),
-    ]
+    node: str
+    """its name"""
+    vmis: int
+    """VMs on the node; the sum of the next seven counts"""
+    leaves: int
+    """VMs that would be migrated"""
+    waits: int
+    """VMs that would be migrated but must wait: they are migrating already, KubeVirt's migration
+    limits are reached, or they have no condition LiveMigratable yet"""
+    fails: int
+    """VMs that would not leave until somebody acts: their evacuation or other move is stuck, they
+    failed to migrate `stuck.failedAttempts` times, or only a person can end their state"""
+    restarts: int
+    """VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"""
+    stays: int
+    """VMs that would never leave: strategy LiveMigrate and not migratable, or they would restart
+    and a PodDisruptionBudget forbids their eviction, or their deletion hangs"""
+    external: int
+    """VMs that somebody else must move or stop: strategy External"""
+    ends: int
+    """VMs that are being deleted"""
+    can_be_emptied: bool
+    """false while `stays` or `fails` is above 0"""
+    depends_on_others: bool
+    """true while `external` is above 0"""
+    at_least_seconds: float | None
+    """a lower bound of how long the migrations take, if each takes as long as the VM's last
+    successful migration; null: no such duration is known, or the node cannot be emptied"""
+    schedulable: bool | None
+    """false: it is cordoned; null: the exporter may not read nodes"""
+    cordoned_at: Timestamp | None
+    """since when the node is cordoned; null: it is not cordoned, or this is not known"""
+    conditions: tuple[str, ...]
+    """which of the conditions `DrainInProgress`, `Drained`, `MaintenanceInProgress` and
+    `MaintenancePlanned` of Kubernetes 1.37 are true"""
+    drain: DrainProgressAnswer | None
+    """the progress of its drain; null: it is not being drained"""
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):
@@ -330,7 +270,8 @@ class NodesAnswer(Struct, rename="camel", kw_only=True):
 
     as_of: AsOf
     stale: Stale
-    nodes: Annotated[list[NodeAnswer], means("sorted by name")]
+    nodes: list[NodeAnswer]
+    """sorted by name"""
 
 
 class NodeCandidate(Struct, rename="camel", kw_only=True):
@@ -338,38 +279,27 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
 
     namespace: str
     name: str
-    outcome: Annotated[DrainOutcome, means("what would happen to the VM")]
-    state: Annotated[
-        State | None,
-        means(
-            "the state of its evacuation or, if the outcome is `fails`, of the evacuation that a"
-            " drain would request; null: neither"
-        ),
-    ]
-    why: Annotated[
-        list[WhyAnswer],
-        means(
-            "what the cluster says about it, newest first, at most eight entries; for a VM"
-            " that is not evacuating, only the reason why it is not migratable"
-        ),
-    ]
-    cause: Annotated[
-        WhyAnswer | None,
-        means("the entry of `why` that best explains the outcome; null: there is none"),
-    ]
-    failed_attempts: Annotated[
-        int,
-        means(
-            "failed migrations since its evacuation was requested; without an evacuation, since"
-            " its last successful migration; a lower bound"
-        ),
-    ]
-    last_duration_seconds: Annotated[
-        float | None, means("how long its last successful migration took; null: not known")
-    ]
-    next_step: Annotated[str | None, means("what to do, in one sentence; null: no `state`")]
-    command: Annotated[str | None, means("the shell command to begin with; null: no `state`")]
-    runbook: Annotated[str | None, means("the name of the runbook; null: no `state`")]
+    outcome: DrainOutcome
+    """what would happen to the VM"""
+    state: State | None
+    """the state of its evacuation or, if the outcome is `fails`, of the evacuation that a drain
+    would request; null: neither"""
+    why: list[WhyAnswer]
+    """what the cluster says about it, newest first, at most eight entries; for a VM that is not
+    evacuating, only the reason why it is not migratable"""
+    cause: WhyAnswer | None
+    """the entry of `why` that best explains the outcome; null: there is none"""
+    failed_attempts: int
+    """failed migrations since its evacuation was requested; without an evacuation, since its last
+    successful migration; a lower bound"""
+    last_duration_seconds: float | None
+    """how long its last successful migration took; null: not known"""
+    next_step: str | None
+    """what to do, in one sentence; null: no `state`"""
+    command: str | None
+    """the shell command to begin with; null: no `state`"""
+    runbook: str | None
+    """the name of the runbook; null: no `state`"""
 
 
 class DrainAnswer(NodeAnswer, kw_only=True):
@@ -377,4 +307,5 @@ class DrainAnswer(NodeAnswer, kw_only=True):
 
     as_of: AsOf
     stale: Stale
-    candidates: Annotated[list[NodeCandidate], means("sorted by namespace and name")]
+    candidates: list[NodeCandidate]
+    """sorted by namespace and name"""

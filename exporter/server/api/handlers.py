@@ -27,10 +27,10 @@ from exporter.engine.evacuations.drain import (
     sum_outcomes,
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
-from exporter.engine.facts.model import Instant, Mismatch, Reason, Seconds, Verdict, Vmi
-from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
+from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.rules import not_ours
+from exporter.engine.verdicts.rules import list_reasons, not_ours
 from exporter.engine.verdicts.view import Entry, VerdictView
 from exporter.health import Health
 from exporter.logs import Throttle
@@ -277,7 +277,7 @@ class Service:
             vmis=self.store.nodes.total(),
             drain=sum_outcomes(outcomes),
             blocked=blocked,
-            reasons=self.policy.reasons,
+            reasons=list_reasons(self.policy),
             now=now,
         )
         status.ready = status.ready and not self.closing

@@ -1,13 +1,20 @@
 """The routes of the query API and their OpenAPI document."""
 
+import ast
 import inspect
+import sys
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, structs
 
 from exporter import __version__
 from exporter.engine.facts.model import Checkpoint
+from exporter.engine.facts.policy import PolicyValues
+from exporter.server import fields
+from exporter.server.api import evacuation_schemas, requests, schemas
 from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationsAnswer, NodesAnswer
 from exporter.server.api.requests import VerdictRequest
 from exporter.server.api.schemas import (
@@ -43,6 +50,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 _SCHEME = "clusterToken"
+_STRUCTS = {**vars(schemas), **vars(evacuation_schemas), **vars(requests), **vars(fields)}
 _PROBLEMS = {
     400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
@@ -204,10 +212,12 @@ def write_openapi() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         [*types, Problem], ref_template="#/components/schemas/{name}"
     )
-    for schema in components.values():
+    for name, schema in components.items():
         if "description" in schema:
             # Python 3.11 does not remove the indentation of docstrings; Python 3.13 does.
             schema["description"] = inspect.cleandoc(schema["description"])
+        if "properties" in schema:
+            _describe_fields(schema, _STRUCTS[name])
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -231,6 +241,40 @@ def write_openapi() -> dict[str, Any]:
             },
         },
     }
+
+
+def _describe_fields(schema: dict[str, Any], struct: type[Struct]) -> None:
+    meanings, properties = read_meanings(struct), schema["properties"]
+    for field in structs.fields(struct):
+        key = field.encode_name
+        if field.name in meanings:
+            properties[key] = {"description": meanings[field.name], **properties[key]}
+    if issubclass(struct, PolicyValues):
+        # The settings have defaults, but an answer is always written whole.
+        schema["required"] = [f.encode_name for f in structs.fields(struct) if f.default != UNSET]
+        for one in properties.values():
+            one.pop("default", None)
+
+
+def read_meanings(struct: type[Struct]) -> dict[str, str]:
+    """The meaning of each field: the string under it."""
+    ours = (one for one in struct.__mro__ if one.__module__.startswith("exporter."))
+    bodies = (_read_bodies(one.__module__)[one.__name__] for one in ours)
+    return {
+        field.target.id: " ".join(ast.literal_eval(below.value).split())
+        for body in bodies
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+    }
+
+
+@cache
+def _read_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """The bodies of the classes in our modules."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {one.name: one.body for one in tree.body if isinstance(one, ast.ClassDef)}
 
 
 def _operation(route: Route) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from typing import Annotated
 
 import msgspec
 from aiohttp import hdrs, web
@@ -10,7 +9,7 @@ from msgspec import Struct
 
 from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Checkpoint, Seconds
-from exporter.server.fields import Name, Namespace, Remark, Uid, means
+from exporter.server.fields import Name, Namespace, Remark, Uid
 from exporter.server.http.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
@@ -30,14 +29,16 @@ _CHECKPOINTS = " or ".join(Checkpoint)
 class Candidate(Struct, rename="camel", gc=False):
     """A VMI whose verdict is requested; `vmiUid` is its pod's label `kubevirt.io/created-by`."""
 
-    namespace: Annotated[Namespace, means("the VMI's namespace")]
-    name: Annotated[Name, means("the VMI's name: the pod's annotation kubevirt.io/domain")]
-    vmi_uid: Annotated[
-        Uid | None,
-        means("the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any UID"),
-    ] = None
-    node: Annotated[Remark | None, means("for the log only")] = None
-    pod: Annotated[Remark | None, means("for the log only")] = None
+    namespace: Namespace
+    """the VMI's namespace"""
+    name: Name
+    """the VMI's name: the pod's annotation kubevirt.io/domain"""
+    vmi_uid: Uid | None = None
+    """the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any UID"""
+    node: Remark | None = None
+    """for the log only"""
+    pod: Remark | None = None
+    """for the log only"""
 
 
 class VerdictRequest(Struct, rename="camel"):
@@ -46,20 +47,14 @@ class VerdictRequest(Struct, rename="camel"):
     A null counts as an empty list or an absent field, because Go clients send null instead.
     """
 
-    candidates: Annotated[
-        list[Candidate] | None, means("the VMIs to judge, at most limits.candidates; null: none")
-    ]
-    checkpoint: Annotated[
-        Checkpoint | None,
-        means(
-            "absent: all rules apply; leave it out if in doubt. With a checkpoint, only its own"
-            " rules apply: preEviction allows a VM whose migration is running, and filter"
-            " allows a VM that cools down"
-        ),
-    ] = None
-    dry_run: Annotated[
-        bool | None, means("true: the answer is not counted or logged, and no Event is written")
-    ] = False
+    candidates: list[Candidate] | None
+    """the VMIs to judge, at most limits.candidates; null: none"""
+    checkpoint: Checkpoint | None = None
+    """absent: all rules apply; leave it out if in doubt. With a checkpoint, only its own rules
+    apply: preEviction allows a VM whose migration is running, and filter allows a VM that cools
+    down"""
+    dry_run: bool | None = False
+    """true: the answer is not counted or logged, and no Event is written"""
 
 
 _requests = msgspec.json.Decoder(VerdictRequest)

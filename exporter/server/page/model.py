@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain import forecast_nodes
-from exporter.engine.facts.model import Instant, Reason, Resource
-from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.model import Instant, Resource
+from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
 from exporter.server.api.answers import write_node
 from exporter.server.api.evacuation_schemas import (
     DrainAnswer,

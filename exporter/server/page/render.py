@@ -15,7 +15,7 @@ from msgspec import Struct
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, DrainOutcome
 from exporter.engine.facts.model import Instant, Resource, Seconds
-from exporter.engine.verdicts.rules import UNTIL
+from exporter.engine.verdicts.rules import list_reasons
 from exporter.health import Staleness
 from exporter.server.api.schemas import (
     MigrationAnswer,
@@ -24,6 +24,7 @@ from exporter.server.api.schemas import (
 )
 from exporter.server.fields import Problem
 from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
+from exporter.settings import write_policy
 from exporter.text import (
     format_duration,
     split_span,
@@ -31,6 +32,7 @@ from exporter.text import (
     write_count,
     write_datetime,
 )
+from exporter.words.verdicts import REASONS
 
 
 SPANS: tuple[Seconds, ...] = tuple(
@@ -125,7 +127,8 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         linked=linked,
         verdict=describe_health(page),
         title=title,
-        reasons=page.policy.reasons,
+        reasons=list_reasons(page.policy),
+        settings=write_policy(page.policy),
         drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
         **_shared(axis),
     )
@@ -133,7 +136,7 @@ def render_page(page: PageModel, *, linked: bool) -> str:
 
 def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
     """Render the page of one VM; `linked` as in `render_page`."""
-    window = vmi.policy.migration_history_window_seconds
+    window = vmi.policy.migration_history_window
     axis = measure_axis((vmi,), vmi.as_of, window)
     title = f"{vmi.namespace}/{vmi.name}"
     return _VM.render(vmi=vmi, linked=linked, title=title, **_shared(axis))
@@ -309,7 +312,7 @@ _TEMPLATES.globals |= {
     "script": Markup(_SCRIPT),  # noqa: S704 (same)
     "losses": LOSSES,
     "states": State,
-    "until": UNTIL,
+    "reason_words": REASONS,
     "sorts": Sort,
     "outcomes": GRAVEST,
     "kept": KEPT,

@@ -9,16 +9,9 @@ from exporter.cli.status import show_status
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import (
-    Checkpoint,
-    EndReason,
-    Reason,
-    Requester,
-    Trigger,
-    WaitReason,
-    Why,
-)
-from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.model import Checkpoint, EndReason, Requester, Trigger, WaitReason, Why
+from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.verdicts.rules import list_reasons
 from exporter.health import Health
 from exporter.server.api.answers import describe_status, list_evacuations
 from exporter.server.api.schemas import (
@@ -102,7 +95,7 @@ def status_of(
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
         blocked=Counter(one.reason for one in blocked),
-        reasons=Policy().reasons,
+        reasons=list_reasons(Policy()),
         now=now,
     )
     conditions = Conditions(

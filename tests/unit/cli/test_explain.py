@@ -11,16 +11,8 @@ from msgspec.structs import replace
 from exporter.cli.explain import show_vmi, write_arithmetic
 from exporter.counters import BlockedEviction
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import (
-    EndReason,
-    Outcome,
-    Reason,
-    Requester,
-    Trigger,
-    Why,
-    WhySource,
-)
-from exporter.engine.facts.policy import Override
+from exporter.engine.facts.model import EndReason, Outcome, Requester, Trigger, Why, WhySource
+from exporter.engine.facts.policy import Override, Reason
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,

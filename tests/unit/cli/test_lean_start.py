@@ -30,7 +30,7 @@ LIBRARIES = {
 }  # fmt: skip
 PACKAGES = {
     "app", "history", "cli", "clock", "counters", "credentials", "decoding", "engine", "health",
-    "kube", "logs", "metrics", "server", "settings", "tasks", "text",
+    "kube", "logs", "metrics", "server", "settings", "tasks", "text", "words",
 }  # fmt: skip
 
 

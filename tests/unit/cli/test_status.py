@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.cli.layout import ROWS
-from exporter.engine.facts.model import Reason
+from exporter.engine.facts.policy import Reason
 from exporter.health import Health, HistoryFault, HistoryHealth
 from tests.support.builders import (
     NOW,

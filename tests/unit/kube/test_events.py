@@ -8,17 +8,8 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.events import REPEATED_AFTER, EventQueue
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import (
-    EventOutcome,
-    EventReason,
-    Reason,
-    Resource,
-    Verdict,
-    Vmi,
-    Why,
-    WhySource,
-)
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.model import EventOutcome, EventReason, Resource, Vmi, Why, WhySource
+from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
     Absent,

@@ -30,12 +30,11 @@ from exporter.engine.facts.model import (
     MigrationLimits,
     Mismatch,
     Outcome,
-    Reason,
     Resource,
     ReviewOutcome,
     Trigger,
 )
-from exporter.engine.facts.policy import Override, StuckPolicy
+from exporter.engine.facts.policy import Override, Reason, StuckPolicy
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from exporter.engine.facts.model import Reason
-from exporter.engine.facts.policy import Override, Policy, StuckPolicy
+from exporter.engine.facts.policy import Override, Policy, Reason, StuckPolicy
 from exporter.whatif import comparison
 from exporter.whatif.account import BUILTIN, Comparison, Contender
 from exporter.whatif.comparison import to_json
@@ -52,7 +51,8 @@ def test_each_policy_has_its_column() -> None:
     assert cells(table, "Evictions requested") == ["4", "4", "4", "4"]
     assert cells(table, "Migrations that happened") == ["2", "2", "3", "3"]
     assert cells(table, "cooling down") == ["1", "1", "0", "0"]
-    assert cells(table, "Guards: pending, evacuations") == ["off", "off", "on", "on"] * 2
+    assert cells(table, "Guard pendingMigrations") == ["off", "on", "off", "on"]
+    assert cells(table, "Guard platformUpdate") == ["off"] * 4
 
 
 def test_exceptions_are_listed() -> None:

@@ -19,14 +19,13 @@ from exporter.engine.facts.model import (
     Outcome,
     Pod,
     Priority,
-    Reason,
     Resource,
     Trigger,
     Vmi,
     Vmim,
     WaitReason,
 )
-from exporter.engine.facts.policy import Override, Policy, StuckPolicy
+from exporter.engine.facts.policy import Override, Policy, Reason, StuckPolicy
 from exporter.whatif.account import (
     BUILTIN,
     MAX_BINS,

@@ -16,7 +16,8 @@ from exporter.engine.evacuations.events import (
     Episode,
     EventQueue,
 )
-from exporter.engine.facts.model import EventOutcome, EventReason, Reason, Verdict, Vmi
+from exporter.engine.facts.model import EventOutcome, EventReason, Vmi
+from exporter.engine.facts.policy import Reason, Verdict
 from exporter.engine.store.requesters import Source
 from tests.support.builders import NOW, a_vmi
 

@@ -36,11 +36,10 @@ from exporter.engine.facts.model import (
     Pod,
     Resource,
     Trigger,
-    Verdict,
     Vmi,
     Vmim,
 )
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.policy import StuckPolicy, Verdict
 from exporter.engine.store.load import RUNNING_PHASES
 from exporter.engine.store.migrations import WAITING_LIMIT
 from exporter.engine.store.store import Store

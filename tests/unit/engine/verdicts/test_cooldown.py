@@ -17,12 +17,10 @@ from exporter.engine.facts.model import (
     MigrationState,
     Mismatch,
     Outcome,
-    Reason,
     Resource,
     Seconds,
-    Verdict,
 )
-from exporter.engine.facts.policy import Override, Policy
+from exporter.engine.facts.policy import Override, Policy, Reason, Verdict
 from exporter.engine.verdicts.cooldown import (
     LONGEST_COOLDOWN,
     Cooldown,
@@ -30,7 +28,7 @@ from exporter.engine.verdicts.cooldown import (
     cap,
     measure_cooldown,
 )
-from exporter.engine.verdicts.rules import RULES, explain, not_ours
+from exporter.engine.verdicts.rules import RULES, explain, list_reasons, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -542,8 +540,8 @@ def test_reasons_of_a_policy() -> None:
     always apply.
     """
     optional = {Reason.PLATFORM_UPDATE, Reason.POLICY}
-    assert set(Reason) - set(a_policy(guard_platform_update=False).reasons) == optional
-    assert set(a_policy(guard_platform_update=True, block=True).reasons) == set(Reason)
+    assert set(Reason) - set(list_reasons(a_policy())) == optional
+    assert set(list_reasons(a_policy(guard_platform_update=True, block=True))) == set(Reason)
 
 
 def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.model import Checkpoint, Mismatch, Verdict
+from exporter.engine.facts.model import Checkpoint, Mismatch
+from exporter.engine.facts.policy import Verdict
 from exporter.engine.verdicts.rules import not_ours
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event, parse_object
 from exporter.settings import InvalidSettings, read_settings

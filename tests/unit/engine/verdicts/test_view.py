@@ -23,12 +23,11 @@ from exporter.engine.facts.model import (
     KubeVirtSettings,
     MigrationState,
     Outcome,
-    Reason,
     Resource,
     Seconds,
     Vmi,
 )
-from exporter.engine.facts.policy import Override, Policy
+from exporter.engine.facts.policy import Override, Policy, Reason
 from exporter.engine.verdicts.cooldown import Cooldown, measure_cooldown
 from exporter.engine.verdicts.view import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (

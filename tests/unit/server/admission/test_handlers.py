@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, BlockedEviction, BlockedEvictions
-from exporter.engine.facts.model import Reason, ReviewOutcome
+from exporter.engine.facts.model import ReviewOutcome
+from exporter.engine.facts.policy import Reason
 from exporter.server.admission import handlers as admission
 from exporter.server.admission.handlers import PATH, Admission
 from exporter.server.admission.reviews import NotAReview, read_review

@@ -11,12 +11,11 @@ from exporter.engine.facts.model import (
     Fact,
     Node,
     Outcome,
-    Reason,
     Resource,
     ReviewOutcome,
     Taint,
 )
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.store.store import Store
 from exporter.health import Health
 from exporter.server.admission.reviews import (

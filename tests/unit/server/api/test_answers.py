@@ -17,13 +17,13 @@ from exporter.engine.facts.model import (
     Checkpoint,
     EndReason,
     Outcome,
-    Reason,
     Requester,
     Resource,
     Trigger,
     Why,
 )
-from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
 from exporter.server.api.answers import describe_status, write_verdict
@@ -347,7 +347,7 @@ class TestExplanation:
         ]
         assert answer.launcher is not None
         assert answer.launcher.name == "virt-launcher-db1-x"
-        assert answer.policy.migration_cooldown_seconds == 900.0
+        assert answer.policy.migration_cooldown == 900.0
         assert not answer.policy.guard_evacuations
 
     def test_has_nulls_for_what_is_not_there(self) -> None:
@@ -443,7 +443,7 @@ def status_of(
 ) -> StatusAnswer:
     """The status with this many VMIs."""
     return describe_status(
-        health, vmis=vmis, drain={}, blocked=blocked, reasons=Policy().reasons, now=NOW
+        health, vmis=vmis, drain={}, blocked=blocked, reasons=list_reasons(Policy()), now=NOW
     )
 
 

@@ -22,13 +22,12 @@ from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     KubeVirtSettings,
-    Reason,
     Resource,
     Vmi,
     Why,
     WhySource,
 )
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.policy import Policy, Reason
 from exporter.health import Health, Watched
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.kube.watch.feed import Feed

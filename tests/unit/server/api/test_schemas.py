@@ -1,6 +1,7 @@
 """The OpenAPI document, which describes the bodies of the query API."""
 
-from exporter.engine.facts.model import Checkpoint, Mismatch, Priority, Reason
+from exporter.engine.facts.model import Checkpoint, Mismatch, Priority
+from exporter.engine.facts.policy import Reason
 from exporter.engine.store.requesters import Source
 from exporter.server.api.openapi import ROUTES, write_openapi
 

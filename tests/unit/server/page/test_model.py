@@ -18,11 +18,10 @@ from exporter.engine.facts.model import (
     Fact,
     Instant,
     KubeVirtSettings,
-    Reason,
     Resource,
     Vmi,
 )
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.policy import Policy, Reason
 from exporter.health import Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import (

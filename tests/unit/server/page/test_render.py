@@ -11,15 +11,8 @@ import pytest
 from exporter.counters import BlockedEviction, Counters
 from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.facts.changes import Observed
-from exporter.engine.facts.model import (
-    KubeVirtSettings,
-    Outcome,
-    Reason,
-    Resource,
-    Seconds,
-    Why,
-    WhySource,
-)
+from exporter.engine.facts.model import KubeVirtSettings, Outcome, Resource, Seconds, Why, WhySource
+from exporter.engine.facts.policy import Reason
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import VmiAnswer

@@ -1,0 +1,22 @@
+"""Each table of words has every value that people see, in the order of the program."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from exporter.engine.facts.policy import Reason
+from exporter.engine.verdicts.rules import RULES
+from exporter.words import verdicts
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        pytest.param(verdicts.REASONS, Reason, id="reasons"),
+        pytest.param(verdicts.RULES, [rule.name for rule in RULES], id="rules"),
+    ],
+)
+def test_every_value_has_its_words(table: Mapping[str, Any], values: Iterable[str]) -> None:
+    """A value without words is found here, and not by the person who would have read them."""
+    assert list(table) == list(values)
