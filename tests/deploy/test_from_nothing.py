@@ -19,9 +19,7 @@ from tests.cluster import VMIS, RealCluster, vmi
 from tests.deploy.secured import Caller, playable, trust
 from tests.deploy.server import apply, delete
 from tests.deploy.test_install import (
-    FIVE_LINES,
     OWN_OVERLAY,
-    SECTIONS,
     UNINSTALL,
     UPGRADE,
     Reader,
@@ -40,15 +38,12 @@ from tests.generate.manifests import (
     write_overlay,
 )
 from tests.support.admission import Pair
-from tests.support.documents import README, bare, chapters, code_blocks, parts, table
+from tests.support.documents import README, bare, chapters, code_blocks, table, ways_to_install
 from tests.support.lives import ended_state
 from tests.support.program import program
 
 
-WAYS = {
-    name: code_blocks(text, "bash")[0].splitlines()
-    for name, text in parts(SECTIONS[FIVE_LINES]).items()
-}
+WAYS = ways_to_install()
 PICKED = {picked: bare(value) for picked, _, value in table(README, "Pick one of three")}
 """The choices of the README, each with its value of the chart."""
 KINDS = (
@@ -112,7 +107,8 @@ class Adopter:
             assert own["namespace"] == ELSEWHERE
             assert folders["resources"].pop(0) == "overlays/sidecar"
             write_overlay(place, own, **{**folders, "resources": [mode, *folders["resources"]]})
-            (place / "config.yaml").write_bytes((DEPLOY / mode / "config.yaml").read_bytes())
+            begun = DEPLOY / ("components/admission" if mode == "overlays/admission" else mode)
+            (place / "config.yaml").write_bytes((begun / "config.yaml").read_bytes())
             (typed,) = commands(OWN_OVERLAY)
             first = typed.replace(" -k .", f" -k {shlex.quote(str(place))}")
             lines = [first if line == applied[0] else line for line in lines]

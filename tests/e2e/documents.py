@@ -3,13 +3,19 @@
 import re
 
 from tests.e2e.terminal import Terminal
-from tests.support.documents import DEPLOY, HOLD_EVICTIONS, INSTALL, chapters, code_blocks, parts
+from tests.support.documents import (
+    DEPLOY,
+    HOLD_EVICTIONS,
+    INSTALL,
+    chapters,
+    code_blocks,
+    ways_to_install,
+)
 
 
 CERTIFICATE = "A certificate first"
 SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
-WAYS = parts(SECTIONS["In at most five lines"])
-"""The ways to install the exporter, by heading."""
+WAYS = ways_to_install()
 
 
 def commands(text: str) -> list[str]:
@@ -21,6 +27,6 @@ def type_section(terminal: Terminal, section: str, *, without: str = "(?!)") -> 
     """Run every command of a section, except those that match a pattern."""
     return {
         command: terminal.type(command)
-        for command in commands(WAYS.get(section) or SECTIONS[section])
+        for command in WAYS.get(section) or commands(SECTIONS[section])
         if not re.search(without, command)
     }

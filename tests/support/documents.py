@@ -40,12 +40,6 @@ def chapters(document: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def parts(chapter: str) -> dict[str, str]:
-    """The text below each `###` heading of a chapter, by heading."""
-    found = re.split(r"^### (.*)\n", chapter, flags=re.MULTILINE)
-    return dict(zip(found[1::2], found[2::2], strict=True))
-
-
 def table(document: Path, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without the header row."""
     found = tables(document, heading)
@@ -82,6 +76,21 @@ def anchors(document: Path) -> set[str]:
     prose = re.sub(r"^ *```.*?^ *```$", "", read(document), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def ways_to_install() -> dict[str, list[str]]:
+    """The lines that install the exporter, by way: docs/install.md has a row for each way."""
+    heading = "In at most five lines"
+    by_helm, by_kustomize, stop = code_blocks(chapters(INSTALL)[heading], "bash")
+    ways: dict[str, list[str]] = {}
+    for way, _, value, folder in table(INSTALL, heading):
+        first = stop.splitlines() if way == "Sidecar" else []
+        applied = by_kustomize.replace("deploy/base", bare(folder)).splitlines()
+        if way == "Plain metrics":
+            applied = [line for line in applied if "cert-manager" not in line]
+        installed = by_helm.replace("mode=metrics", bare(value)).splitlines()
+        ways |= {f"{way}, by Helm": first + installed, f"{way}, by kustomize": first + applied}
+    return ways
 
 
 def fill(text: str, contents: Mapping[str, str]) -> str:
