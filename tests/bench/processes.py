@@ -117,11 +117,13 @@ def exchange(
 class Load(Running):
     """`bench-load serve`: the API server of the benchmark."""
 
-    def __init__(self, *, vmis: int, each: int = 3, cooling: int = 100, nodes: int = 0) -> None:
+    def __init__(
+        self, *, vmis: int, each: int = 3, cooling: int = 100, nodes: int = 0, heartbeat: float = 10
+    ) -> None:
         super().__init__(
             tool("bench-load"), "serve",
             *("--vmis", str(vmis), "--vmims-each", str(each), "--cooling", str(cooling)),
-            *("--nodes", str(nodes)),
+            *("--nodes", str(nodes), "--heartbeat", f"{heartbeat:g}s"),
         )  # fmt: skip
         said = self.line()
         self.url: str = said["url"]

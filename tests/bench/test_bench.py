@@ -11,7 +11,7 @@ from tests.bench.rows import PARTS, SMALL, Bench, Row, compare, show_seconds
 from tests.support.documents import PERFORMANCE
 
 
-ROWS = 36
+ROWS = 38
 MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load"), "x")
 
 

@@ -8,15 +8,13 @@ import (
 )
 
 const (
-	vmis      = "virtualmachineinstances"
-	vmims     = "virtualmachineinstancemigrations"
-	pods      = "pods"
-	kubevirts = "kubevirts"
-	// The watch of all nodes, and the watch with fieldSelector=spec.unschedulable=true.
-	allNodes      = "nodes"
-	cordonedNodes = "nodes, cordoned"
-	namespaces    = 50
-	nodes         = 100
+	vmis       = "virtualmachineinstances"
+	vmims      = "virtualmachineinstancemigrations"
+	pods       = "pods"
+	kubevirts  = "kubevirts"
+	allNodes   = "nodes"
+	namespaces = 50
+	nodes      = 100
 )
 
 // A template is JSON with ${names}. It is split at the names only once, so that rendering is fast.
@@ -104,8 +102,6 @@ func (c *cluster) count(resource string) int {
 		return 0
 	case allNodes:
 		return c.nodes
-	case cordonedNodes:
-		return c.nodes / 100
 	default:
 		return 1
 	}
@@ -120,7 +116,7 @@ func (c *cluster) append(to []byte, resource string, i int) []byte {
 		return c.appendVMIM(to, i)
 	case pods:
 		return c.pod.append(to, func(to []byte, name string) []byte { return c.appendValue(to, i, name) })
-	case allNodes, cordonedNodes:
+	case allNodes:
 		return c.node.append(to, func(to []byte, name string) []byte { return c.appendNodeValue(to, i, name) })
 	default:
 		return append(to, compact(kubevirtJSON)...)
@@ -232,7 +228,7 @@ func (c *cluster) appendNodeValue(to []byte, i int, name string) []byte {
 		to = append(to, "worker-"...)
 		return strconv.AppendInt(to, int64(i), 10)
 	case "spec":
-		if i < c.count(cordonedNodes) {
+		if i < c.nodes/100 {
 			to = append(to, `"taints":[{"effect":"NoSchedule","key":"node.kubernetes.io/unschedulable","timeAdded":"`...)
 			to = append(to, c.started.Format(time.RFC3339)...)
 			to = append(to, `"}],"unschedulable":true,`...)

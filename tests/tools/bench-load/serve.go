@@ -47,7 +47,8 @@ func serve(arguments []string) error {
 	count := flags.Int("vmis", 10_000, "VMIs")
 	each := flags.Int("vmims-each", 3, "VMIMs of each VMI")
 	cooling := flags.Int("cooling", 100, "how many of 1,000 VMIs have just migrated")
-	nodes := flags.Int("nodes", 0, "nodes with a heartbeat every ten seconds; one of a hundred is cordoned")
+	nodes := flags.Int("nodes", 0, "nodes, of which one of a hundred is cordoned")
+	heartbeat := flags.Duration("heartbeat", 10*time.Second, "how often each node is written")
 	withPods := flags.Bool("pods", false, "a launcher pod for each VMI")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -82,7 +83,7 @@ func serve(arguments []string) error {
 		return err
 	}
 	if *nodes > 0 {
-		go s.sendHeartbeats()
+		go s.sendHeartbeats(*heartbeat)
 	}
 	return http.Serve(listener, mux)
 }
@@ -90,9 +91,6 @@ func serve(arguments []string) error {
 func (s *server) get(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	resource := path.Base(r.URL.Path)
-	if resource == allNodes && query.Get("fieldSelector") == "spec.unschedulable=true" {
-		resource = cordonedNodes
-	}
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case query.Get("watch") == "":
@@ -181,9 +179,7 @@ var kinds = map[string]string{
 	vmims:     `"apiVersion":"kubevirt.io/v1","kind":"VirtualMachineInstanceMigration"`,
 	kubevirts: `"apiVersion":"kubevirt.io/v1","kind":"KubeVirt"`,
 	pods:      `"apiVersion":"v1","kind":"Pod"`,
-
-	allNodes:      `"apiVersion":"v1","kind":"Node"`,
-	cordonedNodes: `"apiVersion":"v1","kind":"Node"`,
+	allNodes:  `"apiVersion":"v1","kind":"Node"`,
 }
 
 func (s *server) bookmark(resource string, listed bool) []byte {
@@ -240,9 +236,9 @@ func (s *server) sendFailures(w http.ResponseWriter, r *http.Request) {
 	answer(w, map[string]any{"events": count, "seconds": time.Since(began).Seconds()})
 }
 
-// sendHeartbeats modifies every node once in ten seconds, one node after another.
-func (s *server) sendHeartbeats() {
-	pause := 10 * time.Second / time.Duration(s.cluster.nodes)
+// sendHeartbeats modifies every node once in each period, one node after another.
+func (s *server) sendHeartbeats(each time.Duration) {
+	pause := each / time.Duration(s.cluster.nodes)
 	began := time.Now()
 	for sent := 0; ; sent++ {
 		i := sent % s.cluster.nodes
@@ -251,9 +247,6 @@ func (s *server) sendHeartbeats() {
 		line := append([]byte(`{"type":"MODIFIED","object":`), s.cluster.append(nil, allNodes, i)...)
 		line = append(line, "}\n"...)
 		s.broadcast(allNodes, line)
-		if i < s.cluster.count(cordonedNodes) {
-			s.broadcast(cordonedNodes, line)
-		}
 		s.mu.Unlock()
 		time.Sleep(time.Until(began.Add(time.Duration(sent+1) * pause)))
 	}
