@@ -39,6 +39,10 @@ class Node:
         """Kill the node's init, and all its processes with it."""
         os.kill(self.init, signal.SIGKILL)
 
+    def signal(self, name: str, program: str) -> None:
+        """Send a signal, such as STOP, to the processes of a program."""
+        subprocess.run(self.command("pkill", f"-{name}", "-x", program), check=True)
+
     def command(self, *arguments: str | Path) -> list[str]:
         """The command that runs another command inside the node."""
         namespaces = ["-m", "-n", "-p", "-u", "-i", "-C"]

@@ -20,6 +20,8 @@ from tests.vms.kubevirt import Machine, running_vms
 
 COOLDOWN = 60.0
 """The cooldown in seconds after a VM's first move."""
+STUCK_AFTER = 90.0
+"""`stuck.after` in seconds."""
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +59,7 @@ def machine(nodes: tuple[Cluster, dict[str, Node]]) -> Iterator[Callable[[str], 
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our manifests with a shorter cooldown, and with the webhook enforced."""
+    """Our manifests with shorter times, and with the webhook enforced."""
     return check_out_with(tmp_path_factory.mktemp("checkout"), COOLDOWN)
 
 
@@ -112,7 +114,9 @@ def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], 
 
 
 def check_out_with(folder: Path, cooldown: float) -> Path:
-    """Our manifests in a folder, with a cooldown in seconds, and with the webhook enforced."""
+    """Our manifests in a folder, with a cooldown in seconds, a shorter `stuck.after`, and with the
+    webhook enforced.
+    """
     for name in ("deploy", "alerts"):
         shutil.copytree(ROOT / name, folder / name)
     for config in ("overlays/standalone", "overlays/sidecar", "components/admission"):
@@ -120,7 +124,8 @@ def check_out_with(folder: Path, cooldown: float) -> Path:
         text = path.read_text()
         assert text.count("migrationCooldown: 15m") == 1
         text = text.replace("migrationCooldown: 15m", f"migrationCooldown: {cooldown:g}s")
-        path.write_text(text.replace("mode: warn", "mode: enforce"))
+        text = text.replace("mode: warn", "mode: enforce")
+        path.write_text(f"{text}stuck: {{after: {STUCK_AFTER:g}s}}\n")
     return folder
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from exporter.engine.facts.model import DRAIN_TAINT
 from exporter.kube.objects.instants import parse_instant
 from tests.e2e.asking import Caller
 from tests.e2e.cluster import Cluster, Object, wait_for
@@ -88,6 +89,42 @@ def test_a_drain(
             }
     assert held
     prove(f"a drain by a listed user: {held} VMs cooled down, none of them moved before its end")
+
+
+def test_a_drain_by_taint(
+    cluster: Cluster,
+    caller: Caller,
+    machine: Callable[[str], Machine],
+    prove: Callable[[str], None],
+) -> None:
+    """KubeVirt's drain taint is a drain from the start to the last VM, without an eviction."""
+    two = [machine(f"vm{number}") for number in range(2)]
+    for one in two:
+        one.start("n2", copied=SLOW)
+    wait_for(lambda: ask_node(caller, "n2")["leaves"] == len(two), "the forecast", PATIENCE)
+    cluster.kubectl("taint", "nodes", "n2", f"{DRAIN_TAINT}=draining:NoSchedule")
+    try:
+        wait_for(lambda: progress(caller, asked=len(two)), "both asked to leave", PATIENCE)
+        now = [ask_evacuation(caller, one.name) for one in two]
+        assert [(one["requestedThrough"], one["cancel"]) for one in now] == [("taint", None)] * 2
+        assert not [one for one in two if "evacuationNodeName" in one.get()["status"]]
+        for one in two:
+            one.until_copying()
+            one.label(copied="fast")
+        for one in two:
+            one.until_moved("n2")
+        wait_for(lambda: caller.ask("GET", "/v1/nodes/n2")[0] == 404, "no VM on n2", PATIENCE)
+    finally:
+        cluster.kubectl("taint", "nodes", "n2", f"{DRAIN_TAINT}-")
+    for one in two:
+        one.until(lambda: not ask_evacuation(caller, one.name), "over")  # noqa: B023
+        (moved,) = ask_vmi(caller, one.name)["migrations"]
+        assert (moved["sourceNode"], moved["targetNode"], moved["trigger"]) == (
+            "n2",
+            "n1",
+            "evacuation",
+        )
+    prove(f"a drain by {DRAIN_TAINT}: {len(two)} of {len(two)} VMs left without an eviction")
 
 
 def test_a_budget_of_zero(

@@ -1,5 +1,6 @@
 """Evacuations and migrations that fail on real nodes."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -238,3 +239,54 @@ def test_a_target_pod_that_is_deleted_while_memory_is_copied(
     else:
         assert db.get()["status"]["phase"] == "Running"
     quote(vmim)
+
+
+@pytest.mark.timeout(2400)
+def test_the_node_of_the_target_is_lost_after_the_hand_off(
+    cluster: Cluster,
+    exporter: tuple[Terminal, Caller],
+    machine: Callable[[str], Machine],
+    prove: Callable[[str], None],
+    quote: Callable[[Object], str],
+) -> None:
+    """An attempt that never begins is stuck after `stuck.after`, and the next step frees the VM."""
+    terminal, caller = exporter
+    db = machine("db1")
+    db.start("n1")
+    lost = db.nodes["n2"]
+    lost.signal("STOP", "virt-handler")
+    try:
+        db.evict()
+        db.until(lambda: "PreparingTarget" in phases(db.migrations()[0]), "handed off")
+        lost.signal("STOP", "kubelet")
+        cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/n2", "--timeout=300s")
+        until_state(caller, db, "migration_stalled")
+        now = ask_evacuation(caller, "db1")
+        assert now["stuck"]
+        assert "startTimestamp" not in db.state()
+        assert not ask_node(caller, "n1")["canBeEmptied"]
+        assert now["nextStep"].startswith("Bring back or fence n2")
+        printed = terminal.type_unlisted(now["command"])
+        target = next(one for one in printed.splitlines() if one.startswith("Name:")).split()[1]
+        waited = seconds_since_hand_off(db.migrations()[0])
+
+        (vmim,) = db.migrations()
+        cluster.kubectl("-n", SPACE, "delete", "pod", target, "--force", "--grace-period=0")
+        db.abort(vmim["metadata"]["name"])
+        quote(vmim)
+        until_state(caller, db, "target_unschedulable")
+        assert db.node == "n1"
+    finally:
+        for one in ("kubelet", "virt-handler"):
+            lost.signal("CONT", one)
+    db.until_moved("n1")
+    db.until(lambda: not ask_evacuation(caller, "db1"), "over")
+    prove(
+        f"a target's node lost after the hand-off: stuck {waited:.0f} s after it; the pod and the"
+        " VMIM deleted, the attempt ends; with the node back, the VM moves"
+    )
+
+
+def seconds_since_hand_off(vmim: Object) -> float:
+    """For how long a VMIM waits since its hand-off."""
+    return time.time() - phases(vmim)["Scheduled"]
