@@ -119,6 +119,8 @@ class Player:
         self.beating = asyncio.Event()
         """While this event is cleared, no virt-handler sends heartbeats."""
         self.beating.set()
+        self.silent: set[str] = set()
+        """The nodes whose kubelets do nothing, as if they were off."""
         self.handlers: dict[str, Client] = {}
         """The client of each node's virt-handler."""
         self._plans: dict[str, Iterator[Fate]] = defaultdict(lambda: itertools.repeat(Fate()))
@@ -383,7 +385,7 @@ class Player:
         """The steps that the current objects need."""
         for pod in self._seen[PODS.plural].values():
             step = self._pod_step(pod)
-            if step is not None:
+            if step is not None and objects.node_of(pod) not in self.silent:
                 yield step, pod
         for vmi in self._seen[VMIS.plural].values():
             for step in self._vmi_steps(vmi):

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from tests.cluster import VMIMS, vmim
-from tests.cluster.resources import QUOTAS
+from tests.cluster.resources import QUOTAS, VMIS
 from tests.cluster.rig import Rig
 from tests.support.program import Program, program
 
 
 SETTINGS = {"stuck": {"after": "20s", "migrationTimeout": "20s"}}
+FINALIZER = "example.com/snapshot"
 Prove = Callable[[str], None]
 
 
@@ -61,3 +62,34 @@ async def test_a_user_s_migration_over_quota(rig: Rig, exporter: Program, prove:
     assert move["nextStep"].startswith("Raise the ResourceQuota")
     assert (found["drain"], found["evacuation"]) == ("fails", None)
     assert (stuck, verdict["stuck"]) == (1, True)
+
+
+async def test_a_deletion_that_hangs(rig: Rig, exporter: Program, prove: Prove) -> None:
+    """A VM in deletion whose node does not answer stays, and its evacuation gets stuck."""
+    admin, key = rig.cluster.admin, "deleted/db1"
+    await rig.cluster.control.namespace("deleted")
+    scene = await rig.start(key, node="node-2")
+    held = [*scene.vmi["metadata"]["finalizers"], FINALIZER]
+    await admin.merge(VMIS, "deleted", "db1", {"metadata": {"finalizers": held}})
+    rig.player.silent.add("node-2")
+    await admin.delete(VMIS, "deleted", "db1")
+    await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["drain"] == "ends")
+    await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["drain"] == "stays")
+    await rig.drain(key)
+    found = await exporter.until(
+        f"/v1/vmis/{key}", lambda _, body: body["evacuation"] and body["evacuation"]["stuck"]
+    )
+    _, node = await exporter.get("/v1/nodes/node-2")
+    rig.player.silent.clear()
+    ended = await rig.until(key, lambda scene: scene.vmi["status"]["phase"] != "Running")
+    over = await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["evacuation"] is None)
+    await admin.merge(VMIS, "deleted", "db1", {"metadata": {"finalizers": None}})
+
+    now = found["evacuation"]
+    why = [f"{one['reason']}: {one['message']}" for one in now["why"]]
+    prove(f"rig: a deletion that hangs: {now['state']}; {'; '.join(why)}; {now['nextStep']}")
+    assert now["state"] == "shutting_down"
+    assert FINALIZER in str(why)
+    assert now["nextStep"].startswith("Remove what holds the VM's deletion")
+    assert (node["canBeEmptied"], over["drain"]) == (False, None)
+    assert FINALIZER in ended.vmi["metadata"]["finalizers"]
