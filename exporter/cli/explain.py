@@ -6,7 +6,7 @@ from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import EndReason
+from exporter.engine.facts.model import EndReason, WhySource
 from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
@@ -127,12 +127,20 @@ def _moved(move: MoveAnswer) -> str:
 
 def _move(move: MoveAnswer, as_of: datetime) -> list[list[Cell]]:
     since = "unknown" if move.since is None else write_past(move.since, as_of)
-    failed = f"at least {move.failed_attempts}" if move.failed_attempts else "none known"
     return [
         ["state", (f"{move.state}{': stuck' if move.stuck else ''}", BAD if move.stuck else "")],
         ["began", f"{since}, trigger {move.trigger}"],
-        ["failed attempts", failed],
+        ["failed attempts", _count_failed(move)],
     ]
+
+
+def _count_failed(one: EvacuationAnswer | MoveAnswer) -> str:
+    """The failed attempts; failures of other migrations, such as volume updates, do not count."""
+    if one.failed_attempts:
+        return f"at least {one.failed_attempts}"
+    if any(why.source is WhySource.FAILED_ATTEMPT for why in one.why):
+        return "none; other migrations of the VM have failed"
+    return "none known"
 
 
 def _list_action(sheet: Sheet, one: EvacuationAnswer | MoveAnswer, as_of: datetime) -> None:
@@ -267,10 +275,7 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
     rows: list[list[Cell]] = [
         ["state", (f"{one.state}{stuck}", BAD if one.stuck else "")],
         ["requested", f"{write_past(one.requested_at, as_of)}{_by(one)}, source {one.source}"],
-        [
-            "failed attempts",
-            f"at least {one.failed_attempts}" if one.failed_attempts else "none known",
-        ],
+        ["failed attempts", _count_failed(one)],
     ]
     if one.requested_through is RequestedThrough.TAINT:
         rows.append(["requested through", "the drain taint of the node"])

@@ -88,7 +88,12 @@ RIGHT: dict[str, list[Right]] = {
         stuck("no_migration", "Read the launcher's log around the error of libvirt or QEMU")
     ],
     "rwo-volume-migration-fails": [
-        stuck("not_migratable", "DisksNotLiveMigratable", drain="stays")
+        stuck(
+            "not_migratable",
+            "DisksNotLiveMigratable",
+            "none; other migrations of the VM have failed",
+            drain="stays",
+        )
     ],
     "source-node-dead": [
         stuck("no_migration", "Repair or fence n1", "describe node n1"),
