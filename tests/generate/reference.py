@@ -8,7 +8,8 @@ validated against the OpenAPI document.
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
 from typing import Any, TypeAlias
@@ -40,16 +41,19 @@ NAMES = {
     "nodes": "Nodes",
     "node": "One node",
     "status": "Status",
-    "metrics": "Metrics",
-    "livez": "Liveness",
-    "readyz": "Readiness",
-    "openapi": "The OpenAPI document",
-    "page": "The page",
-    "vm": "The page of one VM",
 }
-"""The heading of each endpoint, by its operation id."""
+"""The heading of each endpoint that has a chapter, by its operation id."""
 
-_ENDPOINTS = "| endpoint | what it answers |\n|---|---|\n"
+SHOWN = ("verdicts", "blocked", "evacuations")
+"""The endpoints whose example answer is in the document. The others' are validated only."""
+
+COMMON = 3
+"""A field that is the same in this number of types is described once."""
+
+INCLUDED = 8
+"""A type with at least this number of fields, all of which another has, is not repeated there."""
+
+_ENDPOINTS = "| endpoint | what it answers | statuses |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -135,67 +139,125 @@ def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
     """The text of docs/api.md, with the current endpoints and types."""
     head, table, rest = text.partition(_ENDPOINTS)
     _, _, conventions = rest.partition("\n\n")
-    conventions, heading, _ = conventions.partition(f"\n## {NAMES[ROUTES[0].name]}\n")
-    assert heading, "docs/api.md has no table of endpoints, or no first endpoint"
+    conventions, heading, _ = conventions.partition("\n## Statuses\n")
+    assert heading, "docs/api.md has no table of endpoints, or no chapter about statuses"
     lines = (head + table).splitlines()
     for route in ROUTES:
-        link = f"[`{route.method} {route.path}`](#{_anchor(NAMES[route.name])})"
-        lines.append(f"| {link} | {route.summary} |")
-    lines += ["", *conventions.splitlines()]
+        name = f"`{route.method} {route.path}`"
+        if route.name in NAMES:
+            name = f"[{name}](#{_anchor(NAMES[route.name])})"
+        statuses = ", ".join(
+            sorted(document["paths"][route.path][route.method.lower()]["responses"])
+        )
+        lines.append(f"| {name} | {route.summary} | {statuses} |")
+    lines += ["", *conventions.splitlines(), "", *_statuses(document, answers)]
     for route in ROUTES:
-        lines += ["", *_endpoint(route, document, answers)]
-    lines += ["", "## Types", "", "The types of requests and answers, by name."]
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        lines += ["", f"### {name}", "", *_type(schema)]
-        if name == "Problem":
-            lines += ["", *_fence("bash", REFUSED.curl)]
-            lines += ["", *_fence("json", _indented(answers["refused"]))]
+        if route.name in NAMES:
+            lines += ["", *_endpoint(route, document, answers)]
+    lines += ["", *_types(document["components"]["schemas"])]
     return "\n".join(lines) + "\n"
+
+
+def _statuses(document: Json, answers: Mapping[str, Answer]) -> Iterator[str]:
+    """One table of every HTTP status, and an example of an error."""
+    operations = [document["paths"][route.path][route.method.lower()] for route in ROUTES]
+    meanings = {
+        status: response["description"].rstrip(".")
+        for operation in operations
+        for status, response in operation["responses"].items()
+    }
+    yield from ("## Statuses", "", "| status | meaning |", "|---|---|")
+    for status, meaning in sorted(meanings.items()):
+        yield f"| `{status}` | {meaning} |"
+    yield from ("", "An error names the wrong field:")
+    yield from (
+        "",
+        *_fence("bash", REFUSED.curl),
+        "",
+        *_fence("json", _indented(answers["refused"])),
+    )
 
 
 def _endpoint(route: Route, document: Json, answers: Mapping[str, Answer]) -> Iterator[str]:
     operation = document["paths"][route.path][route.method.lower()]
-    yield from (f"## {NAMES[route.name]}", "", f"`{route.method} {route.path}`", "", route.summary)
-    if "parameters" in operation:
-        yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
-        for one in operation["parameters"]:
-            needed = ", required" if one["required"] else ""
-            yield (
-                f"| `{one['name']}` | {one['in']}{needed} | {_kind(one['schema'])} |"
-                f" {one['description']} |"
-            )
+    yield from (f"## {NAMES[route.name]}", "")
+    asked = f"`{route.method} {route.path}`"
     if "requestBody" in operation:
-        yield from ("", f"The request is a {_body(operation['requestBody'])}.")
-    yield from ("", "| status | answer |", "|---|---|")
-    for status, response in sorted(operation["responses"].items()):
-        body = f": {_body(response)}" if "content" in response else ""
-        yield f"| `{status}` | {response['description'].rstrip('.')}{body} |"
-    example = EXAMPLES.get(route.name)
-    if example is not None:
-        answer = answers[route.name]
-        is_json = answer.headers["Content-Type"].startswith("application/json")
-        text = _indented(answer) if is_json else answer.body.decode().rstrip()
-        yield from ("", *_fence("bash", example.curl))
-        yield from ("", *_fence("json" if is_json else "text", text))
+        asked += f" with a {_body(operation['requestBody'])}"
+    yield f"{asked} answers with {_body(operation['responses']['200'])}."
+    optional = [one for one in operation.get("parameters", ()) if not one["required"]]
+    if optional:
+        yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
+    for one in optional:
+        yield (f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | {one['description']} |")
+    yield from ("", *_fence("bash", EXAMPLES[route.name].curl))
+    if route.name in SHOWN:
+        yield from ("", *_fence("json", _indented(answers[route.name])))
 
 
-def _type(schema: Json) -> Iterator[str]:
-    yield from schema["description"].split("\n")
-    if "enum" in schema:
-        yield from ("", "One of " + ", ".join(f"`{value}`" for value in schema["enum"]) + ".")
-        return
-    yield from ("", "| field | type | meaning |", "|---|---|---|")
-    required = set(schema.get("required", ()))
-    for name, one in schema["properties"].items():
-        optional = "" if name in required else ", optional"
-        yield f"| `{name}` | {_kind(one)}{optional} | {one.get('description', '')} |"
+def _types(schemas: Json) -> Iterator[str]:
+    """The types: a table of words, the fields that many types share, and each other type."""
+    words = {name: one for name, one in sorted(schemas.items()) if "enum" in one}
+    structs = {name: one for name, one in sorted(schemas.items()) if "enum" not in one}
+    yield from ("## Types", "", "### Words", "", "| type | meaning | values |", "|---|---|---|")
+    for name, one in words.items():
+        meaning = " ".join(one["description"].split())
+        yield f"| `{name}` | {meaning} | {', '.join(f'`{value}`' for value in one['enum'])} |"
+    common = _common_fields(structs.values())
+    yield from ("", "### Common fields", "", f"Fields of at least {COMMON} types.", "", *_HEAD)
+    for field, kind in sorted(common.items()):
+        yield _row(field, kind)
+    for name, one in structs.items():
+        yield from ("", f"### {name}", "", *one["description"].split("\n"))
+        own = one["properties"]
+        for base in _bases(name, structs):
+            yield from ("", f"It has all fields of [`{base}`](#{_anchor(base)}).")
+            own = {field: own[field] for field in own if field not in structs[base]["properties"]}
+        shared = [f"`{field}`" for field, kind in own.items() if common.get(field) == kind]
+        if shared:
+            yield from ("", f"[Common fields](#common-fields): {', '.join(shared)}.")
+        rows = [
+            _row(field, kind, "" if field in one.get("required", ()) else ", optional")
+            for field, kind in own.items()
+            if common.get(field) != kind
+        ]
+        if rows:
+            yield from ("", *_HEAD, *rows)
+
+
+def _common_fields(structs: Iterable[Json]) -> Json:
+    """The fields that are the same in at least `COMMON` types."""
+    uses = Counter(
+        (field, json.dumps(kind)) for one in structs for field, kind in one["properties"].items()
+    )
+    return {field: json.loads(kind) for (field, kind), times in uses.items() if times >= COMMON}
+
+
+def _bases(name: str, structs: Json) -> list[str]:
+    """The types, if any, whose many fields this type has too."""
+    fields = structs[name]["properties"].items()
+    return [
+        other
+        for other, one in structs.items()
+        if other != name
+        and len(one["properties"]) >= INCLUDED
+        and one["properties"].items() <= fields
+    ]
+
+
+def _row(field: str, kind: Json, optional: str = "") -> str:
+    return f"| `{field}` | {_kind(kind)}{optional} | {kind.get('description', '')} |"
+
+
+WORDS = {name for name, one in write_openapi()["components"]["schemas"].items() if "enum" in one}
+_HEAD = ("| field | type | meaning |", "|---|---|---|")
 
 
 def _kind(schema: Json) -> str:
     """A schema in words: `string (1 to 63 characters) or null`."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[`{name}`](#{_anchor(name)})"
+        return f"[`{name}`](#{'words' if name in WORDS else _anchor(name)})"
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"])
     if "enum" in schema:

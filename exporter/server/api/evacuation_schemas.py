@@ -55,20 +55,18 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     source: WhySource
     """the condition or object that gives the reason"""
     reason: str
-    """a word, such as Unschedulable; empty: the cluster gives none"""
+    """a word, such as Unschedulable; empty: none"""
     message: str
-    """the cluster's message, cut to 1,024 characters; empty: the cluster gives none, or the VMI is
-    not evacuating"""
+    """the message, cut to 1,024 characters; empty: none, or the VMI is not evacuating"""
     at: Timestamp | None
-    """the time that the cluster gives for the reason; null: the cluster gives none, and the reason
-    applies now"""
+    """since when; null: the cluster does not say, and the reason applies now"""
 
 
 class LastSeenAnswer(Struct, rename="camel", kw_only=True):
     """The evacuation as it was when the exporter could last read its VMI."""
 
     at: Timestamp
-    """the time of the last contact with the API server about VMIs of its namespace"""
+    """the last contact about VMIs of its namespace"""
     state: State
     """what delayed it then"""
     stuck: bool
@@ -113,18 +111,17 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     eviction_strategy: str
     """the VMI's strategy; empty: the cluster's default"""
     source: Source
-    """who requested it. If the newest VMIM has the priority system-maintenance, it was the
-    `descheduler`; if it has system-critical, `other`. If no VMIM has a priority, the annotation
-    kubevirt.io/eviction-source of the VMI means `descheduler`. `unknown`: neither is set, which is
-    always so before KubeVirt 1.7"""
+    """who requested it: the newest VMIM's priority (system-maintenance: `descheduler`,
+    system-critical: `other`), or without a priority the VMI's annotation
+    kubevirt.io/eviction-source (`descheduler`). `unknown`: neither is set, as always before
+    KubeVirt 1.7"""
     requested_through: RequestedThrough
-    """`eviction`: the VMI has evacuationNodeName. `taint`: its node has the taint
-    `spec.configuration.migrations.nodeDrainTaintKey` of the KubeVirt object, or, where nodes cannot
-    be read, its newest evacuation VMIMs show this"""
+    """`eviction`: the VMI has evacuationNodeName. `taint`: its node has the KubeVirt object's
+    `nodeDrainTaintKey`, or, where nodes cannot be read, its newest evacuation VMIMs show this"""
     requested_at: Timestamp
     """the earliest known time of the request"""
     requested_by: RequesterAnswer | None
-    """who requested it, if `admission.observe` is on; null: unknown"""
+    """who requested it, if `admission.observe` is on"""
     age_seconds: float
     """from requestedAt to asOf"""
     state: Delay
@@ -134,25 +131,22 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     failed_attempts: int
     """failed migrations since the request; a lower bound"""
     backoff: BackoffAnswer | None
-    """KubeVirt's present pause; null: there is none, or it is unknown"""
+    """KubeVirt's present pause"""
     leftover: bool
-    """true: it remains from a drain that is over. The descheduler did not request it, and its node
-    is schedulable again"""
+    """true: it remains from a drain that is over"""
     diverged: bool
     """true: KubeVirt still evacuates the VM, but the descheduler considers the eviction done"""
     attempt: PendingAnswer | None
-    """the unfinished VMIM; null: none"""
+    """the unfinished VMIM"""
     mode: str | None
-    """how the running migration copies memory: PreCopy, PostCopy or Paused; null: no migration
-    runs. virt-handler's metrics kubevirt_vmi_migration_* show its progress"""
+    """how the running migration copies memory: PreCopy, PostCopy or Paused"""
     why: Reasons
     cause: BestReason
     next_step: NextStep
     command: FirstCommand
     runbook: Runbook
     last_seen: LastSeenAnswer | None
-    """the evacuation as it was when the exporter could last read its VMI; null: it can read the VMI
-    now"""
+    """the evacuation as it was when the exporter could last read its VMI; null: it can now"""
     cancel: CancelAnswer | None
     """the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"""
 
@@ -165,7 +159,7 @@ class MoveAnswer(Struct, rename="camel", kw_only=True):
     """why its VMIM was created"""
     since: Timestamp | None
     """when the unfinished VMIM was created, or else the first of those that failed one after the
-    other; null: unknown"""
+    other"""
     stuck: IsStuck
     failed_attempts: int
     """VMIMs that failed one after the other, up to the newest; a lower bound"""
@@ -193,7 +187,7 @@ class EvacuationsAnswer(Struct, rename="camel", kw_only=True):
     stale: Stale
     evacuations: list[EvacuationAnswer]
     stuck_moves: list[StuckMove]
-    """the stuck moves of VMIs that are not being evacuated, the oldest first"""
+    """of VMIs that are not being evacuated, the oldest first"""
     blind_spots: BlindSpots
 
 
@@ -201,26 +195,23 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """The progress of a node's drain, as the exporter has observed it."""
 
     since: Timestamp
-    """when it began: with the cordon or the drain taint, or, on a schedulable node, with the first
-    evacuation that the descheduler did not request"""
+    """when it began"""
     asked: int
     """VMs of this drain, each counted once: `left` plus `remaining`"""
     left: int
     """VMs that have left since then"""
     remaining: int
-    """VMs that are still on the node, and are being evacuated or have the outcome `fails` or
-    `stays`"""
+    """VMs still on the node that are being evacuated, or fail or stay"""
     failing: int
-    """how many of `remaining` have the outcome `fails` or `stays`"""
+    """how many of `remaining` fail or stay"""
     external: int
-    """how many of `remaining` have the outcome external"""
+    """how many of `remaining` are external"""
     last_left_at: Timestamp | None
     """when a VM last left; null: none has left in this drain"""
     seconds_per_vmi: float | None
-    """the median interval between departures; null: fewer than three VMs have left"""
+    """the median interval between departures, once three VMs have left"""
     estimate_seconds: float | None
-    """how long until all VMs have left, if they leave at that interval; null: no interval is known,
-    or one of the VMs does not leave"""
+    """how long until all have left at that interval; null: one of them does not leave"""
 
 
 class NodeAnswer(Struct, rename="camel", kw_only=True):
@@ -233,18 +224,15 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     leaves: int
     """VMs that would be migrated"""
     waits: int
-    """VMs that would be migrated but must wait: they are migrating already, KubeVirt's migration
-    limits are reached, or they have no condition LiveMigratable yet"""
+    """VMs that would be migrated but must wait"""
     fails: int
-    """VMs that would not leave until somebody acts: their evacuation or other move is stuck, they
-    failed to migrate `stuck.failedAttempts` times, or only a person can end their state"""
+    """VMs that would not leave until somebody acts"""
     restarts: int
-    """VMs that would go down: strategy None, or LiveMigrateIfPossible and not migratable"""
+    """VMs that would go down"""
     stays: int
-    """VMs that would never leave: strategy LiveMigrate and not migratable, or they would restart
-    and a PodDisruptionBudget forbids their eviction, or their deletion hangs"""
+    """VMs that would never leave"""
     external: int
-    """VMs that somebody else must move or stop: strategy External"""
+    """VMs that somebody else must move or stop"""
     ends: int
     """VMs that are being deleted"""
     can_be_emptied: bool
@@ -252,17 +240,16 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     depends_on_others: bool
     """true while `external` is above 0"""
     at_least_seconds: float | None
-    """a lower bound of how long the migrations take, if each takes as long as the VM's last
-    successful migration; null: no such duration is known, or the node cannot be emptied"""
+    """a lower bound of how long the migrations take; null: no duration is known, or the node cannot
+    be emptied"""
     schedulable: bool | None
     """false: it is cordoned; null: the exporter may not read nodes"""
     cordoned_at: Timestamp | None
-    """since when the node is cordoned; null: it is not cordoned, or this is not known"""
+    """since when the node is cordoned"""
     conditions: tuple[str, ...]
-    """which of the conditions `DrainInProgress`, `Drained`, `MaintenanceInProgress` and
-    `MaintenancePlanned` of Kubernetes 1.37 are true"""
+    """which conditions of Kubernetes 1.37 about a drain or maintenance are true"""
     drain: DrainProgressAnswer | None
-    """the progress of its drain; null: it is not being drained"""
+    """the progress of its drain"""
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):
@@ -282,22 +269,21 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     outcome: DrainOutcome
     """what would happen to the VM"""
     state: State | None
-    """the state of its evacuation or, if the outcome is `fails`, of the evacuation that a drain
-    would request; null: neither"""
+    """the state of its evacuation or, if the outcome is `fails`, of the one that a drain would
+    request"""
     why: list[WhyAnswer]
-    """what the cluster says about it, newest first, at most eight entries; for a VM that is not
-    evacuating, only the reason why it is not migratable"""
+    """as in an evacuation; without one, only why the VM is not migratable"""
     cause: WhyAnswer | None
-    """the entry of `why` that best explains the outcome; null: there is none"""
+    """the entry of `why` that best explains the outcome"""
     failed_attempts: int
-    """failed migrations since its evacuation was requested; without an evacuation, since its last
-    successful migration; a lower bound"""
+    """failed migrations since its evacuation was requested, or else since its last success; a lower
+    bound"""
     last_duration_seconds: float | None
-    """how long its last successful migration took; null: not known"""
+    """how long its last successful migration took"""
     next_step: str | None
-    """what to do, in one sentence; null: no `state`"""
+    """what to do; null: no `state`"""
     command: str | None
-    """the shell command to begin with; null: no `state`"""
+    """the command to begin with; null: no `state`"""
     runbook: str | None
     """the name of the runbook; null: no `state`"""
 

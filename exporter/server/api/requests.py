@@ -34,7 +34,7 @@ class Candidate(Struct, rename="camel", gc=False):
     name: Name
     """the VMI's name: the pod's annotation kubevirt.io/domain"""
     vmi_uid: Uid | None = None
-    """the pod's label kubevirt.io/created-by, not the pod's own UID; absent: any UID"""
+    """the pod's label kubevirt.io/created-by; absent: any UID"""
     node: Remark | None = None
     """for the log only"""
     pod: Remark | None = None
@@ -48,11 +48,9 @@ class VerdictRequest(Struct, rename="camel"):
     """
 
     candidates: list[Candidate] | None
-    """the VMIs to judge, at most limits.candidates; null: none"""
+    """the VMIs to judge, at most limits.candidates"""
     checkpoint: Checkpoint | None = None
-    """absent: all rules apply; leave it out if in doubt. With a checkpoint, only its own rules
-    apply: preEviction allows a VM whose migration is running, and filter allows a VM that cools
-    down"""
+    """only its own rules apply; absent: all rules, as is right if in doubt"""
     dry_run: bool | None = False
     """true: the answer is not counted or logged, and no Event is written"""
 

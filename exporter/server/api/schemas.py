@@ -28,28 +28,27 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     known: bool
     """whether there is such a VMI"""
     mismatch: Mismatch | None
-    """why it is unknown: no VMI has this name, or its UID differs; null: it is known"""
+    """why it is not known: no VMI has this name, or its UID differs"""
     allowed: bool
-    """true if no rule blocks it at the requested checkpoint. A VMI that is being evacuated can be
-    allowed too: see `evacuating`"""
+    """whether no rule blocks it at the requested checkpoint. A VMI that is being evacuated can be
+    allowed too"""
     reason: Reason | None
-    """why it is blocked; null: it is allowed"""
+    """why it is blocked"""
     not_before: Timestamp | None
-    """the end of the cooldown that blocks the VM; null: no cooldown blocks it"""
+    """the end of the cooldown that blocks the VM"""
     retry_after_seconds: float | None
-    """during a cooldown: the time from asOf to notBefore; else null. The end of a migration or an
-    evacuation cannot be predicted: ask again in the next cycle, or wait on GET /v1/blocked"""
+    """during a cooldown: the time from asOf to notBefore; else null, because the end of a migration
+    cannot be predicted: ask again in the next cycle"""
     effective_cooldown_seconds: float | None
-    """the cooldown after its last migration, even if it is over; null: no migration has ended"""
+    """the cooldown after its last migration, even if it is over"""
     migrations_in_window: int
-    """ended migrations that count; each of them after the first doubles the cooldown"""
+    """ended migrations that count; each after the first doubles the cooldown"""
     evacuating: bool
-    """whether its evacuation has been requested already; false if the VMI is unknown"""
+    """whether its evacuation has been requested already"""
     stuck: bool
-    """whether its evacuation or its other move is stuck, so that somebody must act"""
+    """whether its evacuation or its other move is stuck"""
     drain: DrainOutcome | None
-    """what a drain of its node would do to it; `stays` and `fails` mean that it does not leave;
-    null: the VMI is unknown, or the VM has stopped"""
+    """what a drain of its node would do to it; null: it is unknown, or has stopped"""
 
 
 class VerdictsAnswer(Struct, rename="camel", kw_only=True):
@@ -83,7 +82,7 @@ class BlockedAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     stale: Stale
     max_age_seconds: float
-    """how long a caller may treat VMIs that are not in the set as allowed"""
+    """how old a copy may become"""
     blocked: list[BlockedVmi]
     """sorted by namespace, name and checkpoint; a VMI can have one entry per checkpoint"""
 
@@ -100,8 +99,8 @@ class RuleAnswer(Struct, rename="camel", kw_only=True):
     enabled: bool
     """false: policy.guards switches the rule off"""
     silenced: bool
-    """true: it cannot block, because a resource that it needs has had no contact for too long, or
-    an object that it needs cannot be read"""
+    """true: it cannot block, because of a resource without contact, or an object that cannot be
+    read"""
     blocks: bool
     """whether it blocks now"""
     why: str
@@ -127,19 +126,18 @@ class CooldownAnswer(Struct, rename="camel", kw_only=True):
     effective_seconds: float
     """backedOffSeconds, but at most the cap"""
     not_before: Timestamp
-    """endedAt plus effectiveSeconds; earlier if older migrations leave the window before that,
-    because fewer migrations count then"""
+    """endedAt plus effectiveSeconds, or earlier if older migrations leave the window before"""
 
 
 class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """One recorded migration."""
 
     uid: str | None
-    """the VMIM's UID; null: not known"""
+    """the VMIM's UID"""
     start: Timestamp | None
-    """when the migration started; null: not known"""
+    """when the migration started"""
     end: Timestamp | None
-    """when it ended; null: it has not ended, or the time is unknown"""
+    """when it ended"""
     outcome: str
     """succeeded, failed or unknown"""
     handed_off: bool
@@ -148,17 +146,16 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """whether it counts: handed off, ended within policy.migrationHistoryWindow, and not failed if
     policy.countFailedMigrations is false"""
     source_node: str | None
-    """the node that the VM left or was to leave; null: not known"""
+    """the node that the VM left or was to leave"""
     target_node: str | None
-    """the node that it went to; null: not known"""
+    """the node that it went to"""
     trigger: Trigger | None
-    """why the VMIM was created; null: not known"""
+    """why the VMIM was created"""
     reason: EndReason | None
-    """why it failed, `none` if it succeeded; null: it has not ended, or not known"""
+    """why it failed; `none` if it succeeded"""
     requested_by: RequesterAnswer | None
-    """who asked for it, null if not known: for an evacuation, whose eviction the webhook saw with
-    admission.observe; for a manual migration, the user who created the VMIM (from KubeVirt 1.10
-    on)"""
+    """for an evacuation, whose eviction the webhook saw with admission.observe; for a manual
+    migration, who created the VMIM (from KubeVirt 1.10 on)"""
 
 
 class LauncherAnswer(Struct, rename="camel", kw_only=True):
@@ -175,8 +172,7 @@ class LauncherAnswer(Struct, rename="camel", kw_only=True):
     scheduled: bool
     """whether its condition PodScheduled is True"""
     eviction_in_progress: bool
-    """whether it has the annotation eviction-in-progress, so the descheduler counts it as being
-    evicted"""
+    """whether it has the annotation eviction-in-progress"""
 
 
 class PolicyAnswer(PolicyValues, rename=None, frozen=True, kw_only=True):
@@ -217,39 +213,39 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     observed_at: ObservedAt
     stale: Stale
     unreadable_since: Timestamp | None
-    """since when the VMI, its unfinished VMIM or its launcher pod cannot be read; null: all can be
-    read. After kube.deadAfter, the rules that need such an object do not block"""
+    """since when the VMI, its unfinished VMIM or its launcher pod cannot be read. After
+    kube.deadAfter, the rules that need such an object do not block"""
     namespace: str
     name: str
     vmi_uid: str
     node: str
     """the node it runs on; empty: none yet"""
     phase: str
-    """KubeVirt's phase; Succeeded or Failed: the VM has stopped, so nothing is left to move"""
+    """KubeVirt's phase; Succeeded or Failed: the VM has stopped"""
     created_at: Timestamp | None
     evacuation_node_name: str | None
-    """the node that the VM must leave; null: none"""
+    """the node that the VM must leave"""
     evacuation: EvacuationAnswer | None
-    """its evacuation; null: it is not being evacuated"""
+    """its evacuation"""
     move: MoveAnswer | None
-    """its move without an evacuation; null: it is being evacuated, or it has no unfinished VMIM and
-    has not just failed `stuck.failedAttempts` times"""
+    """its move without an evacuation: an unfinished VMIM, or `stuck.failedAttempts` failures in a
+    row"""
     drain: DrainOutcome | None
-    """what a drain of its node would do to it; null: the VM has stopped"""
+    """what a drain of its node would do to it; null: it has stopped"""
     verdicts: CheckpointVerdicts
     rules: list[RuleAnswer]
     """in the order of evaluation; the first that blocks gives the reason"""
     cooldown: CooldownAnswer | None
-    """how the cooldown is computed, even if it is over; null: no migration has ended"""
+    """how the cooldown is computed, even if it is over"""
     migrations: list[MigrationAnswer]
     """recorded migrations by their end, the oldest first"""
     pending_migrations: list[PendingAnswer]
     """its unfinished VMIMs"""
     launcher: LauncherAnswer | None
-    """its launcher pod; null: not found, or the exporter may not read pods"""
+    """its launcher pod; null: not found, or not readable"""
     blocked_evictions: list[BlockedEvictionAnswer]
-    """the last evictions of this VMI that this replica's admission webhook blocked, newest first,
-    one per user; lost at a restart"""
+    """the last evictions that this replica's webhook blocked, newest first, one per user; lost at a
+    restart"""
     policy: PolicyAnswer
     """the policy in force"""
     blind_spots: BlindSpots
@@ -261,15 +257,15 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
     resource: Resource
     """its plural name"""
     namespace: str | None
-    """the watched namespace; null: all namespaces"""
+    """the watched namespace"""
     synced: bool
     """whether it has been listed completely"""
     rejected: str | None
-    """why the API server rejects the list or watch (HTTP 4xx); null: it does not"""
+    """why the API server rejects the list or watch (HTTP 4xx)"""
     trouble: str | None
-    """the present error of its watch; null: none"""
+    """the present error of its watch"""
     contact_at: Timestamp | None
-    """when the last event, bookmark or list arrived; null: none yet"""
+    """when the last event, bookmark or list arrived"""
     invalid_objects: int
     """how many objects could not be read since the start"""
 
@@ -280,17 +276,15 @@ class HistoryStatus(Struct, rename="camel", kw_only=True):
     writes: bool
     """whether this process is the writer"""
     written_at: Timestamp | None
-    """the last time at which this process was the writer and every change was written; null:
-    never"""
+    """when this process, as the writer, had last written every change"""
     unwritten_since: Timestamp | None
-    """when the oldest unwritten change was made; null: none"""
+    """when the oldest unwritten change was made"""
     vmis: int
     """how many VMIs belong in it, including those not written yet"""
     bytes: int
     """the size in bytes, including what is not written yet"""
     faults: dict[HistoryFault, int]
-    """how often each fault has occurred since the start; faults that have not occurred are left
-    out"""
+    """how often each fault has occurred since the start"""
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
@@ -303,7 +297,7 @@ class VmiCounts(Struct, rename="camel", kw_only=True):
     blocked: dict[Reason, int]
     """blocked VMIs, by their first reason"""
     drain: dict[DrainOutcome, int]
-    """VMIs with a node, blocked or not, by the outcome of a drain of that node"""
+    """VMIs by the outcome of a drain of their node"""
 
 
 class StatusAnswer(Struct, rename="camel", kw_only=True):
@@ -313,8 +307,8 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     observed_at: ObservedAt
     staleness: Staleness
-    """stale: no contact about VMIs for kube.staleAfter; dead: no contact for kube.staleAfter plus
-    kube.deadAfter, so the rules that need VMIs do not block"""
+    """stale: no contact about VMIs for kube.staleAfter; dead: after another kube.deadAfter, so the
+    rules that need VMIs do not block"""
     ready: bool
     """whether it answers requests for verdicts"""
     waiting_for: list[str]
@@ -322,6 +316,6 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     resources: list[ResourceAnswer]
     blind_spots: BlindSpots
     history: HistoryStatus | None
-    """the state of the stored history; null: no history is stored"""
+    """the stored history; null: none is stored"""
     vmis: VmiCounts | None
-    """counts of VMIs; null until the exporter is ready"""
+    """null until the exporter is ready"""
