@@ -39,6 +39,12 @@ SHOTS = (
         query="?sort=name",
         part="#blocked",
     ),
+    Shot(
+        "vm",
+        {"viewport": {"width": 1200, "height": 560}, "color_scheme": "light"},
+        query="vmis/bank/flaky-1",
+        part="#migrations",
+    ),
     Shot("status-narrow", {"viewport": {"width": 360, "height": 1180}, "color_scheme": "light"}),
 )
 

@@ -32,8 +32,8 @@ READ_ROWS = """selector => [...document.querySelectorAll(selector)].map(row => (
     why: [...row.querySelectorAll("[data-field=why]")].map(one => one.textContent),
     badge: row.querySelector(".badge")?.textContent ?? "",
     link: row.querySelector("a")?.getAttribute("href"),
-    bars: row.querySelectorAll(".line .bar").length,
-    failures: row.querySelectorAll(".line path.failed").length,
+    bars: row.querySelectorAll(".line .bar, #lanes .bar").length,
+    failures: row.querySelectorAll(".line path.failed, #lanes path.failed").length,
     progress: row.querySelector("progress")?.value ?? null,
     whole: row.querySelector("progress")?.max ?? null,
 }))"""
@@ -181,6 +181,18 @@ class TestTheSame:
         assert {key: shown.get(key) for key in expected} == expected
         assert_drawn(shown, vmi)
 
+    async def test_a_drawn_migration_leads_to_its_row(self, demo: Still, browser: Browser) -> None:
+        """A click on a migration of the drawing leads to its row, by a link that can be shared."""
+        vms = (await demo.get("/v1/blocked"))["blocked"]
+        path = next(
+            f"/vmis/{one['namespace']}/{one['name']}" for one in vms if one["reason"] == "cooldown"
+        )
+        last = (await demo.get(f"/v1{path}"))["migrations"][-1]["uid"]
+        async with visit(browser, demo.query + path) as page:
+            await page.locator("#lanes a .bar").last.click()
+            assert page.url.endswith(f"{path}#m-{last}")
+            assert await page.locator("tr:target").get_attribute("id") == f"m-{last}"
+
 
 def assert_drawn(row: dict[str, Any], vmi: dict[str, Any]) -> None:
     """The timeline has a bar for each migration and a mark for each failure."""
@@ -199,7 +211,9 @@ class TestLooks:
     ) -> None:
         """axe-core finds no fault: light or dark, wide or narrow, with all details open."""
         size = {"width": width, "height": 800}
-        for url in (demo.query, demo.metrics) if width > 360 else (demo.query,):
+        moved = (await demo.get("/v1/blocked"))["blocked"][0]
+        pages = (demo.query, f"{demo.query}/vmis/{moved['namespace']}/{moved['name']}")
+        for url in (*pages, demo.metrics) if width > 360 else pages:
             async with visit(browser, url, color_scheme=scheme, viewport=size) as page:
                 await page.evaluate("document.querySelectorAll('details').forEach(d => d.open = 1)")
                 assert await axe_faults(page) == ""

@@ -25,7 +25,7 @@ from msgspec import Struct
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import Ending, settle
 from exporter.engine.facts.model import Instant, Outcome, Seconds
-from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.policy import Policy, PolicyValues
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
@@ -100,7 +100,7 @@ def back_off(base: Seconds, migrations: int) -> Seconds:
     return min(base * 2.0 ** min(migrations - 1, 64), LONGEST_COOLDOWN)
 
 
-def cap(cooldown: Seconds, policy: Policy) -> Seconds:
+def cap(cooldown: Seconds, policy: PolicyValues) -> Seconds:
     """Limit a cooldown to the policy's cap; 0 means no cap."""
     limit = policy.max_migration_cooldown
     return min(cooldown, limit) if limit else cooldown

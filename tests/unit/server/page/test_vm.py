@@ -3,11 +3,13 @@
 import pytest
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import WaitReason, Why, WhySource
+from exporter.engine.facts.model import Requester, WaitReason, Why, WhySource
 from exporter.engine.facts.policy import Override
 from exporter.server.page.render import render_vm
 from tests.support.builders import (
     NOW,
+    a_history,
+    a_migration,
     a_policy,
     a_running_state,
     a_vmi,
@@ -111,6 +113,35 @@ def test_hostile_texts_are_only_text(text: str) -> None:
     assert [sorted(one.attributes) for one in page.elements] == [
         sorted(one.attributes) for one in plain.elements
     ]
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_nodes_and_users_are_only_text(text: str) -> None:
+    """Malicious nodes, users and UIDs in the history create no element or attribute."""
+
+    def history(uid: str, node: str, user: str) -> Document:
+        asked = Requester(NOW - 800.0, user)
+        moved = a_migration(source_node=node, target_node="n1", requested_by=asked)
+        return shown(some_evidence(history=a_history(**{uid: moved})))
+
+    plain, page = history("m1", "n2", "alice"), history(text[:64], text[:253], text[:1024])
+
+    assert [(one.tag, sorted(one.attributes)) for one in page.elements] == [
+        (one.tag, sorted(one.attributes)) for one in plain.elements
+    ]
+
+
+def test_a_migration_of_the_drawing_leads_to_its_row() -> None:
+    """Each migration of the drawing has a text, and a link to its row, which has the same facts."""
+    page = shown(cooling())
+    links = [one.attributes for one in page.all("a") if "aria-label" in one.attributes]
+
+    assert [one["href"] for one in links] == ["#m-m1", "#m-m2"]
+    assert "n2 to n1, took 3 min 12 s, evacuation, by alice: succeeded" in str(links[1])
+    assert page.text("m-m2") == (
+        "10 min ago 07:50:00 UTC n2 n1 3 min 12 s evacuation alice succeeded yes"
+    )
+    assert page.text("lanes-label").startswith("2 migrations in the last 1 h 30 min, cooling")
 
 
 def test_a_stuck_move_says_what_to_do() -> None:
