@@ -41,7 +41,7 @@ def run() -> int:
     """Choose and run the command."""
     from exporter.cli import arguments as commandline
     from exporter.cli import commands
-    from exporter.settings import InvalidSettings
+    from exporter.errors import CommandFailed
 
     arguments = commandline.parse(sys.argv[1:])
     try:
@@ -58,8 +58,8 @@ def run() -> int:
                 return demo(arguments)
             case _:
                 return commands.watch(arguments)
-    except InvalidSettings as invalid:
-        return commands.refuse(invalid)
+    except CommandFailed as failed:
+        return commands.fail(failed)
 
 
 def play_back(arguments: "argparse.Namespace") -> int:

@@ -8,16 +8,22 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from exporter.errors import CommandFailed, Exit
+
 
 _URL_IS_VISIBLE = "a URL is visible in the process list: give a token with --token-file"
 
 
-class CannotAsk(Exception):
+class CannotAsk(CommandFailed):
     """A server cannot be asked, or gave no usable answer; the message says why and what helps."""
+
+    exit_code = Exit.CANNOT_ASK
 
 
 class InvalidEndpoint(CannotAsk):
     """The URL or the options of a connection are invalid, or not safe for a token."""
+
+    exit_code = Exit.USAGE
 
 
 def check_url(url: str, expected: str, *, with_token: bool) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from exporter.cli.commands import Exit, complain
+from exporter.cli.commands import complain
+from exporter.errors import Exit
 from exporter.settings import Settings, load_settings
 from exporter.text import escape, format_duration
 

@@ -23,6 +23,7 @@ from exporter.credentials import (
     read_token,
 )
 from exporter.engine.facts.model import Seconds
+from exporter.errors import CommandFailed, Exit
 from exporter.server.api.evacuation_schemas import DrainAnswer, NodesAnswer
 from exporter.server.fields import Problem
 from exporter.text import clean
@@ -45,12 +46,16 @@ _POD_HINT = (
 _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
-class NoSuchVmi(Exception):
+class NoSuchVmi(CommandFailed):
     """The exporter knows no such VMI."""
 
+    exit_code = Exit.NO_SUCH_VMI
 
-class NoSuchNode(Exception):
+
+class NoSuchNode(CommandFailed):
     """The exporter knows no VMI on that node."""
+
+    exit_code = Exit.NO_SUCH_NODE
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands and their exit codes.
+"""The commands, which return an exit code or raise `CommandFailed`.
 
 Each command imports its libraries when it runs, so that it does not load those of other commands.
 """
@@ -15,13 +15,13 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from exporter.cli.lean_start import lean_imports
 from exporter.engine.facts.model import Instant, Seconds
+from exporter.errors import CommandFailed, Exit
 from exporter.settings import InvalidSettings, Settings, load_settings
 from exporter.text import escape
 
@@ -30,40 +30,6 @@ if TYPE_CHECKING:
     from exporter.app import Listening
     from exporter.cli.client import Exporter
     from exporter.cli.layout import Screen
-
-
-class Exit(IntEnum):
-    """Exit codes, each with its `meaning`."""
-
-    def __new__(cls, code: int, meaning: str) -> Self:
-        """A member: an integer with a meaning."""
-        member = int.__new__(cls, code)
-        member._value_ = code
-        member.meaning = meaning
-        return member
-
-    meaning: str
-
-    OK = 0, "stopped by SIGTERM or Ctrl-C, the configuration is valid, or there was an answer"
-    FAILED = 1, "a fault of the exporter itself; the log ends with a traceback"
-    USAGE = 2, "wrong arguments or configuration; every error is named with its path"
-    NOT_SYNCED = 3, "VMIs could not be listed within kube.syncTimeout"
-    KUBEVIRT_MISSING = 4, "the API server has no VMI resource, and kube.waitForKubeVirt is off"
-    NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
-    CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
-    UNUSABLE = 7, "the directory of history: file:... cannot be used"
-    CANNOT_ASK = 8, "no usable answer from the exporter or the cluster, or it is not ready"
-    NO_SUCH_VMI = 9, "there is no such VMI, or more than one namespace has one of this name"
-    CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
-    CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
-    CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
-    NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
-    DEPENDS_ON_OTHERS = (
-        14,
-        "`node NAME`: it can be emptied, if others move or stop its External VMs",
-    )
-    INTERRUPTED = 130, "ended by Ctrl-C before there was an answer or a complete file"
-    TERMINATED = 143, "ended by SIGTERM before there was an answer or a complete file"
 
 
 WATCHED_EVERY: Seconds = 2.0
@@ -199,20 +165,17 @@ def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Ex
 
 
 def write_recording(path: Path, lines: Iterable[bytes]) -> Exit:
-    """`record --scenario`: write the scenario's lines to a file."""
-    from exporter.whatif.recorder import CannotRecord, LineFile
+    """`record --scenario`: write the scenario's lines to a file. Raises `CannotRecord`."""
+    from exporter.whatif.recorder import LineFile
 
+    file = LineFile(path)
     try:
-        file = LineFile(path)
-        try:
-            for line in lines:
-                file.write(line)
-            file.close()
-        except BaseException:
-            file.discard()
-            raise
-    except CannotRecord as trouble:
-        return complain(Exit.CANNOT_RECORD, str(trouble))
+        for line in lines:
+            file.write(line)
+        file.close()
+    except BaseException:
+        file.discard()
+        raise
     print(f"{path}: {file.lines:,} lines, {file.size:,} bytes")
     return Exit.OK
 
@@ -249,7 +212,7 @@ def read_settings_for(arguments: argparse.Namespace) -> Settings:
 
 
 def serve(settings: Settings, job: Callable[[asyncio.Event], Awaitable[None]]) -> Exit:
-    """Run a job until SIGTERM or SIGINT, and turn its exception into an exit code."""
+    """Run a job until SIGTERM or SIGINT; log its exception, and return the exit code for it."""
     from exporter.logs import configure_logging, log
 
     async def run() -> None:
@@ -261,20 +224,21 @@ def serve(settings: Settings, job: Callable[[asyncio.Event], Awaitable[None]]) -
     configure_logging(form=settings.log.format, level=settings.log.level)
     try:
         asyncio.run(run())
-    except tuple(_failures()) as failure:
-        log.error("stopped", why=str(failure))
-        return _failures()[type(failure)]
+    except CommandFailed as failed:
+        log.error("stopped", why=str(failed))
+        return failed.exit_code
     except Exception:  # noqa: BLE001 (it is logged, and the exit code says so)
         log.exception("failed")
         return Exit.FAILED
     return Exit.OK
 
 
-def refuse(invalid: InvalidSettings) -> Exit:
-    """Print what is wrong with the configuration or the arguments."""
-    for fault in invalid.faults:
+def fail(failed: CommandFailed) -> Exit:
+    """Print why the command failed, with one line per fault, and return its exit code."""
+    faults = failed.faults if isinstance(failed, InvalidSettings) else [escape(str(failed))]
+    for fault in faults:
         print(fault, file=sys.stderr)
-    return Exit.USAGE
+    return failed.exit_code
 
 
 def say(text: str) -> None:
@@ -313,9 +277,12 @@ Ctrl-C ends it.
 
 
 def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
-    """Query the exporter that the arguments name, and print the answer."""
-    from exporter.cli.client import Endpoint, NoSuchNode, NoSuchVmi, connect, find_url
-    from exporter.credentials import CannotAsk, InvalidEndpoint
+    """Query the exporter that the arguments name, and print the answer.
+
+    Raises `CannotAsk`, `NoSuchVmi` or `NoSuchNode`.
+    """
+    from exporter.cli.client import Endpoint, connect, find_url
+    from exporter.credentials import CannotAsk
 
     async def answer() -> str:
         async with connect(endpoint) as exporter:
@@ -330,16 +297,8 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
             key_file=arguments.key_file,
         )
         text = asyncio.run(answer())
-    except InvalidEndpoint as invalid:
-        return complain(Exit.USAGE, str(invalid))
-    except NoSuchVmi as missing:
-        return complain(Exit.NO_SUCH_VMI, str(missing))
-    except NoSuchNode as missing:
-        return complain(Exit.NO_SUCH_NODE, str(missing))
-    except CannotAsk as trouble:
-        return complain(Exit.CANNOT_ASK, str(trouble))
     except RecursionError:
-        return complain(Exit.CANNOT_ASK, "the answer is nested too deeply: is this an exporter?")
+        raise CannotAsk("the answer is nested too deeply: is this an exporter?") from None
     return print_answer(text, Exit.CANNOT_ASK)
 
 
@@ -396,22 +355,3 @@ async def _pause() -> None:
 def _indent(answer: object) -> str:
     """Indented JSON; anything but printable ASCII is escaped."""
     return f"{json.dumps(answer, indent=2)}\n"
-
-
-def _failures() -> dict[type[Exception], Exit]:
-    """The exit codes of exceptions that are not bugs of the exporter."""
-    from exporter.history.file import HistoryUnwritable
-    from exporter.kube.login import NoCredentials
-    from exporter.kube.watch.informers import NotSynced
-    from exporter.kube.watch.reflector import KubeVirtMissing
-    from exporter.server.http.listeners import CannotListen
-    from exporter.whatif.recorder import CannotRecord
-
-    return {
-        CannotRecord: Exit.CANNOT_RECORD,
-        NotSynced: Exit.NOT_SYNCED,
-        KubeVirtMissing: Exit.KUBEVIRT_MISSING,
-        NoCredentials: Exit.NO_CREDENTIALS,
-        CannotListen: Exit.CANNOT_LISTEN,
-        HistoryUnwritable: Exit.UNUSABLE,
-    }

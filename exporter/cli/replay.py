@@ -22,15 +22,16 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from exporter.cli.commands import Exit, complain, name_python, print_answer
+from exporter.cli.commands import name_python, print_answer
 from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
 from exporter.engine.facts.model import Instant, Seconds
+from exporter.errors import Exit
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_count, write_instant
 from exporter.whatif import comparison, recording
 from exporter.whatif.account import BUILTIN, Comparison, Contender
-from exporter.whatif.recording import Faults, Recorded
+from exporter.whatif.recording import CannotRecord, CannotReplay, Faults, Recorded
 from exporter.whatif.replay import Replay
 
 
@@ -38,10 +39,6 @@ PLOT_SUFFIXES = (".png", ".svg")
 _NAME = re.compile(r"[\w.-]{1,40}")
 PROGRESS_EVERY = 2_000
 """Events between two updates of the progress bar."""
-
-
-class CannotReplay(Exception):
-    """There is nothing to replay, or the answer cannot be shown; the message says what helps."""
 
 
 @dataclass
@@ -66,30 +63,27 @@ def replay(
     timer: Callable[[], Seconds],
     simulate: Callable[[], tuple[Iterable[bytes], Instant, Seconds]],
 ) -> Exit:
-    """`replay`: print what these policies would have done. Raises `InvalidSettings`.
+    """`replay`: print what these policies would have done.
+
+    Raises `InvalidSettings`, `CannotReplay`, or `CannotRecord` if the plot cannot be written.
 
     `simulate` returns the scenario's lines, its beginning and its length.
     """
     began = timer()
     contenders = choose_contenders(arguments.policy)
     check_plot(arguments.plot)
-    try:
-        with _open_source(arguments, simulate) as source:
-            found = play(source, contenders, sys.stderr)
-            screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
-            text = show(found, source, as_json=arguments.json, screen=screen)
-            print_faults(source.faults, sys.stderr)
-        if arguments.plot is not None:
-            from exporter.whatif import plot
+    with _open_source(arguments, simulate) as source:
+        found = play(source, contenders, sys.stderr)
+        screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
+        text = show(found, source, as_json=arguments.json, screen=screen)
+        print_faults(source.faults, sys.stderr)
+    if arguments.plot is not None:
+        from exporter.whatif import plot
 
-            try:
-                plot.draw(found, arguments.plot)
-            except plot.CannotDraw as trouble:
-                raise CannotReplay(f"--plot {arguments.plot}: {trouble}") from None
-            except OSError as error:
-                return complain(Exit.CANNOT_RECORD, f"--plot {arguments.plot}: {error.strerror}")
-    except CannotReplay as trouble:
-        return complain(Exit.CANNOT_REPLAY, str(trouble))
+        try:
+            plot.draw(found, arguments.plot)
+        except OSError as error:
+            raise CannotRecord(f"--plot {arguments.plot}: {error.strerror}") from None
     code = print_answer(text, Exit.CANNOT_REPLAY)
     if code is Exit.OK:
         print_cost(found, timer() - began, sys.stderr)
@@ -195,8 +189,6 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
                 if replay.events % PROGRESS_EVERY == 0:
                     status = f"{write_instant(replay.now)[:16]}, {replay.events:,} events"
                     progress.update(task, completed=source.done(replay.now), status=status)
-        except recording.UnknownFormat as unknown:
-            raise CannotReplay(str(unknown)) from None
         except OSError as error:
             raise CannotReplay(f"the recording cannot be read: {error.strerror}") from error
     if not replay.events:

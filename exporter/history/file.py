@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from exporter.engine.facts.model import Instant
+from exporter.errors import CommandFailed, Exit
 from exporter.health import HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
@@ -24,8 +25,10 @@ LONGEST_WRITE = 4
 log = structlog.stdlib.get_logger()
 
 
-class HistoryUnwritable(Exception):
+class HistoryUnwritable(CommandFailed):
     """The history can never be written to the configured path. The message says why."""
+
+    exit_code = Exit.UNUSABLE
 
 
 async def read_files(path: Path, contents: dict[Path, bytes | OSError]) -> None:

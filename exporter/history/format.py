@@ -24,7 +24,6 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.evidence import (
     FAILURES_KEPT,
     Marker,
@@ -41,6 +40,7 @@ from exporter.engine.facts.model import (
     Seconds,
     Trigger,
 )
+from exporter.errors import MALFORMED, ExporterError
 
 
 SHARDS = 64
@@ -64,11 +64,11 @@ _Place: TypeAlias = Annotated[int, Meta(ge=0)]
 """The place of a name in `_Entry.names`, counted from 1; 0 means that there is no name."""
 
 
-class Damaged(Exception):
+class Damaged(ExporterError):
     """These bytes are not an intact shard. The message says why."""
 
 
-class UnknownVersion(Exception):
+class UnknownVersion(ExporterError):
     """An intact shard in another version of the format."""
 
     def __init__(self, version: int, raw: bytes) -> None:

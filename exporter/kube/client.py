@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from exporter.engine.facts.model import Resource, Seconds
+from exporter.errors import ExporterError
 from exporter.kube.lean_import import ApiClient, Configuration
 from exporter.kube.login import Login, NoCredentials, log_in, why_of
 from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
@@ -54,7 +55,7 @@ _FUTURE_VERSION = "Too large resource version"
 (apimachinery `api/errors`, `NewTimeoutError` with cause ResourceVersionTooLarge)."""
 
 
-class ApiError(Exception):
+class ApiError(ExporterError):
     """A request failed; the message says why. It may be the server's, so it is bounded."""
 
     def __init__(self, why: str) -> None:

@@ -21,8 +21,8 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.errors import MALFORMED
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Unsupported
 from exporter.kube.objects.instants import write_micro_time
 from exporter.kube.objects.wire import Metadata

@@ -19,7 +19,7 @@ import yaml
 from msgspec import Struct
 
 from exporter.credentials import trim_token
-from exporter.decoding import MALFORMED
+from exporter.errors import MALFORMED, CommandFailed, Exit
 from exporter.kube.lean_import import (
     ConfigException,
     Configuration,
@@ -39,8 +39,10 @@ _MALFORMED = AssertionError, AttributeError, LookupError, TypeError, ValueError,
 """kubernetes_asyncio raises these for a kubeconfig with wrong fields or broken base64."""
 
 
-class NoCredentials(Exception):
+class NoCredentials(CommandFailed):
     """There are no usable credentials. The message says what was tried."""
+
+    exit_code = Exit.NO_CREDENTIALS
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type
 import yaml
 
 from exporter.engine.facts.model import Seconds
+from exporter.errors import CommandFailed, Exit
 from exporter.settings.values import (
     Address,
     parse_addresses,
@@ -60,8 +61,10 @@ _KEYS = {"client_ca_file": "clientCAFile", "wait_for_kubevirt": "waitForKubeVirt
 """The keys that are not simply their field's name in camel case."""
 
 
-class InvalidSettings(Exception):
+class InvalidSettings(CommandFailed):
     """An invalid configuration or command line, with one line per fault."""
+
+    exit_code = Exit.USAGE
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
@@ -76,15 +79,11 @@ def read_yaml(path: Path) -> object:
         raise InvalidSettings([f"{path}: cannot be read: {error}"]) from error
     try:
         document = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
-    except _TooManyAliases as error:
-        raise InvalidSettings([f"{path}: {error}"]) from None
+    except InvalidSettings as invalid:
+        raise InvalidSettings([f"{path}: {fault}" for fault in invalid.faults]) from None
     except _NOT_YAML as error:
         raise InvalidSettings([f"{path}: not YAML: {error}"]) from error
     return {} if document is None else document
-
-
-class _TooManyAliases(Exception):
-    """A document has more aliases than a configuration needs."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -99,10 +98,8 @@ class _Loader(yaml.SafeLoader):
             self._aliases += 1
             if self._aliases > _MOST_ALIASES:
                 line = self.line + 1
-                raise _TooManyAliases(
-                    f"line {line}: more than {_MOST_ALIASES} aliases (*name): write the values"
-                    " instead"
-                )
+                fault = f"line {line}: more than {_MOST_ALIASES} aliases (*name): write the values"
+                raise InvalidSettings([f"{fault} instead"])
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002

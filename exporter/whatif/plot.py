@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from exporter.text import write_instant
 from exporter.whatif.account import Comparison, TimeSeries
+from exporter.whatif.recording import CannotReplay
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -25,17 +26,15 @@ LAST_DRAWN = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 """The last instant that is drawn: an axis extends beyond its data, but not past the year 9999."""
 
 
-class CannotDraw(Exception):
-    """The comparison cannot be drawn; the message says why."""
-
-
 def draw(comparison: Comparison, path: Path) -> None:
     """Write the plot as PNG or SVG, by the suffix; equal comparisons give equal files.
 
-    Raises OSError, or CannotDraw.
+    Raises OSError or `CannotReplay`.
     """
     if comparison.ended > LAST_DRAWN:
-        raise CannotDraw(f"{write_instant(comparison.ended)} is too late for a plot")
+        raise CannotReplay(
+            f"--plot {path}: {write_instant(comparison.ended)} is too late for a plot"
+        )
     mpl.rcParams["svg.hashsalt"] = "kubevirt-eviction-exporter"
     figure = Figure(figsize=(11, 10), layout="constrained")
     over_time, cooling, per_vm = figure.subplots(3, 1, height_ratios=(5, 3, 4))

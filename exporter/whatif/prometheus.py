@@ -26,7 +26,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.credentials import CannotAsk, check_url, make_ssl_context, read_token
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import (
     Instant,
@@ -38,6 +37,7 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
+from exporter.errors import MALFORMED
 from exporter.text import write_instant
 from exporter.whatif.recording import Kind, Recorded
 

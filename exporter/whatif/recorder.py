@@ -41,7 +41,7 @@ from exporter.kube.watch.feed import NO_OVERRIDES
 from exporter.kube.watch.informers import Informers
 from exporter.settings import Settings
 from exporter.whatif import recording
-from exporter.whatif.recording import Kind
+from exporter.whatif.recording import CannotRecord, Kind
 
 
 FLUSHED_EVERY: Seconds = 5.0
@@ -55,10 +55,6 @@ _RESOURCES: dict[type, Resource] = {
 }
 
 log = structlog.stdlib.get_logger()
-
-
-class CannotRecord(Exception):
-    """The file cannot be written; the message says why."""
 
 
 class LineFile:

@@ -29,8 +29,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Fact, Instant, Resource
+from exporter.errors import MALFORMED, CommandFailed, Exit
 from exporter.kube.objects.instants import parse_instant
 from exporter.kube.objects.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
 from exporter.text import write_instant
@@ -81,8 +81,16 @@ class Recorded(Struct, frozen=True, gc=False):
     reason: EndReason = EndReason.OTHER
 
 
-class UnknownFormat(Exception):
-    """Not a recording that this version can read; the message says why."""
+class CannotRecord(CommandFailed):
+    """The file of a recording or plot cannot be written; the message says why."""
+
+    exit_code = Exit.CANNOT_RECORD
+
+
+class CannotReplay(CommandFailed):
+    """There is nothing to replay, or the answer cannot be shown; the message says what helps."""
+
+    exit_code = Exit.CANNOT_REPLAY
 
 
 class Faults(Struct):
@@ -189,14 +197,14 @@ def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
     except EOFError:
         faults.truncated = True
     except (BadGzipFile, zlib.error) as error:
-        raise UnknownFormat(f"damaged gzip: {error}") from None
+        raise CannotReplay(f"damaged gzip: {error}") from None
     faults.truncated = faults.truncated or is_too_long
 
 
 def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
     """The events of a recording or of kubectl's output; bad lines are noted in `faults`.
 
-    Raises `UnknownFormat`.
+    Raises `CannotReplay`.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -219,13 +227,13 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
     head = _read_line(line)
     if head.format is not None:
         if head.format != FORMAT or head.version != VERSION:
-            raise UnknownFormat(
+            raise CannotReplay(
                 f"format {str(head.format)[:60]!r} version {head.version!r}: expected {FORMAT!r}"
                 f" version {VERSION}"
             )
         return None
     if is_first and head.type is None:
-        raise UnknownFormat("neither a recording nor watch events: the first line has no type")
+        raise CannotReplay("neither a recording nor watch events: the first line has no type")
     at = parse_instant(head.at) if head.at is not None else _latest_instant(line)
     if at is None:
         raise InvalidObject("no instant: expected `at` as RFC 3339, or an object with an instant")

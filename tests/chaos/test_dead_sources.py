@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.cli.commands import Exit
+from exporter.errors import Exit
 from tests.cluster import (
     PODS,
     VMIMS,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.cli.commands import Exit
 from exporter.engine.facts.model import ReviewOutcome
+from exporter.errors import Exit
 from exporter.settings import AdmissionSettings, read_settings
 from tests.cluster import PODS, VMIS, RealCluster, launcher_pod, poll
 from tests.cluster.access import allow

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from aiohttp import hdrs
 
 from exporter.demo import Demo
 from exporter.server.api.openapi import ROUTES, write_openapi
 from exporter.server.apps import make_query_app
-from exporter.server.http.problems import RETRY_AFTER
+from exporter.server.http.problems import RETRY_SOON
 from tests.generate.reference import EXAMPLES, ask, write_api
 from tests.support.documents import API, code_blocks, read
 from tests.support.serving import serving
@@ -81,7 +82,7 @@ async def test_the_caller_keeps_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
         api.service.closing = True
         await asyncio.to_thread(renew)
     await asyncio.to_thread(renew)
-    assert slept == [RETRY_AFTER, 5]
+    assert slept == [float(RETRY_SOON[hdrs.RETRY_AFTER]), 5]
     assert copy == kept
     api.service.closing = False
     async with serving(make_query_app(api.service)) as url:

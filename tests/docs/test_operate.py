@@ -2,7 +2,7 @@
 
 import re
 
-from exporter.cli.commands import Exit
+from exporter.errors import Exit
 from exporter.metrics.families import FAMILIES
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.documents import OPERATE, ROOT, table

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from exporter.cli.commands import Exit
 from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.model import Why, WhySource
 from exporter.engine.facts.policy import PolicyValues
 from exporter.engine.verdicts.rules import RULES
+from exporter.errors import Exit
 from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
 from exporter.settings.document import write_key

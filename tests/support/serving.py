@@ -1,11 +1,14 @@
 """An aiohttp application on its own port during a test."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from ssl import SSLContext
 
+import pytest
 from aiohttp import web
+
+from exporter.server.http.problems import Refusal
 
 
 @asynccontextmanager
@@ -28,3 +31,11 @@ async def serving(
         yield f"http://{host}:{port}" if trust is None else f"https://localhost:{port}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def refused(status: int) -> Iterator[pytest.ExceptionInfo[Refusal]]:
+    """Expect a `Refusal` with this status."""
+    with pytest.raises(Refusal) as raised:
+        yield raised
+    assert raised.value.problem.status == status

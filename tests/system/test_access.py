@@ -22,9 +22,6 @@ from exporter.server.http.access import (
     LONGEST_TOKEN,
     RETRY,
     Access,
-    AccessDenied,
-    ReviewUnavailable,
-    Unauthenticated,
 )
 from tests.cluster import RealCluster, User, poll
 from tests.cluster.access import allow
@@ -32,6 +29,7 @@ from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
 from tests.support.program import ANYWHERE, ROOT, Program, program
 from tests.support.relay import Gate
+from tests.support.serving import refused
 
 
 KEEP = 10.0
@@ -109,9 +107,9 @@ async def test_a_caller_may_do_what_its_role_says(real: RealStage) -> None:
         await access.check(bearer(caller), "GET", "/v1/vmis/shop/db1")
         await access.check(f"bearer  {caller.token} ", "GET", "/v1/blocked")
         for method, path in (("GET", "/metrics"), ("POST", "/v1/blocked"), ("GET", "/")):
-            with pytest.raises(AccessDenied) as refused:
+            with refused(403) as refusal:
                 await access.check(bearer(caller), method, path)
-            assert str(refused.value) == (
+            assert str(refusal.value) == (
                 f"{caller.name} may not {method.lower()} the non-resource URL {path}"
             )
 
@@ -134,9 +132,9 @@ async def test_what_is_no_token(real: RealStage, header: str | None) -> None:
     """A missing or malformed token is rejected without asking the API server."""
     async with Gate(real.url) as gate, checking(real, gate.url) as (access, _, _):
         await gate.shut()
-        with pytest.raises(Unauthenticated) as refused:
+        with refused(401) as refusal:
             await access.check(header, "GET", "/metrics")
-    assert str(refused.value) == "expected the header Authorization: Bearer TOKEN"
+    assert str(refusal.value) == "expected the header Authorization: Bearer TOKEN"
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -146,7 +144,7 @@ async def test_answers_hold_for_a_while(real: RealStage) -> None:
     async with checking(real) as (access, clock, asked):
         for _ in range(3):
             await access.check(bearer(caller), "GET", "/metrics")
-            with pytest.raises(Unauthenticated):
+            with refused(401):
                 await access.check("Bearer unknown", "GET", "/metrics")
             clock.now += KEEP / 4
         assert asked.reviews == 3, "two tokens and one permission"
@@ -166,11 +164,11 @@ async def test_what_was_granted_outlives_an_outage(real: RealStage) -> None:
         for _ in range(20):
             await access.check(bearer(caller), "GET", "/metrics")
         assert asked.failures == 2, "one for the token, one for the permission"
-        with pytest.raises(ReviewUnavailable) as refused:
+        with refused(503) as refusal:
             await access.check("Bearer new", "GET", "/metrics")
-        assert str(refused.value) == "the cluster's API server could not check who you are"
+        assert str(refusal.value) == "the cluster's API server could not check who you are"
         clock.now = OUTAGE
-        with pytest.raises(ReviewUnavailable):
+        with refused(503):
             await access.check(bearer(caller), "GET", "/metrics")
         asked.fails = False
         clock.now += RETRY
@@ -195,7 +193,7 @@ async def test_what_is_kept_is_bounded(real: RealStage, monkeypatch: pytest.Monk
     async with checking(real) as (access, _, asked):
         for number in (*range(6), 2):
             asked.reviews = 0
-            with pytest.raises(Unauthenticated):
+            with refused(401):
                 await access.check(f"Bearer invented-{number}", "GET", "/metrics")
             await access.check(bearer(caller), "GET", f"/v1/vmis/shop/{number}")
         assert asked.reviews == 2, "this stranger and this permission are not cached any more"

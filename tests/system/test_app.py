@@ -9,7 +9,7 @@ from typing import TypeAlias
 import aiohttp
 import pytest
 
-from exporter.cli.commands import Exit
+from exporter.errors import Exit
 from tests.cluster import PATIENCE, VMIS, poll
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from exporter.counters import Counters
 from exporter.server.http.budget import ConnectionBudget
-from exporter.server.http.certificates import Certificates, UnusableCertificate
+from exporter.server.http.certificates import CannotListen, Certificates
 from exporter.server.http.connections import Connections
 from exporter.settings import Limits, MinVersion, Tls, TlsVersions
 from tests.cluster import PATIENCE
@@ -142,10 +142,10 @@ async def test_a_bad_renewal_changes_nothing(tmp_path: Path) -> None:
     certificates = Certificates("query", tls_of(files))
     async with serving(certificates) as port:
         (files / "localhost.crt").write_text("garbage")
-        with pytest.raises(UnusableCertificate, match=r"tls.query: .*localhost.crt"):
+        with pytest.raises(CannotListen, match=r"tls.query: .*localhost.crt"):
             certificates.renew()
         (files / "localhost.crt").unlink()
-        with pytest.raises(UnusableCertificate, match="No such file"):
+        with pytest.raises(CannotListen, match="No such file"):
             certificates.renew()
         assert await ask(port, trusting(files)) == b"ok"
 
@@ -202,7 +202,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
         assert begun.stderr is not None
         said = await begun.stderr.read()
         await begun.wait()
-    assert b"UnusableCertificate: tls.query:" in said
+    assert b"CannotListen: tls.query:" in said
     assert b"pass phrase" not in said
 
 
@@ -211,7 +211,7 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
     """At the start an invalid key pair or CA is an error that names the listener and the files."""
     files = a_pair(tmp_path / "a")
     (files / missing).write_text("garbage")
-    with pytest.raises(UnusableCertificate, match=r"tls.metrics: .*localhost.key"):
+    with pytest.raises(CannotListen, match=r"tls.metrics: .*localhost.key"):
         Certificates("metrics", tls_of(files, callers=files / "ca.crt"))
 
 

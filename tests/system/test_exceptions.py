@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from exporter.cli.commands import Exit
+from exporter.errors import Exit
 from tests.cluster import VMIS, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage

@@ -23,8 +23,9 @@ from exporter.counters import Counters
 from exporter.health import Health
 from exporter.server.http import listeners
 from exporter.server.http.budget import ConnectionBudget
+from exporter.server.http.certificates import CannotListen
 from exporter.server.http.connections import Connections
-from exporter.server.http.listeners import CannotListen, Listener
+from exporter.server.http.listeners import Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
 from tests.cluster import PATIENCE, poll
 from tests.cluster.cluster import write_certificates

@@ -18,8 +18,8 @@ from exporter.health import Health, Watched
 from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.settings import Settings, read_settings
-from exporter.whatif.recorder import CannotRecord, LineFile, Recorder, record
-from exporter.whatif.recording import Kind, Recorded
+from exporter.whatif.recorder import LineFile, Recorder, record
+from exporter.whatif.recording import CannotRecord, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
 from tests.support.builders import (

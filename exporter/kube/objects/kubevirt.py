@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndedMigration
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Vmi, Vmim, Why
+from exporter.errors import MALFORMED, ExporterError
 from exporter.kube.objects import facts, reasons, wire
 from exporter.kube.objects.facts import text_of
 from exporter.text import clean
@@ -30,7 +30,7 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..
 """An escape in JSON; the group is half a surrogate pair."""
 
 
-class InvalidObject(Exception):
+class InvalidObject(ExporterError):
     """An object that cannot be used; `why` says what was expected, in bounded text.
 
     `namespace` and `name` are None and `uid` is "" if they cannot be read either.

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from exporter.decoding import MALFORMED
 from exporter.engine.evacuations.ended_migrations import EndedMigration, classify_failure
 from exporter.engine.facts.history import correct_end
 from exporter.engine.facts.model import (
@@ -29,6 +28,7 @@ from exporter.engine.facts.model import (
     WhySource,
 )
 from exporter.engine.store.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
+from exporter.errors import MALFORMED
 from exporter.kube.objects import wire
 from exporter.kube.objects.facts import WAIT_REASONS
 from exporter.kube.objects.instants import parse_instant

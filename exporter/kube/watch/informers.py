@@ -11,6 +11,7 @@ from exporter.engine.facts.changes import Visibility
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
+from exporter.errors import CommandFailed, Exit
 from exporter.health import Health, Restart, Watched
 from exporter.kube.client import ApiServer
 from exporter.kube.watch.feed import NO_OVERRIDES, ChangeListener
@@ -19,8 +20,10 @@ from exporter.settings import KubeSettings
 from exporter.tasks import keep_running
 
 
-class NotSynced(Exception):
+class NotSynced(CommandFailed):
     """The VMIs could not be listed in time."""
+
+    exit_code = Exit.NOT_SYNCED
 
 
 @dataclass

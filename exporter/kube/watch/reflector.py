@@ -14,6 +14,7 @@ from typing import assert_never
 
 from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.facts.policy import Policy
+from exporter.errors import CommandFailed, Exit
 from exporter.health import Restart, Watched
 from exporter.kube.client import (
     Absent,
@@ -65,8 +66,10 @@ FINAL_AFTER_SYNC = 7
 """The same for a resource that was listed before. With the backoff it takes about 20 s."""
 
 
-class KubeVirtMissing(Exception):
+class KubeVirtMissing(CommandFailed):
     """The API server has no resource virtualmachineinstances."""
+
+    exit_code = Exit.KUBEVIRT_MISSING
 
 
 @dataclass

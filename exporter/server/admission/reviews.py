@@ -13,12 +13,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Pod, Resource, ReviewOutcome, Seconds
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
+from exporter.errors import MALFORMED, ExporterError
 from exporter.health import Health
 from exporter.kube.objects.facts import text_of
 from exporter.settings import (
@@ -42,7 +42,7 @@ LONGEST_NAME = 256
 _DAY: Seconds = 86_400.0
 
 
-class NotAReview(ValueError):
+class NotAReview(ExporterError):
     """The body has no request UID, so it cannot be answered; the text says what is wrong."""
 
 

@@ -63,7 +63,7 @@ from exporter.server.api.schemas import (
     VerdictsAnswer,
     VmiAnswer,
 )
-from exporter.server.http.problems import Refusal, Unavailable
+from exporter.server.http.problems import RETRY_SOON, Refusal
 from exporter.settings import Limits
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
 
@@ -329,10 +329,10 @@ class Service:
 
     def _require_ready(self) -> None:
         if self.closing:
-            raise Unavailable("Shutting down", "this process is shutting down")
+            raise Refusal(503, "Shutting down", "this process is shutting down", RETRY_SOON)
         if not self.health.ready:
             waiting = ", ".join(self.health.waiting_for())
-            raise Unavailable("Not synced yet", f"waiting for {waiting}")
+            raise Refusal(503, "Not synced yet", f"waiting for {waiting}", RETRY_SOON)
 
     def _judge(
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant

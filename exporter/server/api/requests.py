@@ -7,8 +7,8 @@ import msgspec
 from aiohttp import hdrs, web
 from msgspec import Struct
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Checkpoint, Seconds
+from exporter.errors import MALFORMED
 from exporter.server.fields import Name, Namespace, Remark, Uid
 from exporter.server.http.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits

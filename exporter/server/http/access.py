@@ -21,11 +21,11 @@ import msgspec
 from aiohttp import hdrs
 from msgspec import Struct, field
 
-from exporter.decoding import MALFORMED
 from exporter.engine.facts.model import Seconds
+from exporter.errors import MALFORMED
 from exporter.kube.client import ApiError, ApiServer
 from exporter.logs import Trouble
-from exporter.server.http.problems import Refusal, Unavailable
+from exporter.server.http.problems import RETRY_SOON, Refusal
 
 
 REMEMBERED = 4096
@@ -45,28 +45,6 @@ _Answer = TypeVar("_Answer")
 
 _TOKENS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-
-
-class Unauthenticated(Refusal):
-    """The token is missing or unknown; the detail says why."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(401, "Unauthenticated", detail, {hdrs.WWW_AUTHENTICATE: "Bearer"})
-
-
-class AccessDenied(Refusal):
-    """The user may not call this path; the detail names the user and the path."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(403, "Not allowed", detail)
-
-
-class ReviewUnavailable(Unavailable):
-    """The API server did not answer."""
-
-    def __init__(self) -> None:
-        detail = "the cluster's API server could not check who you are"
-        super().__init__("API server unavailable", detail)
 
 
 class _User(Struct):
@@ -144,7 +122,7 @@ class _ReviewCache(Generic[_Answer]):
         owner: str,
         began: Seconds,
     ) -> _Answer | None:
-        """The cached or new answer for a key; None means no. Raises `ReviewUnavailable`.
+        """The cached or new answer for a key; None means no. Raises `Refusal` (503).
 
         `owner` is the user, or the peer while the user is unknown. `began` is when the check began,
         by the event loop's clock.
@@ -169,7 +147,7 @@ class _ReviewCache(Generic[_Answer]):
         if task.done():
             return task.result()
         if cached is None:
-            raise ReviewUnavailable
+            raise _unanswered()
         return cached
 
     async def _find_out(
@@ -185,11 +163,11 @@ class _ReviewCache(Generic[_Answer]):
                 await slots.acquire()
         except TimeoutError:
             if cached is None:
-                raise ReviewUnavailable from None
+                raise _unanswered() from None
             return cached
         try:
             answer = await ask()
-        except ReviewUnavailable:
+        except Refusal:
             if cached is None:
                 raise
             self._failed_until = self._clock() + RETRY
@@ -229,24 +207,26 @@ class Access:
     ) -> None:
         """Check whether the caller may make this request; `peer` is its IP address.
 
-        Raises `Unauthenticated`, `AccessDenied` or `ReviewUnavailable`.
+        Raises `Refusal`: 401 without a known token, 403 if it is not allowed, or 503 if the API
+        server has not answered.
         """
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip()
         usable = token.isascii() and 0 < len(token) <= LONGEST_TOKEN
         if scheme.lower() != "bearer" or not usable:
-            raise Unauthenticated("expected the header Authorization: Bearer TOKEN")
+            raise _unauthenticated("expected the header Authorization: Bearer TOKEN")
         digest = hashlib.sha256(token.encode()).digest()
         began = asyncio.get_running_loop().time()
         identify = partial(self._identify, token)
         user = await self._users.ask(digest, identify, owner=peer, began=began)
         if user is None:
-            raise Unauthenticated("the cluster does not know this token, or it has expired")
+            raise _unauthenticated("the cluster does not know this token, or it has expired")
         verb = method.lower()
         key = (msgspec.json.encode(user), verb, path)
         authorize = partial(self._authorize, user, verb, path)
         if not await self._permissions.ask(key, authorize, owner=user.username, began=began):
-            raise AccessDenied(f"{user.username} may not {verb} the non-resource URL {path}")
+            detail = f"{user.username} may not {verb} the non-resource URL {path}"
+            raise Refusal(403, "Not allowed", detail)
 
     async def _identify(self, token: str) -> _User | None:
         body = {
@@ -278,6 +258,17 @@ class Access:
                 review = msgspec.json.decode(await self._api.create(path, body), type=_Review)
         except (ApiError, TimeoutError, *MALFORMED) as error:
             self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
-            raise ReviewUnavailable from None
+            raise _unanswered() from None
         self._trouble.end()
         return review.status
+
+
+def _unauthenticated(detail: str) -> Refusal:
+    """The token is missing or unknown; the detail says why."""
+    return Refusal(401, "Unauthenticated", detail, {hdrs.WWW_AUTHENTICATE: "Bearer"})
+
+
+def _unanswered() -> Refusal:
+    """The API server did not answer."""
+    detail = "the cluster's API server could not check who you are"
+    return Refusal(503, "API server unavailable", detail, RETRY_SOON)

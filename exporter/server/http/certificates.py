@@ -11,6 +11,7 @@ from pathlib import Path
 
 from exporter.credentials import no_password
 from exporter.engine.facts.model import Instant
+from exporter.errors import CommandFailed, Exit
 from exporter.settings import MinVersion, Tls
 
 
@@ -23,8 +24,10 @@ _VERSIONS = {
 }
 
 
-class UnusableCertificate(Exception):
-    """The TLS files of a listener cannot be used; the message says which and why."""
+class CannotListen(CommandFailed):
+    """An address cannot be bound, or TLS files cannot be used; the message says which and why."""
+
+    exit_code = Exit.CANNOT_LISTEN
 
 
 class Certificates:
@@ -35,7 +38,7 @@ class Certificates:
     """
 
     def __init__(self, listener: str, tls: Tls) -> None:
-        """Raises `UnusableCertificate`."""
+        """Raises `CannotListen`."""
         self._listener = listener
         self._tls = tls
         self._version = self._read_version()
@@ -45,7 +48,7 @@ class Certificates:
     def renew(self) -> bool:
         """Reload the files if they have changed; returns whether they have changed.
 
-        Raises `UnusableCertificate`; then the last context stays in use.
+        Raises `CannotListen`; then the last context stays in use.
         """
         version = self._read_version()
         if version == self._version:
@@ -70,7 +73,7 @@ class Certificates:
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ValueError) as error:
             files = ", ".join(str(path) for path in self._files())
-            raise UnusableCertificate(f"tls.{self._listener}: {files}: {error}") from error
+            raise CannotListen(f"tls.{self._listener}: {files}: {error}") from error
         return context
 
     def _read_not_after(self) -> Instant | None:
@@ -106,5 +109,5 @@ class Certificates:
             stats = [path.stat() for path in self._files()]
         except OSError as error:
             place = f"tls.{self._listener}: {error.filename}"
-            raise UnusableCertificate(f"{place}: {error}") from error
+            raise CannotListen(f"{place}: {error}") from error
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

@@ -112,14 +112,6 @@ class _Tls(SSLProtocol):
         super().connection_lost(exc)
 
 
-class _HeadTooLong(HttpProcessingError):
-    """A head of more than `LONGEST_HEAD` bytes."""
-
-    def __init__(self) -> None:
-        detail = f"first line and headers may have at most {LONGEST_HEAD} bytes together"
-        super().__init__(code=431, message=detail)
-
-
 class _Parser(HttpRequestParser):
     """aiohttp's parser with a limit for the whole head; aiohttp limits only each line.
 
@@ -162,7 +154,8 @@ class _Parser(HttpRequestParser):
         self._unfinished = 0 if messages or in_body else self._unfinished + len(part)
         heads = [len(one.path) + sum(map(len, chain(*one.raw_headers))) for one, _ in messages]
         if max([self._unfinished, *heads]) > LONGEST_HEAD:
-            raise _HeadTooLong
+            detail = f"first line and headers may have at most {LONGEST_HEAD} bytes together"
+            raise HttpProcessingError(code=431, message=detail)
         if (messages or in_body) and self._body.is_eof():
             self._whole()
         return messages, upgraded, tail
@@ -268,8 +261,8 @@ class _Handler(web.RequestHandler):
             title = "Invalid HTTP"
             # In aiohttp's messages the first line ends in a colon, and invalid bytes follow it.
             detail = message.splitlines()[0][:200].rstrip(": ") if message else title
-        if isinstance(exc, _HeadTooLong):
-            status = exc.code
+            if isinstance(exc, HttpProcessingError):
+                status = exc.code or status
         _end_cycle(exc)
         response = Refusal(status, title, detail).answer()
         response.force_close()

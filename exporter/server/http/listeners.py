@@ -20,7 +20,7 @@ from exporter.engine.facts.model import Seconds
 from exporter.health import Health
 from exporter.logs import Trouble
 from exporter.server.http.budget import ConnectionBudget
-from exporter.server.http.certificates import Certificates, UnusableCertificate
+from exporter.server.http.certificates import CannotListen, Certificates
 from exporter.server.http.connections import Connections
 from exporter.settings import Address, AuthSettings, Limits, Tls
 from exporter.tasks import keep_running
@@ -32,10 +32,6 @@ CERTIFICATES_READ_EVERY: Seconds = 10.0
 BACKLOG = 1024
 
 log = structlog.stdlib.get_logger()
-
-
-class CannotListen(Exception):
-    """An address cannot be bound; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,7 @@ class Listener:
         """Serve until the `async with` block ends; yields the bound URLs. Raises `CannotListen`."""
         certificates = None
         if self.tls.cert_file is not None:
-            try:
-                certificates = Certificates(self.name, self.tls)
-            except UnusableCertificate as error:
-                raise CannotListen(str(error)) from error
+            certificates = Certificates(self.name, self.tls)
         runner = web.AppRunner(
             self.app, access_log=None, shutdown_timeout=DRAIN / 2, handler_cancellation=True
         )
@@ -120,7 +113,7 @@ class Listener:
                 if certificates.renew():
                     self._note_end(certificates)
                     log.info("certificate_renewed", listener=self.name)
-            except UnusableCertificate as error:
+            except CannotListen as error:
                 trouble.note(str(error))
             else:
                 trouble.end()

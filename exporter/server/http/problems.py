@@ -5,14 +5,15 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import hdrs, web
 
+from exporter.errors import ExporterError
 from exporter.server.fields import Problem
 
 
-RETRY_AFTER = 2
-"""Seconds in the Retry-After header of a 503."""
+RETRY_SOON: Mapping[str, str] = {hdrs.RETRY_AFTER: "2"}
+"""The headers of a 503: the caller may try again after two seconds."""
 
 
-class Refusal(Exception):
+class Refusal(ExporterError):
     """An error response; the detail says what is wrong, where, and what was expected."""
 
     def __init__(
@@ -30,10 +31,3 @@ class Refusal(Exception):
             content_type="application/problem+json",
             headers=self.headers,
         )
-
-
-class Unavailable(Refusal):
-    """The request cannot be answered now; the caller may try again soon."""
-
-    def __init__(self, title: str, detail: str) -> None:
-        super().__init__(503, title, detail, {hdrs.RETRY_AFTER: str(RETRY_AFTER)})

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from exporter.cli.arguments import make_parser, parse
-from exporter.cli.commands import Exit
+from exporter.errors import Exit
 
 
 @pytest.mark.parametrize(

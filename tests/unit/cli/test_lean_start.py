@@ -29,7 +29,7 @@ LIBRARIES = {
     "structlog", "typing_extensions", "urllib3", "yaml", "yarl",
 }  # fmt: skip
 PACKAGES = {
-    "app", "history", "cli", "clock", "counters", "credentials", "decoding", "engine", "health",
+    "app", "history", "cli", "clock", "counters", "credentials", "engine", "errors", "health",
     "kube", "logs", "metrics", "server", "settings", "tasks", "text", "words",
 }  # fmt: skip
 

@@ -11,14 +11,14 @@ import pytest
 
 from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
-from exporter.cli.replay import CannotReplay, Input, choose_contenders, open_recording, play
+from exporter.cli.replay import Input, choose_contenders, open_recording, play
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.kube.objects.writing import write_object
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN
-from exporter.whatif.recording import Recorded
+from exporter.whatif.recording import CannotReplay, Recorded
 from tests.support.replaying import a_file, read_file
 from tests.unit.whatif.test_replay import HOUR, MINUTE, Tale
 

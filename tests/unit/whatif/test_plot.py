@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.whatif.plot import COLORS, CannotDraw, draw
+from exporter.whatif.plot import COLORS, draw
+from exporter.whatif.recording import CannotReplay
 from tests.support.builders import NOW
 from tests.unit.whatif.test_comparison import a_comparison
 from tests.unit.whatif.test_replay import Tale
@@ -41,7 +42,7 @@ def test_a_recording_in_which_nothing_moved_can_be_drawn(tmp_path: Path) -> None
 
 def test_a_year_beyond_the_calendar_is_an_error(tmp_path: Path) -> None:
     """A recording that ends after the last year of the calendar is an error."""
-    with pytest.raises(CannotDraw, match=r"9987-.* is too late"):
+    with pytest.raises(CannotReplay, match=r"9987-.* is too late"):
         draw(Tale().played(253_000_000_000.0 - NOW), tmp_path / "plot.png")
 
 

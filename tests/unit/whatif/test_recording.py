@@ -21,7 +21,7 @@ from exporter.engine.facts.model import (
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.kube.objects.writing import write_object
 from exporter.whatif import recording
-from exporter.whatif.recording import Faults, Kind, Recorded, UnknownFormat
+from exporter.whatif.recording import CannotReplay, Faults, Kind, Recorded
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -206,7 +206,7 @@ def test_the_messages_about_bad_lines_are_bounded() -> None:
 )
 def test_another_format_is_refused(header: bytes) -> None:
     """Another format, a later version and other JSON are errors."""
-    with pytest.raises(UnknownFormat):
+    with pytest.raises(CannotReplay):
         read(header.replace(b"%s", recording.FORMAT.encode()))
 
 

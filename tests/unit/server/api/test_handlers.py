@@ -35,7 +35,8 @@ from exporter.server.api.handlers import SHARED_FROM, Service
 from exporter.server.api.openapi import ROUTES, Route, write_openapi
 from exporter.server.api.schemas import BlockedAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
-from exporter.server.http.access import Access, Unauthenticated
+from exporter.server.http.access import Access
+from exporter.server.http.problems import Refusal
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.settings import Limits, Settings
 from tests.cluster import PATIENCE
@@ -183,10 +184,10 @@ class FakeAccess(Access):
     async def check(
         self, authorization: str | None, method: str, path: str, *, peer: str = ""
     ) -> None:
-        """Raises `Unauthenticated` for every other token."""
+        """Raises `Refusal` for every other token."""
         del method, path, peer
         if authorization != "Bearer good":
-            raise Unauthenticated("a token is needed")
+            raise Refusal(401, "Unauthenticated", "a token is needed")
 
 
 def assert_declared(method: str, path: str, answer: Answer) -> None:
