@@ -18,7 +18,6 @@ from typing import Any
 
 import structlog
 
-from exporter.engine.evacuations.advice import advise
 from exporter.engine.evacuations.events import (
     BlockedEpisode,
     Episode,
@@ -34,6 +33,7 @@ from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, 
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
+from exporter.words.evacuations import advise
 from exporter.words.verdicts import REASONS
 
 

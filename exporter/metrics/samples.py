@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Outcome
 from exporter.engine.facts.policy import Reason
+from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.facts.model import EndReason, Instant, Seconds
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from exporter.engine.facts.model import Priority
+from exporter.engine.facts.states import VMIM_CONDITIONS
 from exporter.kube import lease
 from exporter.kube.objects import facts, wire
 from tests.canary.fields import find_faults, read_paths
@@ -40,7 +41,7 @@ _DECLARED_NAMES = {
         facts.EVICTION_SOURCE,
         facts.CREATED_BY,
         facts.MIGRATION_UID,
-        *facts.WAIT_REASONS,
+        *VMIM_CONDITIONS,
         *Priority,
         *facts._HANDED_OFF_PHASES,  # noqa: SLF001
         *facts._OUTCOMES,  # noqa: SLF001

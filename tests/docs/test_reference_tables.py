@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.evacuations.events import (
     BURST,
@@ -19,6 +18,7 @@ from exporter.engine.evacuations.events import (
 )
 from exporter.engine.facts.model import EndReason, EventOutcome, EventReason
 from exporter.engine.facts.policy import Reason
+from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
 from exporter.kube.events import TYPES_AND_ACTIONS

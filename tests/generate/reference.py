@@ -25,9 +25,10 @@ from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
 from exporter.settings.document import write_key
 from exporter.text import format_duration
+from exporter.words.evacuations import STATES
 from exporter.words.verdicts import REASONS
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
-from tests.support.documents import API, REFERENCE, read
+from tests.support.documents import API, REFERENCE, ROOT, read
 from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
 
 
@@ -44,6 +45,8 @@ NAMES = {
 }
 """The heading of each endpoint that has a chapter, by its operation id."""
 
+RUNBOOK = ROOT / "alerts/runbooks/KubeVirtEvacuationStuck.md"
+_STATES = [f"| `{state}` | {words.meaning} |" for state, words in STATES.items()]
 SHOWN = ("verdicts", "blocked", "evacuations")
 """The endpoints whose example answer is in the document. The others' are validated only."""
 
@@ -318,9 +321,20 @@ def fill_tables(text: str) -> str:
         f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"
         for family in FAMILIES
     ]
-    for heading, rows in (("Exit codes", exits), ("Reasons", reasons), ("Metrics", metrics)):
+    tables = {
+        "Exit codes": exits,
+        "Reasons": reasons,
+        "Evacuation states": _STATES,
+        "Metrics": metrics,
+    }
+    for heading, rows in tables.items():
         text = _fill(text, heading, rows)
     return text
+
+
+def fill_states(text: str) -> str:
+    """The text of the runbook about a stuck evacuation, with the current states in its table."""
+    return _fill(text, "Diagnosis", _STATES)
 
 
 def _write_policy() -> Iterator[str]:
@@ -340,15 +354,16 @@ def _fill(text: str, heading: str, rows: list[str]) -> str:
         rf"^## {heading}\n[^|]*\|.*\n\|[-|]+\|\n((?:\|.*\n)*)", text, flags=re.MULTILINE
     )
     if found is None:
-        raise ValueError(f"docs/reference.md has no table below ## {heading}")
+        raise ValueError(f"there is no table below ## {heading}")
     return text[: found.start(1)] + "".join(f"{row}\n" for row in rows) + text[found.end(1) :]
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     text = write_api(read(API), write_openapi(), asyncio.run(ask()))
     API.write_text(text, encoding="utf-8")
     REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
+    RUNBOOK.write_text(fill_states(read(RUNBOOK)), encoding="utf-8")
 
 
 if __name__ == "__main__":

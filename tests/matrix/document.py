@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.states import State
 from tests.cluster.recording import RECORDED
 from tests.matrix.pairs import SUITES, Result, read_results
 from tests.support import documents

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exporter.demo import shorten_settings
-from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.facts.states import State
 from tests.support.program import program
 
 

@@ -52,9 +52,9 @@ from exporter.engine.facts.model import (
     Seconds,
     Trigger,
     Vmim,
-    WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.store.load import RUNNING_PHASES, Load
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
@@ -69,41 +69,6 @@ FAILED_WITHIN: Seconds = 3600.0
 """A move without an unfinished VMIM is over this long after its last failure."""
 _NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
-
-
-class State(StrEnum):
-    """What delays an evacuation."""
-
-    # In the order of evaluation.
-    SHUTTING_DOWN = "shutting_down"
-    EXTERNAL = "external"
-    STALE_MARKER = "stale_marker"
-    MIGRATION_STALLED = "migration_stalled"
-    MIGRATING = "migrating"
-    ZOMBIE_STATE = "zombie_state"
-    NOT_MIGRATABLE = "not_migratable"
-    MULTIPLE_ACTIVE_PODS = "multiple_active_pods"
-    WAITING_FOR_SYNC = "waiting_for_sync"
-    QUOTA = "quota"
-    BACKUP = "backup"
-    UTILITY_VOLUMES = "utility_volumes"
-    BACKOFF = "backoff"
-    TARGET_UNSCHEDULABLE = "target_unschedulable"
-    TARGET_NOT_READY = "target_not_ready"
-    CAPACITY = "capacity"
-    NO_MIGRATION = "no_migration"
-    UNKNOWN = "unknown"
-
-
-NEEDS_PERSON = frozenset(
-    {
-        State.MIGRATION_STALLED,
-        State.ZOMBIE_STATE,
-        State.WAITING_FOR_SYNC,
-        State.QUOTA,
-    }
-)
-"""The states of a migratable VM that only a person can end, whether or not it is evacuating."""
 
 
 class Cause(StrEnum):
@@ -430,7 +395,7 @@ def _why_waiting(
         is_full = load is not None and load.is_full(evidence.vmi.node)
         return State.CAPACITY if is_full else State.NO_MIGRATION
     if attempt.wait_reason is not None:
-        return _WAIT_REASONS[attempt.wait_reason]
+        return attempt.wait_reason
     if backoff is not None:
         return State.BACKOFF
     target = find_target(attempt, evidence.pods)
@@ -589,9 +554,3 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
 
 _IN_TURN = frozenset({State.NO_MIGRATION, State.TARGET_NOT_READY, State.MIGRATING})
 """The states of a VM that does not wait for KubeVirt's limits any more."""
-_WAIT_REASONS = {
-    WaitReason.SYNC: State.WAITING_FOR_SYNC,
-    WaitReason.QUOTA: State.QUOTA,
-    WaitReason.BACKUP: State.BACKUP,
-    WaitReason.UTILITY_VOLUMES: State.UTILITY_VOLUMES,
-}

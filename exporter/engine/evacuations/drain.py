@@ -14,14 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import (
-    NEEDS_PERSON,
-    Diagnosis,
-    Move,
-    State,
-    diagnose,
-    diagnose_move,
-)
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, diagnose_move
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -45,6 +38,7 @@ from exporter.engine.facts.model import (
     WhySource,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import NEEDS_PERSON, State
 from exporter.engine.store.budgets import Budgets
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress

@@ -18,11 +18,11 @@ from exporter.engine.facts.model import (
     Seconds,
     Vmi,
     Vmim,
-    WaitReason,
     Why,
     WhySource,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.facts.states import State
 
 
 IMAGE_WORDS = frozenset(
@@ -125,7 +125,7 @@ def _list_causes(
     scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
     yield not pod.isdisjoint(IMAGE_WORDS), EndReason.IMAGE
     yield bool(scheduler), EndReason.UNSCHEDULABLE
-    yield vmim.wait_reason is WaitReason.QUOTA, EndReason.QUOTA
+    yield vmim.wait_reason is State.QUOTA, EndReason.QUOTA
     yield vmim.aborted, EndReason.ABORTED
     yield vmi is None or vmi.finished, EndReason.SOURCE_LOST
     yield bool(pod), EndReason.TARGET_LOST

@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
+from exporter.engine.facts.states import State
+
 
 Instant: TypeAlias = float
 Seconds: TypeAlias = float
@@ -81,16 +83,6 @@ class Priority(StrEnum):
 
     SYSTEM_CRITICAL = "system-critical"
     SYSTEM_MAINTENANCE = "system-maintenance"
-
-
-class WaitReason(StrEnum):
-    """A VMIM's own condition or phase that keeps it from being handed off."""
-
-    SYNC = "sync"
-    """A migration between clusters waits for its VMIM on the other side."""
-    QUOTA = "quota"
-    BACKUP = "backup"
-    UTILITY_VOLUMES = "utility_volumes"
 
 
 class Trigger(StrEnum):
@@ -329,7 +321,8 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     migration off to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no
     evacuation. `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
     `source_node`, `target_node` and `failure` are those of its copy of the VMI's `migrationState`.
-    `modified_by` is the user who made it, if KubeVirt says so (since 1.10).
+    `wait_reason`: what a condition or its phase says it waits for. `modified_by` is the user who
+    made it, if KubeVirt says so (since 1.10).
     """
 
     namespace: str
@@ -348,7 +341,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
     evacuates: str = ""
     trigger: Trigger = Trigger.MANUAL
     priority: Priority | None = None
-    wait_reason: WaitReason | None = None
+    wait_reason: State | None = None
     aborted: bool = False
     deleting: bool = False
     source_node: str = ""

@@ -25,8 +25,8 @@ from exporter.engine.facts.model import (
     Trigger,
     Vmi,
     Vmim,
-    WaitReason,
 )
+from exporter.engine.facts.states import VMIM_CONDITIONS, State
 from exporter.kube.objects import wire
 from exporter.kube.objects.instants import parse_instant
 from exporter.text import clean
@@ -50,14 +50,6 @@ MAINTENANCE = frozenset(
     {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
 )
 """The conditions of a node about a present, past or planned drain (Kubernetes 1.37, KEP-5683)."""
-WAIT_REASONS = {
-    "decentralizedMigrationBlocked": WaitReason.SYNC,
-    "migrationRejectedByResourceQuota": WaitReason.QUOTA,
-    "migrationBlockedByBackup": WaitReason.BACKUP,
-    "migrationBlockedByUtilityVolumes": WaitReason.UTILITY_VOLUMES,
-}
-"""A VMIM's conditions (types.go, `VirtualMachineInstanceMigrationConditionType`)."""
-
 _OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
 """These labels differ from pod to pod. No user's PodDisruptionBudget selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
@@ -145,9 +137,9 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
     entered = {t.phase: t.phaseTransitionTimestamp for t in transitions}
     annotations = metadata.annotations or {}
     met = {c.type for c in status.conditions or () if c.status == "True"}
-    wait_reason = next((reason for kind, reason in WAIT_REASONS.items() if kind in met), None)
+    wait_reason = next((wait.state for kind, wait in VMIM_CONDITIONS.items() if kind in met), None)
     if phase in _SYNC_PHASES:
-        wait_reason = WaitReason.SYNC
+        wait_reason = State.WAITING_FOR_SYNC
     end = parse_instant(state.endTimestamp)
     return Vmim(
         namespace=intern(metadata.namespace or ""),

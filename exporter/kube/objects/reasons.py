@@ -27,10 +27,10 @@ from exporter.engine.facts.model import (
     Why,
     WhySource,
 )
+from exporter.engine.facts.states import VMIM_CONDITIONS
 from exporter.engine.store.reasons import ADDED_NODE_SELECTOR, NODE_SELECTOR, TERMINATING
 from exporter.errors import MALFORMED
 from exporter.kube.objects import wire
-from exporter.kube.objects.facts import WAIT_REASONS
 from exporter.kube.objects.instants import parse_instant
 from exporter.text import MESSAGE_LIMIT, clean, write_span
 
@@ -98,7 +98,7 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     said = [
         _of_condition(WhySource.MIGRATION_CONDITION, condition)
         for condition in status.conditions or ()
-        if condition.type in WAIT_REASONS and condition.status == "True"
+        if condition.type in VMIM_CONDITIONS and condition.status == "True"
     ]
     if vmim.finished and not vmim.aborted:
         state = status.migrationState or wire.ReportedState()

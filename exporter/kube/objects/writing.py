@@ -17,6 +17,7 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.facts.states import VMIM_CONDITIONS
 from exporter.kube.objects.facts import (
     CREATED_BY,
     EVACUATION,
@@ -25,7 +26,6 @@ from exporter.kube.objects.facts import (
     HOTPLUGS,
     MIGRATION_UID,
     VOLUME_UPDATE,
-    WAIT_REASONS,
     WORKLOAD_UPDATE,
 )
 from exporter.text import write_instant, write_optional_instant
@@ -104,7 +104,7 @@ def _write_vmim(vmim: Vmim) -> dict[str, Any]:
         notes = {WORKLOAD_UPDATE: ""}
     labels = {VOLUME_UPDATE: vmim.vmi_name} if vmim.trigger is Trigger.VOLUME_UPDATE else {}
     met = ["migrationAbortRequested"] if vmim.aborted else []
-    met += [kind for kind, reason in WAIT_REASONS.items() if reason is vmim.wait_reason]
+    met += [kind for kind, wait in VMIM_CONDITIONS.items() if wait.state is vmim.wait_reason]
     entered: dict[str, str | None] = {}
     if vmim.handed_off or vmim.scheduled_at is not None:
         entered["Scheduled"] = write_optional_instant(vmim.scheduled_at)

@@ -7,13 +7,7 @@ from functools import partial
 from msgspec import convert, structs
 
 from exporter import __version__
-from exporter.engine.evacuations.advice import (
-    advise,
-    find_blocker,
-    may_cancel,
-    write_cancel,
-    write_cancel_path,
-)
+from exporter.engine.evacuations.advice import find_blocker, may_cancel
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
@@ -46,6 +40,7 @@ from exporter.server.api.schemas import (
     VmiCounts,
 )
 from exporter.text import to_datetime, to_optional_datetime, to_release
+from exporter.words.evacuations import advise, write_cancel, write_cancel_path
 
 
 convert_attributes = partial(convert, from_attributes=True, strict=False)

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import Trigger, WhySource
+from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from exporter.server.fields import AsOf, BlindSpots, ObservedAt, Stale, Timestamp, means
 

@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain import forecast_nodes
 from exporter.engine.facts.model import Instant, Resource
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.server.api.answers import write_node
 from exporter.server.api.evacuation_schemas import (
     DrainAnswer,

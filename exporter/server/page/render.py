@@ -10,9 +10,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, DrainOutcome
 from exporter.engine.facts.model import Instant, Resource
+from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.health import Staleness
 from exporter.server.api.schemas import ResourceAnswer, VmiAnswer

@@ -9,8 +9,9 @@ from exporter.cli.status import show_status
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Checkpoint, EndReason, Requester, Trigger, WaitReason, Why
+from exporter.engine.facts.model import Checkpoint, EndReason, Requester, Trigger, Why
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.health import Health
 from exporter.server.api.answers import describe_status, list_evacuations
@@ -60,7 +61,7 @@ def stuck(**vmi: Any) -> Evidence:
     """A VM whose evacuation was requested two hours ago and waits for a ResourceQuota."""
     return an_evacuation(
         age=7200.0,
-        vmims=(an_attempt(wait_reason=WaitReason.QUOTA),),
+        vmims=(an_attempt(wait_reason=State.QUOTA),),
         vmi=vmi,
         marker={"failed": {"f1": NOW - 900.0}},
     )

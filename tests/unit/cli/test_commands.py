@@ -22,7 +22,7 @@ from aiohttp import web
 from exporter.cli.arguments import parse
 from exporter.cli.check import check
 from exporter.cli.commands import read_settings_for, write_recording
-from exporter.engine.facts.model import WaitReason
+from exporter.engine.facts.states import State
 from exporter.errors import Exit
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
@@ -203,7 +203,7 @@ async def exporter() -> AsyncIterator[str]:
     api.cool()
     api.store.put(a_vmi(name="db2", uid="u2", evacuation_node="n1", migratable=True))
     api.store.put(
-        a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", wait_reason=WaitReason.QUOTA)
+        a_vmim(vmi_name="db2", name="e1", uid="e1", evacuates="n1", wait_reason=State.QUOTA)
     )
     async with serving(make_query_app(api.service)) as url:
         yield url

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS
 from exporter.demo.week import BEGAN, Week, copy_seconds
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Pod, Resource, Vmi, Vmim
 from exporter.engine.facts.policy import Reason
+from exporter.engine.facts.states import State
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN

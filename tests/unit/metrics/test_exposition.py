@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 
 from exporter import __version__
 from exporter.counters import SERIES_KEPT_FOR, Counters
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
@@ -35,6 +34,7 @@ from exporter.engine.facts.model import (
     Trigger,
 )
 from exporter.engine.facts.policy import Override, Reason, StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import Cause, State
+from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.facts.model import (
     EndReason,
     Fact,
@@ -23,9 +23,9 @@ from exporter.engine.facts.model import (
     Trigger,
     Vmi,
     Vmim,
-    WaitReason,
 )
 from exporter.engine.facts.policy import Override, Policy, Reason, StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.whatif.account import (
     BUILTIN,
     MAX_BINS,
@@ -502,7 +502,7 @@ class TestStuck:
         """A stuck evacuation is counted by its state when the alert fires."""
         tale.mark(10)
         vmim = a_vmim(created=NOW + 1900, evacuates="n1", trigger=Trigger.EVACUATION)
-        tale.tell(1900, replace(vmim, wait_reason=WaitReason.QUOTA), Kind.ADDED)
+        tale.tell(1900, replace(vmim, wait_reason=State.QUOTA), Kind.ADDED)
 
         assert tale.account(2 * HOUR).stuck.by_state == {State.QUOTA: 1}
 

@@ -5,18 +5,26 @@ from typing import Any
 
 import pytest
 
+from exporter.engine.evacuations.advice import BY_CAUSE, WAITING, Obstacle
 from exporter.engine.facts.policy import Reason
+from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import RULES
-from exporter.words import verdicts
+from exporter.words import evacuations, verdicts
 
 
 @pytest.mark.parametrize(
     ("table", "values"),
     [
         pytest.param(verdicts.REASONS, Reason, id="reasons"),
+        pytest.param(evacuations.STATES, State, id="states"),
         pytest.param(verdicts.RULES, [rule.name for rule in RULES], id="rules"),
     ],
 )
 def test_every_value_has_its_words(table: Mapping[str, Any], values: Iterable[str]) -> None:
     """A value without words is found here, and not by the person who would have read them."""
     assert list(table) == list(values)
+
+
+def test_every_obstacle_has_its_action() -> None:
+    """There is an action for each obstacle, and for each state that says by itself what to do."""
+    assert set(evacuations.ACTIONS) == set(State) - (BY_CAUSE - WAITING) | set(Obstacle)

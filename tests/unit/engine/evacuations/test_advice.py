@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.advice import (
-    ACTIONS,
-    Obstacle,
-    advise,
-    find_blocker,
-    find_cause,
-    may_cancel,
-    write_cancel,
-)
-from exporter.engine.evacuations.diagnosis import State
+from exporter.engine.evacuations.advice import Obstacle, find_blocker, find_cause, may_cancel
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EndReason, Outcome, Pod, WaitReason, Why, WhySource
+from exporter.engine.facts.model import EndReason, Outcome, Pod, Why, WhySource
+from exporter.engine.facts.states import State
+from exporter.words.evacuations import ACTIONS, advise, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
@@ -75,7 +68,7 @@ FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
 STALLED = {"start": NOW - 10_000.0}
 
 
-def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> Obstacle:
+def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> State | Obstacle:
     """The obstacle to which the advised action belongs."""
     advice = advise(evidence, diagnosis(evidence, **seen), why)
     found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
@@ -98,22 +91,22 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     ("evidence", "why", "obstacle", "cause"),
     [
-        ("not-migratable", (SELECTOR, STAYS), Obstacle.NOT_MIGRATABLE, STAYS),
-        ("unschedulable", (SELECTOR, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
+        ("not-migratable", (SELECTOR, STAYS), State.NOT_MIGRATABLE, STAYS),
+        ("unschedulable", (SELECTOR, FULL_NODES), State.TARGET_UNSCHEDULABLE, FULL_NODES),
         ("not-ready", (PULL,), Obstacle.TARGET_NOT_STARTED, PULL),
-        ("backup", (BACKUP,), Obstacle.BACKUP, BACKUP),
+        ("backup", (BACKUP,), State.BACKUP, BACKUP),
         ("backoff", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
         ("backoff", (ABORTED,), Obstacle.NOT_CONVERGING, ABORTED),
-        ("backoff", (QUOTA,), Obstacle.QUOTA, QUOTA),
+        ("backoff", (QUOTA,), State.QUOTA, QUOTA),
         ("backoff", (EARLY,), Obstacle.UNEXPLAINED, EARLY),
         ("backoff", (EARLY, PULL), Obstacle.TARGET_NOT_STARTED, PULL),
-        ("backoff", (EARLY, FULL_NODES), Obstacle.UNSCHEDULABLE, FULL_NODES),
+        ("backoff", (EARLY, FULL_NODES), State.TARGET_UNSCHEDULABLE, FULL_NODES),
         ("nothing-begun", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
         ("nothing-begun", (), Obstacle.NONE, None),
     ],
 )
 def test_the_cause_decides(
-    evidence: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why | None
+    evidence: str, why: tuple[Why, ...], obstacle: State | Obstacle, cause: Why | None
 ) -> None:
     """The cause decides the action, and the advice names the cause."""
     _, case = CASES[evidence]
@@ -144,16 +137,16 @@ def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> N
 
 def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
     """A quota that rejects the next attempt has priority over earlier failures."""
-    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
+    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=State.QUOTA),))
 
-    assert find(evidence, (LATE,)) is Obstacle.QUOTA
+    assert find(evidence, (LATE,)) is State.QUOTA
 
 
 def test_a_queue_is_waited_for() -> None:
     """A VM that waits because of migration limits has an obstacle; a VM that migrates has none."""
     evidence = an_evacuation(vmims=(an_attempt(),))
 
-    assert find(evidence, load=FULL) is Obstacle.CAPACITY
+    assert find(evidence, load=FULL) is State.CAPACITY
     assert find(an_evacuation(vmi={"migration": a_running_state()})) is Obstacle.NONE
 
 
@@ -179,7 +172,9 @@ def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
         ("PreCopy", False, Obstacle.UNEXPLAINED),
     ],
 )
-def test_post_copy_is_never_to_be_aborted(mode: str, attempt: bool, obstacle: Obstacle) -> None:
+def test_post_copy_is_never_to_be_aborted(
+    mode: str, attempt: bool, obstacle: State | Obstacle
+) -> None:
     """The advice is to abort a stalled migration in pre-copy, but never in post-copy."""
     evidence = an_evacuation(
         vmi={"migration": a_running_state(**STALLED, mode=mode)},
@@ -270,7 +265,7 @@ BARE = Why(WhySource.FAILED_ATTEMPT, "", "virError(Code=9): CPU is not compatibl
     ],
 )
 def test_lost_and_silent_places(
-    case: str, why: tuple[Why, ...], obstacle: Obstacle, cause: Why
+    case: str, why: tuple[Why, ...], obstacle: State | Obstacle, cause: Why
 ) -> None:
     """What is known of pods and nodes decides the next step of a stuck evacuation."""
     pods = (SOURCE, STALE) if case == "stale-pod" else (SOURCE,)

@@ -11,7 +11,6 @@ from exporter.engine.evacuations.diagnosis import (
     Diagnosis,
     LastSeen,
     Move,
-    State,
     diagnose,
     diagnose_move,
 )
@@ -25,9 +24,9 @@ from exporter.engine.facts.model import (
     Resource,
     Trigger,
     Vmim,
-    WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.store.load import Load
 from exporter.engine.store.requesters import Source
 from tests.support.builders import (
@@ -183,13 +182,15 @@ CASES = {
     ),
     "waits-for-its-other-half": (
         State.WAITING_FOR_SYNC,
-        an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.SYNC, phase="Synchronizing"),)),
+        an_evacuation(
+            vmims=(an_attempt(wait_reason=State.WAITING_FOR_SYNC, phase="Synchronizing"),)
+        ),
     ),
-    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))),
-    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.BACKUP),))),
+    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(wait_reason=State.QUOTA),))),
+    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(wait_reason=State.BACKUP),))),
     "utility-volumes": (
         State.UTILITY_VOLUMES,
-        an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.UTILITY_VOLUMES),)),
+        an_evacuation(vmims=(an_attempt(wait_reason=State.UTILITY_VOLUMES),)),
     ),
     "backoff": (State.BACKOFF, an_evacuation(vmims=(a_failed_attempt(1, 12), an_attempt()))),
     "unschedulable": (
@@ -253,7 +254,7 @@ def test_capacity(vmims: tuple[Vmim, ...], load: Load | None, state: State) -> N
 
 def test_the_order() -> None:
     """If several states apply, the first in the order is reported."""
-    held = an_attempt(wait_reason=WaitReason.QUOTA)
+    held = an_attempt(wait_reason=State.QUOTA)
     pods = (SOURCE, STALE)
     everything: dict[str, Any] = {"vmims": (a_failed_attempt(1, 5), held), "pods": pods}
     vmi: dict[str, Any] = {"migratable": False, "eviction_strategy": "External", "node": "n2"}
@@ -575,7 +576,7 @@ class TestContact:
 
     def test_an_attempt_that_is_there(self) -> None:
         """An attempt that exists counts, even if its watch had no contact after the VMI changed."""
-        evidence = an_evacuation(vmims=(an_attempt(wait_reason=WaitReason.QUOTA),))
+        evidence = an_evacuation(vmims=(an_attempt(wait_reason=State.QUOTA),))
         changed = replace(evidence, changed_at=NOW)
         assert diagnosis(changed, contacts={Resource.VMIMS: NOW - 99}).state is State.QUOTA
 
@@ -691,8 +692,8 @@ class TestMoves:
     @pytest.mark.parametrize(
         ("overrides", "state"),
         [
-            ({"wait_reason": WaitReason.QUOTA}, State.QUOTA),
-            ({"wait_reason": WaitReason.SYNC}, State.WAITING_FOR_SYNC),
+            ({"wait_reason": State.QUOTA}, State.QUOTA),
+            ({"wait_reason": State.WAITING_FOR_SYNC}, State.WAITING_FOR_SYNC),
             ({"phase": "Running", "start": NOW - 10}, State.MIGRATING),
             ({"phase": "Scheduled", "scheduled_at": NOW - 1801}, State.MIGRATION_STALLED),
         ],
@@ -711,7 +712,7 @@ class TestMoves:
     @pytest.mark.parametrize(("age", "stuck"), [(7200, False), (7201, True)])
     def test_an_old_vmim_is_stuck(self, age: float, *, stuck: bool) -> None:
         """An unfinished VMIM is stuck after `stuck.migrationTimeout`."""
-        vmim = an_attempt(wait_reason=WaitReason.QUOTA, created=NOW - age)
+        vmim = an_attempt(wait_reason=State.QUOTA, created=NOW - age)
         found = self.find(a_move(vmim))
         assert found is not None
         assert (found.stuck, found.since) == (stuck, NOW - age)

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import NEEDS_PERSON, State
 from exporter.engine.evacuations.drain import (
     Conditions,
     count_outcomes,
@@ -32,9 +31,9 @@ from exporter.engine.facts.model import (
     Resource,
     Vmi,
     Vmim,
-    WaitReason,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import NEEDS_PERSON, VMIM_CONDITIONS, State
 from tests.support.builders import (
     NAMESPACE,
     NOW,
@@ -368,7 +367,7 @@ vmims = st.builds(
     st.integers(1, 4),
     st.sampled_from(("", "b", "c", "d")),
     st.sampled_from(("", "Pending", "Running", "Succeeded", "Failed", "Failed")),
-    st.sampled_from((None, *WaitReason)),
+    st.sampled_from((None, *(one.state for one in VMIM_CONDITIONS.values()))),
 )
 pods = st.builds(
     lambda number, again, phase: a_pod(
@@ -448,15 +447,15 @@ FORECAST = {
     "zombie": ([a_movable(1, migration=MigrationState(uid="gone"))], FAILS),
     "stalled": ([a_movable(1, migration=a_running_state(start=NOW - 9000.0))], FAILS),
     "quota": (
-        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.QUOTA)],
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=State.QUOTA)],
         FAILS,
     ),
     "peer": (
-        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.SYNC)],
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=State.WAITING_FOR_SYNC)],
         FAILS,
     ),
     "backup": (
-        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=WaitReason.BACKUP)],
+        [a_movable(1), a_vmim(vmi_name="db1", phase="Pending", wait_reason=State.BACKUP)],
         WAITS,
     ),
     "two-pods": (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.events import (
     BURST,
     MOST_BLOCKED,
@@ -18,6 +18,7 @@ from exporter.engine.evacuations.events import (
 )
 from exporter.engine.facts.model import EventOutcome, EventReason, Vmi
 from exporter.engine.facts.policy import Reason, Verdict
+from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from tests.support.builders import NOW, a_vmi
 

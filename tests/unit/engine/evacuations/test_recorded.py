@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, State, diagnose
+from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.kube.objects.instants import parse_instant
 from exporter.kube.objects.kubevirt import parse_object
 from tests.support.stores import ClockedStore

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.evacuations.advice import advise
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import (
     Conditions,
@@ -16,6 +15,7 @@ from exporter.engine.facts.model import ALL_ALIVE, Outcome, Priority, Resource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store import nodes
 from exporter.engine.store.nodes import NodeIndex
+from exporter.words.evacuations import advise
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore
 from tests.unit.engine.evacuations.test_drain import a_movable

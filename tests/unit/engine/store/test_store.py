@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.backoff import Backoff
-from exporter.engine.evacuations.diagnosis import State, diagnose
+from exporter.engine.evacuations.diagnosis import diagnose
 from exporter.engine.facts.changes import (
     Change,
     Forgotten,
@@ -40,6 +40,7 @@ from exporter.engine.facts.model import (
     Vmim,
 )
 from exporter.engine.facts.policy import StuckPolicy, Verdict
+from exporter.engine.facts.states import State
 from exporter.engine.store.load import RUNNING_PHASES
 from exporter.engine.store.migrations import WAITING_LIMIT
 from exporter.engine.store.store import Store

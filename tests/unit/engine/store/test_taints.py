@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.evacuations.advice import advise
-from exporter.engine.evacuations.diagnosis import Diagnosis, State
+from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import Conditions, forecast_node, read_conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
@@ -23,7 +22,9 @@ from exporter.engine.facts.model import (
     Vmim,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
+from exporter.words.evacuations import advise
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore
 

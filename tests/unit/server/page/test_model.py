@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.evacuations.drain import count_outcomes
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
@@ -22,6 +21,7 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.policy import Policy, Reason
+from exporter.engine.facts.states import State
 from exporter.health import Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import (

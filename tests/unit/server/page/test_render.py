@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from exporter.counters import BlockedEviction, Counters
-from exporter.engine.evacuations.diagnosis import State
 from exporter.engine.facts.changes import Observed
 from exporter.engine.facts.model import KubeVirtSettings, Outcome, Resource, Seconds, Why, WhySource
 from exporter.engine.facts.policy import Reason
+from exporter.engine.facts.states import State
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import PageFilter

@@ -3,8 +3,9 @@
 import pytest
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Requester, WaitReason, Why, WhySource
+from exporter.engine.facts.model import Requester, Why, WhySource
 from exporter.engine.facts.policy import Override
+from exporter.engine.facts.states import State
 from exporter.server.page.render import render_vm
 from tests.support.builders import (
     NOW,
@@ -146,7 +147,7 @@ def test_a_migration_of_the_drawing_leads_to_its_row() -> None:
 
 def test_a_stuck_move_says_what_to_do() -> None:
     """A user's migration that a quota refuses: the page begins with the next step."""
-    vmim = a_vmim(phase="Pending", created=NOW - 86_400.0, wait_reason=WaitReason.QUOTA)
+    vmim = a_vmim(phase="Pending", created=NOW - 86_400.0, wait_reason=State.QUOTA)
     page = shown(some_evidence(vmi=a_vmi(migratable=True), vmims=(vmim,)))
     text = page.text("main")
 
