@@ -1,8 +1,10 @@
-"""docs/architecture.md names the packages of the import contract, and files that exist."""
+"""docs/architecture.md names the packages of the import contract, and code that exists."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -35,3 +37,56 @@ def test_the_files_named_exist(document: Path) -> None:
     assert len(named) > 5
     for name in named:
         assert any((place / name).exists() for place in places), name
+
+
+PACKAGE = ROOT / "exporter"
+
+
+def names_in(module: Path) -> set[str]:
+    """The identifiers and the strings of a module; its comments and docstrings do not count."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(read(module))):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                found.add(name)
+            case ast.arg(arg=name) | ast.alias(name=name) | ast.Constant(value=str(name)):
+                found.add(name)
+            case _:
+                pass
+    return found
+
+
+MODULES = {
+    path.relative_to(PACKAGE).as_posix(): names_in(path)
+    for path in PACKAGE.rglob("*.py")
+    if path.relative_to(PACKAGE).parts[0] != "demo"
+}
+"""The names in each module of the package except the demo, which has no part of it."""
+
+
+@pytest.mark.parametrize("row", table(ARCHITECTURE, "How to add"), ids=lambda row: row[0])
+def test_the_files_to_change(row: list[str]) -> None:
+    """The modules listed are all that name the example, and the other files name it too."""
+    example = bare(row[1])
+    field = re.sub(r"(?<=[a-z])([A-Z])", r"_\1", example).lower()
+    forms = {example, field, field.upper()}
+    listed = set(re.findall(r"`([\w/.]+\.\w+)`", row[2]))
+
+    assert listed & set(MODULES) == {path for path, names in MODULES.items() if names & forms}
+    for path in listed - set(MODULES):
+        assert example in read(ROOT / path), path
+
+
+@pytest.mark.parametrize(
+    "row", table(ARCHITECTURE, "Where the contract lives"), ids=lambda row: row[0]
+)
+def test_the_functions_of_the_contract_exist(row: list[str]) -> None:
+    """Each function named is a public name of the package, at the place where it is defined."""
+    functions = re.findall(r"`([\w.]+)`", row[1])
+
+    assert functions
+    for function in functions:
+        found = resolve_name(f"exporter.{function}")
+        module = getattr(found, "__module__", "")
+        assert not module or f"exporter.{function}".startswith(module), function
+        assert not any(part.startswith("_") for part in function.split("."))
