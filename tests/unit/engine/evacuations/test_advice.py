@@ -66,7 +66,7 @@ def test_what_keeps_a_vm_on_its_node() -> None:
 
 
 CHANGED = replace(an_evacuation(age=7200.0), changed_at=NOW - 5.0)
-QUIET_PODS = {"contacts": {Resource.PODS: NOW - 30.0}}
+QUIET_PODS: dict[str, Any] = {"contacts": {Resource.PODS: NOW - 30.0}}
 
 
 def test_a_quiet_watch_is_no_missing_permission() -> None:
