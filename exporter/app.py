@@ -204,6 +204,7 @@ def build_service(
         clock=clock,
         render_metrics=exposition.render,
         note_blocked=None if events is None else events.note_blocked,
+        links=settings.links,
     )
     store.subscribe(view.note_change, *ANSWER_KINDS)
     store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)

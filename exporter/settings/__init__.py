@@ -32,8 +32,10 @@ from exporter.settings.values import (
     parse_namespaces,
     parse_one_of,
     parse_positive_duration,
+    parse_runbook_link,
     parse_socket,
     parse_timeout,
+    parse_vm_link,
 )
 from exporter.text import format_duration
 
@@ -49,6 +51,7 @@ __all__ = [
     "InvalidSettings",
     "KubeSettings",
     "Limits",
+    "Links",
     "Listen",
     "LogSettings",
     "MinVersion",
@@ -197,6 +200,21 @@ class AdmissionSettings:
 
 
 @dataclass(frozen=True)
+class Links:
+    """The templates of the pages' links about a VM to other servers.
+
+    `{namespace}`, `{name}` and `{node}` stand for the VM, and in `runbooks` `{alert}` for the name
+    of the runbook.
+    """
+
+    runbooks: Annotated[str, parse_runbook_link] = (
+        "https://github.com/kubevirt-eviction-exporter/exporter/blob/main/alerts/runbooks/{alert}.md"
+    )
+    grafana: Annotated[str | None, parse_vm_link] = None
+    console: Annotated[str | None, parse_vm_link] = None
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """The log; without a format it is `console` on a terminal, and `json` elsewhere."""
 
@@ -221,6 +239,7 @@ class Settings:
     tls_admission: Tls = field(default_factory=Tls)
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    links: Links = field(default_factory=Links)
     log: LogSettings = field(default_factory=LogSettings)
     remarks: tuple[str, ...] = ()
 
@@ -261,6 +280,7 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
         tls_admission=_read_tls(tls.section("admission"), versions),
         admission=_read(root.section("admission"), AdmissionSettings()),
         auth=_read(root.section("auth"), AuthSettings()),
+        links=_read(root.section("links"), Links()),
         log=_read(root.section("log"), LogSettings()),
     )
     tls.close()

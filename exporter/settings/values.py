@@ -28,6 +28,9 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
 """A DNS subdomain that is also a valid label value, because the name is used as a label value."""
 
+_LINK = re.compile(r"https?://[^\s/?#]+\S*", re.ASCII)
+_PLACE = re.compile(r"\{([^{}]*)\}")
+
 _OPENSSL_NAMES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
@@ -176,6 +179,28 @@ def _each(values: list[object], parse: Callable[[object], T]) -> tuple[T, ...]:
     if wrong:
         raise ValueError("; ".join(wrong))
     return tuple(parsed)
+
+
+def parse_runbook_link(value: object) -> str:
+    """A template of the URL of a runbook, for one VM."""
+    return _parse_link(value, ("alert", "namespace", "name", "node"))
+
+
+def parse_vm_link(value: object) -> str:
+    """A template of a URL about one VM."""
+    return _parse_link(value, ("namespace", "name", "node"))
+
+
+def _parse_link(value: object, names: tuple[str, ...]) -> str:
+    places = ", ".join(f"{{{name}}}" for name in names)
+    if not isinstance(value, str) or not _LINK.fullmatch(value):
+        raise ValueError(f"expected an http or https URL, which may have {places}, got {value!r}")
+    found = _PLACE.findall(value)
+    if wrong := [name for name in found if name not in names]:
+        raise ValueError(f"expected only {places} in braces, got {{{wrong[0]}}}")
+    if "{" in (rest := _PLACE.sub("", value)) or "}" in rest:
+        raise ValueError(f"has a single brace: write %7B for {{ and %7D for }}, got {value!r}")
+    return value
 
 
 def parse_positive_duration(value: object) -> Seconds:

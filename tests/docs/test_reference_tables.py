@@ -107,6 +107,8 @@ def test_the_defaults_are_the_program_s() -> None:
         "stuck.external",
         "listen.admission",
         "listen.local",
+        "links.grafana",
+        "links.console",
         "log.format",
         "auth.socketGroup",
         *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),

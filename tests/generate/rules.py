@@ -12,15 +12,14 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from tests.generate import REPOSITORY
+from exporter.settings import Links
 
 
 Rule: TypeAlias = dict[str, Any]
 Groups: TypeAlias = dict[str, list[dict[str, Any]]]
 
-RUNBOOK_BASE = f"{REPOSITORY}/blob/main/alerts/runbooks"
-"""Where the runbooks are published. Change it only here."""
 
+RUNBOOK_BASE = Links().runbooks.removesuffix("/{alert}.md")
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULES = ALERTS / "rules.yaml"
 PROMETHEUS_RULE = ALERTS / "prometheusrule.yaml"

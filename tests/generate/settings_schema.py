@@ -24,8 +24,10 @@ from exporter.settings.values import (
     parse_namespaces,
     parse_path,
     parse_positive_duration,
+    parse_runbook_link,
     parse_socket,
     parse_timeout,
+    parse_vm_link,
 )
 
 
@@ -36,6 +38,7 @@ _DURATION = r"(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)$"
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _SOCKET: Schema = {"type": "string", "pattern": "^unix:/"}
 _ADDRESS: Schema = {"type": "string", "pattern": r"^(unix:/.*|.*:\d{1,5})$"}
+_LINK: Schema = {"type": "string", "pattern": "^https?://"}
 _TEXTS: Schema = {"type": "array", "items": _TEXT}
 SCHEMAS: dict[Callable[..., Any], Schema] = {
     parse_duration: {"anyOf": [{"type": "string", "pattern": rf"^[-+]?{_DURATION}"}, {"const": 0}]},
@@ -56,6 +59,8 @@ SCHEMAS: dict[Callable[..., Any], Schema] = {
     parse_path: _TEXT,
     parse_file_mode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
     parse_group: {"type": ["string", "integer"]},
+    parse_runbook_link: _LINK,
+    parse_vm_link: _LINK,
 }
 """The values that each parser accepts; some parsers refuse more than a schema can say."""
 

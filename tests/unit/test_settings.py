@@ -137,6 +137,7 @@ auth:
   cache: 7s
   socketMode: "0600"
   socketGroup: 7
+links: {runbooks: "http://b/{alert}", grafana: "https://g/{node}", console: "https://c/{namespace}/{name}"}
 log: {format: json, level: debug}
 """
 

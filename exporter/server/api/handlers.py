@@ -64,7 +64,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
 )
 from exporter.server.http.problems import RETRY_SOON, Refusal
-from exporter.settings import Limits
+from exporter.settings import Limits, Links
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
 
 
@@ -120,6 +120,7 @@ class Service:
     clock: Callable[[], Instant]
     render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
     note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
+    links: Links = field(default_factory=Links)
     closing: bool = False
     blocked: BlockedSet = field(init=False)
     polls: LongPolls = field(init=False)

@@ -25,7 +25,7 @@ async def answer_page(
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)
     page = build_page(service, blocked, filters, service.clock(), named=named)
-    return _html(await asyncio.to_thread(render_page, page, linked=linked))
+    return _html(await asyncio.to_thread(render_page, page, service.links, linked=linked))
 
 
 async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
@@ -34,7 +34,7 @@ async def answer_vm_page(service: Service, request: web.Request, *, linked: bool
     A browser gets a page for an unknown VM, too. For other clients this raises `Refusal`.
     """
     try:
-        return _html(render_vm(service.explain(request), linked=linked))
+        return _html(render_vm(service.explain(request), service.links, linked=linked))
     except Refusal as refusal:
         if "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
             raise

@@ -1,4 +1,4 @@
-// Refreshes the page in place; the page also works without this script.
+// Refreshes the page in place, and copies commands; the page also works without this script.
 (() => {
   "use strict";
   const PERIOD = 5000;
@@ -84,6 +84,20 @@
     plan();
     if (!paused) refresh();
   });
+  // Browsers have no clipboard for pages over plain HTTP, except from this machine.
+  if (navigator.clipboard) {
+    document.documentElement.classList.add("copies");
+    document.addEventListener("click", async ({ target }) => {
+      const copy = target.closest(".copy");
+      if (!copy) return;
+      try {
+        await navigator.clipboard.writeText(copy.parentElement.querySelector("code").textContent);
+        say("Copied the command", false);
+      } catch (error) {
+        say(`The command cannot be copied: ${error.message}`, true);
+      }
+    });
+  }
   document.addEventListener("visibilitychange", () => {
     plan();
     if (!paused && !document.hidden) refresh();

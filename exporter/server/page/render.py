@@ -26,7 +26,7 @@ from exporter.server.page.timeline import (
     write_duration,
     write_past,
 )
-from exporter.settings import write_policy
+from exporter.settings import Links, write_policy
 from exporter.text import format_duration, to_datetime, write_count, write_datetime
 from exporter.words.verdicts import REASONS
 
@@ -43,7 +43,7 @@ _DRAIN_WORDS = {
 _FOLDER = Path(__file__).parent
 
 
-def render_page(page: PageModel, *, linked: bool) -> str:
+def render_page(page: PageModel, links: Links, *, linked: bool) -> str:
     """Render the status page as HTML, with all text escaped.
 
     `linked`: the page links to the API, because its listener serves the API too.
@@ -56,10 +56,9 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         watched.setdefault(one.resource, []).append(one)
     axis = measure_axis(shown, page.status.as_of, page.policy.migration_history_window)
     title = "not ready"
-    if page.status.vmis is not None and page.status.ready:
-        title = f"{page.status.vmis.known - page.status.vmis.allowed} blocked"
-        if page.stuck_evacuations:
-            title = f"{page.stuck_evacuations} stuck"
+    if page.status.ready:
+        figures = page.figures
+        title = f"{figures.stuck} stuck" if figures.stuck else f"{figures.blocked} blocked"
     return _PAGE.render(
         page=page,
         status=page.status,
@@ -72,17 +71,25 @@ def render_page(page: PageModel, *, linked: bool) -> str:
         reasons=list_reasons(page.policy),
         settings=write_policy(page.policy),
         drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
-        **_shared(axis),
+        **_shared(axis, links),
     )
 
 
-def render_vm(vmi: VmiAnswer, *, linked: bool) -> str:
+def render_vm(vmi: VmiAnswer, links: Links, *, linked: bool) -> str:
     """Render the page of one VM; `linked` as in `render_page`."""
     window = vmi.policy.migration_history_window
     axis = measure_axis((vmi,), vmi.as_of, window)
     title = f"{vmi.namespace}/{vmi.name}"
     drawing = draw_lanes(vmi, axis)
-    return _VM.render(vmi=vmi, linked=linked, title=title, drawing=drawing, **_shared(axis))
+    templates = {"Grafana": links.grafana, "Console": links.console}
+    return _VM.render(
+        vmi=vmi,
+        linked=linked,
+        title=title,
+        drawing=drawing,
+        elsewhere={name: fill_link(one, vmi) for name, one in templates.items() if one},
+        **_shared(axis, links),
+    )
 
 
 def render_problem(problem: Problem, now: Instant) -> str:
@@ -92,13 +99,20 @@ def render_problem(problem: Problem, now: Instant) -> str:
     )
 
 
-def _shared(axis: Axis) -> dict[str, object]:
+def _shared(axis: Axis, links: Links) -> dict[str, object]:
     """The variables that the shared parts of both pages use."""
     return {
         "axis": axis,
         "timeline": lambda vmi: draw_timeline(vmi, axis),
         "when": lambda instant: write_time(instant, axis.now),
+        "runbook_url": lambda name, vmi: fill_link(links.runbooks, vmi, alert=name),
     }
+
+
+def fill_link(template: str, vmi: VmiAnswer, *, alert: str = "") -> str:
+    """A URL of the settings for one VM, and for a runbook its name."""
+    places = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node, "alert": alert}
+    return template.format_map({name: quote(one, safe="") for name, one in places.items()})
 
 
 def describe_health(page: PageModel) -> tuple[str, str]:

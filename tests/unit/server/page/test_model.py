@@ -117,7 +117,7 @@ class TestTheSame:
         found = service.describe_evacuations(NOW).evacuations
         assert [vmi.evacuation for vmi in rows.shown] == found
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
-        assert (sum(model.states.values()), model.stuck_evacuations) == (3, 1)
+        assert (sum(model.states.values()), model.figures.stuck) == (3, 1)
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
         """A VM that has ended is counted neither in the model nor in the status."""
@@ -215,6 +215,25 @@ class TestFilters:
         assert blocked_names(model) == (blocked_names(everything) if blocked is None else blocked)
         assert vms_of(model).evacuations.total == 3
         assert vms_of(model).evacuations.matching == len(expected)
+
+    @pytest.mark.parametrize(
+        ("filters", "figures"),
+        [
+            pytest.param(PageFilter(), (10, 6, 4, 3, 1), id="everything"),
+            pytest.param(PageFilter(namespace="bank"), (2, 1, 1, 1, 1), id="namespace"),
+            pytest.param(PageFilter(vm="shop/rest"), (4, 4, 0, 0, 0), id="vm"),
+            pytest.param(PageFilter(node="n1"), (7, 5, 2, 2, 0), id="node"),
+            pytest.param(PageFilter(state=State.EXTERNAL), (10, 6, 4, 1, 0), id="state"),
+            pytest.param(PageFilter(reason=Reason.COOLDOWN), (10, 6, 2, 3, 1), id="reason"),
+        ],
+    )
+    def test_the_numbers_follow_the_filter(
+        self, filters: PageFilter, figures: tuple[int, ...]
+    ) -> None:
+        """VMs, those that no rule blocks, blocked, evacuating and stuck, of those that match."""
+        model = build_model(busy_service(), filters)
+
+        assert msgspec.structs.astuple(model.figures) == figures
 
     @pytest.mark.parametrize(
         ("sort", "evacuations", "blocked"),

@@ -22,6 +22,7 @@ from exporter.server.page.render import (
     render_page,
     write_time,
 )
+from exporter.settings import Links
 from exporter.text import to_datetime, to_optional_datetime, write_instant
 from tests.support.builders import (
     NOW,
@@ -46,6 +47,10 @@ HOSTILE = (
     "../../etc/passwd?a=b&c#d",
     "</title></style></svg><b>",
 )
+
+
+LINKS = Links(runbooks="/runbooks/{alert}")
+"""Links to the same server, so that every link to another one is a fault."""
 
 
 class Element:
@@ -107,7 +112,7 @@ def draining_service() -> Service:
 
 def shown(service: Service, filters: PageFilter | None = None) -> Document:
     """The rendered page of a service."""
-    return Document(render_page(build_model(service, filters), linked=True))
+    return Document(render_page(build_model(service, filters), LINKS, linked=True))
 
 
 STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
@@ -137,7 +142,7 @@ class TestTrust:
         model = build_model(make_service(**changes), now=NOW + later)
 
         assert describe_health(model) == (level, found)
-        assert found in " ".join(render_page(model, linked=True).split())
+        assert found in " ".join(render_page(model, LINKS, linked=True).split())
 
     def test_a_missing_permission_has_its_consequence(self) -> None:
         """A missing permission is shown with its consequence and the API server's message."""
@@ -291,7 +296,7 @@ class TestRows:
         assert "shop/moving restarts ? 0" in page.text("drain")
         assert "It can be emptied." in cooled.text("drain")
         for filters, named in ((PageFilter(), True), (PageFilter(node="n2"), False)):
-            html = render_page(build_model(service, filters, named=named), linked=named)
+            html = render_page(build_model(service, filters, named=named), LINKS, linked=named)
             assert 'id="drain"' not in html
 
     def test_a_link_to_a_node_shows_its_drain_before_other_tables(self) -> None:
@@ -334,7 +339,7 @@ class TestRows:
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
         """The page links to the API if the listener serves it."""
-        html = render_page(build_model(busy_service()), linked=linked)
+        html = render_page(build_model(busy_service()), LINKS, linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
 

@@ -7,6 +7,7 @@ from exporter.engine.facts.model import Requester, Why, WhySource
 from exporter.engine.facts.policy import Override
 from exporter.engine.facts.states import State
 from exporter.server.page.render import render_vm
+from exporter.settings import Links
 from tests.support.builders import (
     NOW,
     a_history,
@@ -21,16 +22,16 @@ from tests.support.hostile import HOSTILE
 from tests.unit.cli.answers import cooling, stuck
 from tests.unit.engine.evacuations.test_diagnosis import an_evacuation
 from tests.unit.server.api.test_answers import explained
-from tests.unit.server.page.test_render import Document
+from tests.unit.server.page.test_render import LINKS, Document
 
 
 STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
 FAILED = Why(WhySource.FAILED_ATTEMPT, "Scheduling", "after Scheduling 5m", NOW - 60.0)
 
 
-def shown(evidence: Evidence, *why: Why, linked: bool = True) -> Document:
+def shown(evidence: Evidence, *why: Why, linked: bool = True, links: Links = LINKS) -> Document:
     """The page of a VM with this evidence and these reasons."""
-    return Document(render_vm(explained(evidence, why=why), linked=linked))
+    return Document(render_vm(explained(evidence, why=why), links, linked=linked))
 
 
 def fields(page: Document, name: str) -> list[str]:
@@ -63,12 +64,30 @@ def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
     assert text.count("Raise the ResourceQuota") == 1
 
 
+def test_the_links_of_the_settings_are_about_this_vm() -> None:
+    """Names in a URL are encoded, so that they cannot change where it leads."""
+    links = Links(
+        runbooks="https://books.example/{alert}.html",
+        grafana="https://grafana.example/d/vm?var-namespace={namespace}&var-name={name}",
+        console="https://console.example/k8s/ns/{namespace}/{name}/on/{node}",
+    )
+    page = shown(stuck(name="db1&x=/../<", node="n1"), links=links)
+    found = [one.attributes["href"] for one in page.all("a") if "rel" in one.attributes]
+
+    assert found == [
+        "https://books.example/KubeVirtEvacuationStuck.html",
+        "https://grafana.example/d/vm?var-namespace=shop&var-name=db1%26x%3D%2F..%2F%3C",
+        "https://console.example/k8s/ns/shop/db1%26x%3D%2F..%2F%3C/on/n1",
+    ]
+    assert "elsewhere" not in [one.attributes.get("id") for one in shown(stuck()).elements]
+
+
 def test_the_policy_of_the_vm_is_named() -> None:
     """The page names the VM's entry of `policy.overrides` and shows its values."""
     own = a_policy(migration_cooldown=3600.0, max_migration_cooldown=0.0)
     policy = a_policy(overrides=(Override(name="dbs", policy=own, namespaces=("shop",)),))
     vmi = explained(some_evidence(vmi=a_vmi(override="dbs")), policy=policy)
-    page = Document(render_vm(vmi, linked=True))
+    page = Document(render_vm(vmi, LINKS, linked=True))
 
     assert fields(page, "policy") == ["dbs"]
     assert "dbs, minimum 1 h, maximum none, window 1 d" in page.text("main")
