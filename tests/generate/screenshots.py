@@ -1,7 +1,7 @@
 """`make screenshots` takes the documents' pictures of the status page from the demo.
 
-For each picture, a text file of the same name has its headings and next steps. A test compares
-these words with the current page.
+For each picture, a text file of the same name has the page's title and columns. A test compares
+them with the current page.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
+from playwright.async_api import Page
 
 from tests.support.browser import chromium, standing_demo
 
@@ -17,7 +18,7 @@ from tests.support.browser import chromium, standing_demo
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
-WORDS = "h1, h2, th[scope=col]:not(:has(svg)), [data-field=nextStep]"
+WORDS = "h1, th[scope=col]:not(:has(svg))"
 SCALE = 1.5
 """Pixels of the picture per pixel of the page. The picture is then sharp on most screens."""
 
@@ -61,11 +62,16 @@ async def take() -> None:
             )
             path = FOLDER / f"{shot.name}.png"
             _write(await page.screenshot(), path)
-            drawn = await page.locator(WORDS).all_text_contents()
-            words = dict.fromkeys(" ".join(one.split()) for one in drawn)
-            path.with_suffix(".txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+            path.with_suffix(".txt").write_text(await read_words(page), encoding="utf-8")
             await context.close()
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+
+
+async def read_words(page: Page) -> str:
+    """The title and the columns of a page, one a line."""
+    drawn = await page.locator(WORDS).all_text_contents()
+    words = dict.fromkeys(" ".join(one.split()) for one in drawn)
+    return "\n".join(words) + "\n"
 
 
 def _write(picture: bytes, path: Path) -> None:

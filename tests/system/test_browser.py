@@ -12,6 +12,8 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 from playwright.async_api import Browser, Page, expect
 
 from tests.cluster import poll
+from tests.generate.rules import RUNBOOK_BASE
+from tests.generate.screenshots import FOLDER, SHOTS, Shot, read_words
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
 
 
@@ -221,6 +223,17 @@ class TestLooks:
                 assert (background == "rgb(18, 21, 24)") is (scheme == "dark")
                 assert await page.evaluate("document.getAnimations().length") == 0
 
+    @pytest.mark.parametrize("shot", SHOTS, ids=lambda shot: shot.name)
+    async def test_the_pictures_are_up_to_date(
+        self, demo: Still, browser: Browser, shot: Shot
+    ) -> None:
+        """The pictures in the documents have the titles and columns of the present pages."""
+        async with visit(browser, f"{demo.query}/{shot.query}") as page:
+            words = await read_words(page)
+
+        kept = (FOLDER / f"{shot.name}.txt").read_text(encoding="utf-8")
+        assert words == kept, "run `make screenshots`"
+
     async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
         """The Tab key moves a visible focus from the skip link through the filter to the rows."""
         async with visit(browser, demo.query) as page:
@@ -242,14 +255,25 @@ class TestLooks:
 
         path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
-        assert reached[6:9] == [path, f"/?node={first['node']}#drain", "summary"]
+        book = f"{RUNBOOK_BASE}/{first['runbook']}.md"
+        assert reached[6:11] == [path, f"/?node={first['node']}#drain", "button", book, "summary"]
         assert "unseen" not in reached
+
+    async def test_a_button_copies_the_command(self, demo: Still, browser: Browser) -> None:
+        """Each command has a button that copies it, and the page says so."""
+        clipboard = ["clipboard-read", "clipboard-write"]
+        async with visit(browser, demo.query, permissions=clipboard) as page:
+            command = await page.locator("[data-field=command]").first.text_content()
+            await page.get_by_role("button", name="Copy the command").first.click()
+            await expect(page.locator("#live-status")).to_have_text("Copied the command")
+            assert await page.evaluate("navigator.clipboard.readText()") == command
 
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
         """Without JavaScript everything works except the refresh, and the page says so."""
         async with visit(browser, demo.query, java_script_enabled=False) as page:
             await expect(page.locator("#live-status")).to_have_text("Reload to update.")
             await expect(page.locator("#live-pause")).to_be_hidden()
+            await expect(page.locator(".copy").first).to_be_hidden()
             assert await page.locator("#evacuation-rows tbody tr").count() > 5
             await page.locator("#evacuation-rows summary").first.click()
             await expect(page.locator("#evacuation-rows .rules").first).to_be_visible()
