@@ -28,7 +28,7 @@ from exporter.text import format_duration
 from exporter.words.evacuations import STATES
 from exporter.words.verdicts import REASONS
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
-from tests.support.documents import API, REFERENCE, ROOT, read
+from tests.support.documents import API, REFERENCE, read
 from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
 
 
@@ -45,7 +45,6 @@ NAMES = {
 }
 """The heading of each endpoint that has a chapter, by its operation id."""
 
-RUNBOOK = ROOT / "alerts/runbooks/KubeVirtEvacuationStuck.md"
 _STATES = [f"| `{state}` | {words.meaning} |" for state, words in STATES.items()]
 SHOWN = ("verdicts", "blocked", "evacuations")
 """The endpoints whose example answer is in the document. The others' are validated only."""
@@ -332,11 +331,6 @@ def fill_tables(text: str) -> str:
     return text
 
 
-def fill_states(text: str) -> str:
-    """The text of the runbook about a stuck evacuation, with the current states in its table."""
-    return _fill(text, "Diagnosis", _STATES)
-
-
 def _write_policy() -> Iterator[str]:
     """The rows of the settings in `policy` and `policy.guards`."""
     meanings = read_meanings(PolicyValues)
@@ -359,11 +353,10 @@ def _fill(text: str, heading: str, rows: list[str]) -> str:
 
 
 def main() -> None:
-    """Write the files."""
+    """Write both files."""
     text = write_api(read(API), write_openapi(), asyncio.run(ask()))
     API.write_text(text, encoding="utf-8")
     REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
-    RUNBOOK.write_text(fill_states(read(RUNBOOK)), encoding="utf-8")
 
 
 if __name__ == "__main__":

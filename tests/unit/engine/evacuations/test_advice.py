@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.advice import Obstacle, find_blocker, find_cause, may_cancel
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EndReason, Outcome, Pod, Why, WhySource
+from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, WhySource
 from exporter.engine.facts.states import State
 from exporter.words.evacuations import ACTIONS, advise, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
@@ -19,6 +19,7 @@ from tests.unit.engine.evacuations.test_diagnosis import (
     FULL,
     SOURCE,
     STALE,
+    STARTS,
     a_failed_attempt,
     a_target,
     an_attempt,
@@ -62,6 +63,37 @@ def test_what_keeps_a_vm_on_its_node() -> None:
     assert find_blocker((LATE, STAYS)) == STAYS
     assert find_blocker((EARLY, PULL)) == PULL
     assert find_blocker(()) is None
+
+
+CHANGED = replace(an_evacuation(age=7200.0), changed_at=NOW - 5.0)
+QUIET_PODS: dict[str, Any] = {"contacts": {Resource.PODS: NOW - 30.0}}
+
+
+def test_a_quiet_watch_is_no_missing_permission() -> None:
+    """While pods have not been read since the VM changed, a known cause keeps its next step."""
+    assert diagnosis(CHANGED, **QUIET_PODS).state is State.UNKNOWN
+    assert find(CHANGED, **QUIET_PODS) is Obstacle.QUIET
+    assert find(CHANGED, (LATE,), **QUIET_PODS) is Obstacle.MIGRATION_ERROR
+    assert find(replace(CHANGED, pods_seen=False)) is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("evidence", "obstacle"),
+    [
+        pytest.param(
+            an_evacuation(age=7200.0, vmims=(STARTS,)), Obstacle.NO_TARGET_POD, id="hangs"
+        ),
+        pytest.param(an_evacuation(vmims=(STARTS,)), Obstacle.NONE, id="has-just-begun"),
+        pytest.param(
+            an_evacuation(age=7200.0, vmims=(STARTS,), pods=(SOURCE, a_target(ready=False))),
+            Obstacle.UNEXPLAINED,
+            id="has-a-target-pod",
+        ),
+    ],
+)
+def test_kubevirt_makes_no_target_pod(evidence: Evidence, obstacle: State | Obstacle) -> None:
+    """An attempt without a target pod for long is KubeVirt's own trouble: read its log."""
+    assert find(evidence) is obstacle
 
 
 FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
