@@ -183,10 +183,9 @@ class Bench:
         }  # fmt: skip
         what = f"{sizes.vmis:,} VMIs + {3 * sizes.vmis:,} VMIMs"
         self.notes.append(
-            f"Memory is measured after a scrape and a verdict on each of 1,000 VMIs. The exporter"
-            f" has {empty / MIB:.0f} MiB with an empty cluster; the memory per VMI is the growth"
-            " of its RSS beyond this. For the informer only the live heap after a garbage"
-            " collection counts."
+            f"The exporter has {empty / MIB:.0f} MiB with an empty cluster; the memory per VMI is"
+            " the growth of its RSS beyond this. For the informer only the live heap after a"
+            " garbage collection counts."
         )
         return [
             compare(f"start to ready, {what}, wall", "4x faster than the informer", walls["ours"],

@@ -51,8 +51,13 @@ def _pair_row(one: Result) -> Row:
 
 
 def _measured(results: Iterable[Result]) -> Iterable[str]:
-    """The measurements of KubeVirt, each line once."""
-    return dict.fromkeys(line.removeprefix("rig: ") for one in results for line in one.proven)
+    """The measurements of KubeVirt, each once with the versions that it holds for."""
+    versions: dict[str, list[str]] = {}
+    for line in (line.removeprefix("rig: KubeVirt ") for one in results for line in one.proven):
+        version, _, said = line.partition(": ")
+        if version not in versions.setdefault(said, []):
+            versions[said].append(version)
+    return (f"KubeVirt {', '.join(found)}: {said}" for said, found in versions.items())
 
 
 def _recorded() -> str:

@@ -48,10 +48,9 @@ class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
     guard_pending_migrations: bool = True
     """whether an unfinished VMIM blocks"""
     guard_evacuations: bool = True
-    """whether a requested evacuation blocks, unless the launcher pod has the annotation
-    `eviction-in-progress`, with which the descheduler counts the eviction itself"""
+    """whether a requested evacuation blocks"""
     guard_platform_update: bool = False
-    """whether all VMs are blocked while KubeVirt reports VMs that it has not updated yet"""
+    """whether all VMs are blocked while KubeVirt updates VMs"""
     block: bool = False
     """whether the VM is never moved"""
 

@@ -147,7 +147,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     command: FirstCommand
     runbook: Runbook
     last_seen: LastSeenAnswer | None
-    """the evacuation as it was when the exporter could last read its VMI; null: it can now"""
+    """its state before its VMI became unreadable; null: it can be read"""
     cancel: CancelAnswer | None
     """the request that cancels it; null: KubeVirt would refuse it, or it could harm the VM"""
 

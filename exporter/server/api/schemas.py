@@ -231,7 +231,7 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     """its move without an evacuation: an unfinished VMIM, or `stuck.failedAttempts` failures in a
     row"""
     drain: DrainOutcome | None
-    """what a drain of its node would do to it; null: it has stopped"""
+    """the outcome of a drain of its node; null: it has stopped"""
     verdicts: CheckpointVerdicts
     rules: list[RuleAnswer]
     """in the order of evaluation; the first that blocks gives the reason"""
