@@ -26,7 +26,7 @@ def paragraphs() -> Iterator[tuple[str, list[str]]]:
 def find_repeated(texts: Iterator[tuple[str, list[str]]]) -> list[str]:
     """For each paragraph that repeats another: both documents, and the words that they share."""
     first: dict[tuple[str, ...], tuple[int, str]] = {}
-    repeated = {}
+    repeated: dict[tuple[int, int], str] = {}
     for number, (document, words) in enumerate(texts):
         for start in range(len(words) - LONG + 1):
             shingle = tuple(words[start : start + LONG])
