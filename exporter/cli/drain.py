@@ -17,6 +17,7 @@ from exporter.server.api.evacuation_schemas import (
     NodesAnswer,
 )
 from exporter.text import write_count, write_span
+from exporter.words.evacuations import OUTCOMES
 
 
 NAMED = 3
@@ -27,16 +28,6 @@ QUOTED = 100
 """The longest reason in a sentence, in characters; the table has the whole text."""
 
 _STALE = ("no contact with the API server: this may be out of date.",)
-_MEANINGS = {
-    DrainOutcome.STAYS: "never leaves: not migratable, a budget forbids it, or its deletion hangs",
-    DrainOutcome.FAILS: "does not migrate until somebody acts, or has failed too often",
-    DrainOutcome.EXTERNAL: "strategy External: somebody else must move or stop it",
-    DrainOutcome.RESTARTS: "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
-    DrainOutcome.WAITS: "it migrates, has no LiveMigratable yet, or KubeVirt's limits are reached",
-    DrainOutcome.ENDS: "is being deleted",
-    DrainOutcome.LEAVES: "is migrated",
-}
-"""What each outcome means."""
 
 
 def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
@@ -79,7 +70,7 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         sheet.say(write_bound(answer))
     sheet.head(f"VMs: {answer.vmis}")
     counts = [(one, _count(answer, one)) for one in GRAVEST]
-    sheet.rows([(str(one), str(count), _MEANINGS[one]) for one, count in counts if count])
+    sheet.rows([(str(one), str(count), OUTCOMES[one].summary) for one, count in counts if count])
     sheet.head("A drain now")
     found = sorted(answer.candidates, key=lambda one: GRAVEST.index(one.outcome))
     rows = [

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import MOVED, DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import EndReason, WhySource
 from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
@@ -23,19 +23,8 @@ from exporter.server.api.schemas import (
     VmiAnswer,
 )
 from exporter.text import write_span
-from exporter.words.verdicts import REASONS
-
-
-_UNMOVED = {
-    DrainOutcome.STAYS: "KubeVirt cannot move it: it is not migratable, and its strategy is"
-    " LiveMigrate; or a budget forbids its eviction, or its deletion hangs",
-    DrainOutcome.ENDS: "it is being deleted",
-    DrainOutcome.FAILS: "its evacuation would be stuck; `node` with the name of its node has the"
-    " next step",
-    DrainOutcome.EXTERNAL: "KubeVirt does not move it: its strategy is External",
-    DrainOutcome.RESTARTS: "an eviction would take it down: KubeVirt would not migrate it",
-}
-"""Why a VM does not move although no rule blocks it."""
+from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, OUTCOMES, describe_stuck_move
+from exporter.words.verdicts import REASONS, describe_policy
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
@@ -86,6 +75,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if pod is not None:
         launcher = f"{pod.name}: {pod.phase}, {'ready' if pod.ready else 'not ready'}"
         launcher += ", eviction-in-progress" if pod.eviction_in_progress else ""
+    policy = describe_policy(vmi.policy, write_span)
     contact = "none yet" if vmi.observed_at is None else write_past(vmi.observed_at, vmi.as_of)
     sheet.rows(
         [
@@ -93,7 +83,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
             ("launcher pod", launcher),
             ("last contact", contact),
             ("not watched", ", ".join(vmi.blind_spots) or "nothing"),
-            ("policy", _policy(vmi.policy)),
+            ("policy", f"{vmi.policy.override or DEFAULT_POLICY}: {policy}"),
         ]
     )
     return sheet.text()
@@ -101,7 +91,11 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
 
 def _say_stuck_move(sheet: Sheet, vmi: VmiAnswer) -> None:
     if vmi.move is not None and vmi.move.stuck:
-        sheet.say(f"{vmi.namespace}/{vmi.name}", (" is stuck", BAD), f": {_moved(vmi.move)}.")
+        sheet.say(
+            f"{vmi.namespace}/{vmi.name}",
+            (" is stuck", BAD),
+            f": {describe_stuck_move(vmi.move.trigger, vmi.move.failed_attempts)}.",
+        )
         _list_action(sheet, vmi.move, vmi.as_of)
         sheet.say()
 
@@ -114,15 +108,6 @@ def _list_move(sheet: Sheet, vmi: VmiAnswer) -> None:
     if not vmi.move.stuck:
         _list_action(sheet, vmi.move, vmi.as_of)
     sheet.rows([_why(one, vmi.as_of) for one in vmi.move.why if one != vmi.move.cause])
-
-
-def _moved(move: MoveAnswer) -> str:
-    """What is being done to a VM that is not being evacuated, in words."""
-    if not move.failed_attempts:
-        return f"its {move.trigger} migration does not end"
-    if move.failed_attempts == 1:
-        return "its last migration failed"
-    return f"its last {move.failed_attempts} migrations failed"
 
 
 def _move(move: MoveAnswer, as_of: datetime) -> list[list[Cell]]:
@@ -177,8 +162,10 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
     if vmi.evacuation is not None:
         node = vmi.evacuation.evacuation_node_name
         return [name, f" is already being evacuated from {node}, and no rule blocks it."]
-    if vmi.drain in _UNMOVED:
-        return [name, (" is blocked by no rule", GOOD), f", but {_UNMOVED[vmi.drain]}."]
+    if vmi.drain is not None and vmi.drain not in MOVED:
+        step = f"; `node {vmi.node}` has the next step" if vmi.drain is DrainOutcome.FAILS else ""
+        drained = f", but in a drain it {OUTCOMES[vmi.drain].summary}{step}."
+        return [name, (" is blocked by no rule", GOOD), drained]
     why = "it has no known migration to cool down from"
     if vmi.cooldown is not None:
         why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"
@@ -218,18 +205,6 @@ def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
         ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]
-
-
-def _policy(policy: PolicyAnswer) -> str:
-    """The name of the VM's policy, and its values."""
-    values = {
-        "minimum": policy.migration_cooldown,
-        "maximum": policy.max_migration_cooldown,
-        "window": policy.migration_history_window,
-    }
-    said = ", ".join(f"{key} {write_span(at) if at else 'none'}" for key, at in values.items())
-    failed = "" if policy.count_failed_migrations else ", failed migrations do not count"
-    return f"{policy.override or DEFAULT_POLICY}: {said}{failed}"
 
 
 def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
@@ -278,7 +253,7 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
         ["failed attempts", _count_failed(one)],
     ]
     if one.requested_through is RequestedThrough.TAINT:
-        rows.append(["requested through", "the drain taint of the node"])
+        rows.append(["requested through", BY_TAINT])
     if one.attempt is not None:
         rows.append(["current attempt", _attempt(one.attempt, as_of)])
     if one.mode is not None:
@@ -287,9 +262,9 @@ def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
         pause = f"{write_span(one.backoff.seconds)}, next try"
         rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
     if one.leftover:
-        rows.append(["left over", f"{one.evacuation_node_name} is schedulable"])
+        rows.append(["left over", LEFT_OVER])
     if one.diverged:
-        rows.append(["diverged", "the descheduler considers it over, KubeVirt does not"])
+        rows.append(["diverged", DIVERGED])
     return rows
 
 

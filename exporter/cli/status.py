@@ -8,7 +8,6 @@ from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST
-from exporter.health import Staleness
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     EvacuationsAnswer,
@@ -22,6 +21,7 @@ from exporter.server.api.schemas import (
     StatusAnswer,
 )
 from exporter.text import write_count, write_span
+from exporter.words.health import Trust, describe_health
 from exporter.words.verdicts import REASONS
 
 
@@ -72,23 +72,17 @@ def show_status(
 
 def _judge(status: StatusAnswer) -> list[Cell]:
     """The first sentence: whether the exporter works."""
-    contact = "no contact with the API server yet"
+    contact = "not yet"
     if status.observed_at is not None:
-        contact = f"last contact {write_distance(status.observed_at, status.as_of)}"
-    if not status.ready:
-        why = "stopping"
-        if status.waiting_for:
-            why = f"waiting for {', '.join(status.waiting_for)}"
-        return [("Not ready: ", BAD), f"the exporter is {why}, and gives no verdicts."]
-    match status.staleness:
-        case Staleness.FRESH if not status.blind_spots:
-            return [("Healthy: ", GOOD), f"ready, all resources visible, {contact}."]
-        case Staleness.FRESH:
-            return [("Healthy, with blind spots: ", BAD), f"ready, {contact}."]
-        case Staleness.STALE:
-            return [("Stale: ", BAD), f"{contact}; its answers may be out of date."]
-        case Staleness.DEAD:
-            return [("Dead: ", BAD), f"{contact}; only cooldowns still block VMs."]
+        contact = write_distance(status.observed_at, status.as_of)
+    trust, head, why = describe_health(
+        status.staleness,
+        contact,
+        ready=status.ready,
+        waiting_for=status.waiting_for,
+        rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
+    )
+    return [(f"{head}: ", GOOD if trust is Trust.FULL else BAD), why]
 
 
 def _warnings(status: StatusAnswer) -> list[str]:

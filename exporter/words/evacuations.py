@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from exporter.engine.evacuations.advice import Obstacle, find_obstacle
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move, find_target
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import DRAIN_TAINT, Why
-from exporter.engine.facts.states import State
+from exporter.engine.facts.model import DRAIN_TAINT, Trigger, Why
+from exporter.engine.facts.states import NEEDS_PERSON, State
 from exporter.engine.store.load import Load
 
 
@@ -285,6 +286,79 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.NONE: Action("Wait: KubeVirt is moving the VM.", _ATTEMPTS),
 }
+
+
+class OutcomeWords(NamedTuple):
+    """The words for what a drain of its node does to a VM.
+
+    `meaning` completes "the outcome is this if" and is Markdown. `summary` completes "in a drain
+    it". `counted` completes "three VMs".
+    """
+
+    meaning: str
+    summary: str
+    counted: str
+
+
+_BY_PERSON = [f"`{state}`" for state in State if state in NEEDS_PERSON]
+OUTCOMES = {
+    DrainOutcome.LEAVES: OutcomeWords(
+        "the VM is migrated: `LiveMigrate` or `LiveMigrateIfPossible`, and its condition"
+        " `LiveMigratable` is True",
+        "is migrated",
+        "would be migrated",
+    ),
+    DrainOutcome.WAITS: OutcomeWords(
+        "like `leaves`, but a migration of the VM is in progress, KubeVirt's migration limits are"
+        " reached, more than one launcher pod of it is active, or the VM has no condition"
+        " `LiveMigratable` yet",
+        "waits: it migrates already, has no LiveMigratable yet, or KubeVirt's limits are reached",
+        "would be migrated later",
+    ),
+    DrainOutcome.FAILS: OutcomeWords(
+        "the VM does not leave until somebody acts: its evacuation or other move is"
+        " [stuck](#evacuation-states), or has failed `stuck.failedAttempts` times. In the states"
+        f" {', '.join(_BY_PERSON[:-1])} and {_BY_PERSON[-1]} it fails from the start, also before"
+        " anybody drains the node",
+        "does not migrate until somebody acts, or has failed too often",
+        "would not leave until somebody acts",
+    ),
+    DrainOutcome.RESTARTS: OutcomeWords(
+        "the VM goes down: `None`, or `LiveMigrateIfPossible` and not migratable",
+        "goes down: strategy None, or LiveMigrateIfPossible and not migratable",
+        "would go down",
+    ),
+    DrainOutcome.STAYS: OutcomeWords(
+        "the VM never leaves: `LiveMigrate` and not migratable, so KubeVirt refuses its eviction;"
+        " or it would restart, but a [budget](#drains) forbids the eviction of its pod; or its"
+        " deletion takes longer than `stuck.after` beyond its grace period",
+        "never leaves: not migratable, a budget forbids it, or its deletion hangs",
+        "would never leave",
+    ),
+    DrainOutcome.EXTERNAL: OutcomeWords(
+        "`External`: something other than KubeVirt must move or stop the VM",
+        "waits for somebody else to move or stop it: strategy External",
+        "would wait for somebody else",
+    ),
+    DrainOutcome.ENDS: OutcomeWords(
+        "the VMI is being deleted",
+        "is deleted anyway",
+        "are being deleted",
+    ),
+}
+BY_TAINT = "the drain taint of the node"
+"""How an evacuation was requested that nobody's eviction began."""
+LEFT_OVER = "its node is schedulable"
+DIVERGED = "the descheduler considers it over, KubeVirt does not"
+
+
+def describe_stuck_move(trigger: Trigger, failed_attempts: int) -> str:
+    """Why a move without an evacuation is stuck."""
+    if not failed_attempts:
+        return f"its {trigger} migration does not end"
+    if failed_attempts == 1:
+        return "its last migration failed"
+    return f"its last {failed_attempts} migrations failed"
 
 
 def advise(

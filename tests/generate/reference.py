@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from msgspec import structs
 
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import Why, WhySource
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, Why, WhySource
 from exporter.engine.facts.policy import PolicyValues
 from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
@@ -25,10 +25,11 @@ from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
 from exporter.settings.document import write_key
 from exporter.text import format_duration
-from exporter.words.evacuations import STATES
+from exporter.words.evacuations import OUTCOMES, STATES
+from exporter.words.health import LOSSES
 from exporter.words.verdicts import REASONS
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
-from tests.support.documents import API, REFERENCE, read
+from tests.support.documents import API, REFERENCE, ROOT, read
 from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
 
 
@@ -45,6 +46,7 @@ NAMES = {
 }
 """The heading of each endpoint that has a chapter, by its operation id."""
 
+BLIND_SPOT = ROOT / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 _STATES = [f"| `{state}` | {words.meaning} |" for state, words in STATES.items()]
 SHOWN = ("verdicts", "blocked", "evacuations")
 """The endpoints whose example answer is in the document. The others' are validated only."""
@@ -324,11 +326,18 @@ def fill_tables(text: str) -> str:
         "Exit codes": exits,
         "Reasons": reasons,
         "Evacuation states": _STATES,
+        "Drain outcomes": [f"| `{one}` | {words.meaning} |" for one, words in OUTCOMES.items()],
         "Metrics": metrics,
     }
     for heading, rows in tables.items():
         text = _fill(text, heading, rows)
     return text
+
+
+def fill_losses(text: str) -> str:
+    """The text of the runbook about blind spots, with what is lost without each resource."""
+    needed = (*CLUSTER_RESOURCES, Resource.CONFIGMAPS)
+    return _fill(text, "Impact", [f"| `{one}` | {LOSSES[one]} |" for one in needed])
 
 
 def _write_policy() -> Iterator[str]:
@@ -357,6 +366,7 @@ def main() -> None:
     text = write_api(read(API), write_openapi(), asyncio.run(ask()))
     API.write_text(text, encoding="utf-8")
     REFERENCE.write_text(fill_tables(read(REFERENCE)), encoding="utf-8")
+    BLIND_SPOT.write_text(fill_losses(read(BLIND_SPOT)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -206,5 +206,5 @@ async def test_the_demo_answers_within_seconds(tmp_path: Path) -> None:
     assert verdict["known"]
     assert not verdict["allowed"]
     assert any(rule["blocks"] for rule in explained["rules"])
-    assert "Synced, last contact" in page
+    assert "all resources visible, last contact" in page
     assert code == Exit.OK

@@ -2,21 +2,9 @@
 
 A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
-KubeVirt object (`spec.configuration.evictionStrategy`), else None. The first outcome that applies
-counts:
-
-- `ends`: the VMI is being deleted, so the VM goes anyway. If its deletion takes longer than
-  `stuck.after` beyond its grace period, the VM `stays`.
-- `stays`: the strategy is LiveMigrate and the VMI is not migratable, so KubeVirt refuses every
-  eviction. Or the outcome would be `restarts`, but a PodDisruptionBudget forbids the eviction.
-- `external`: the strategy is External. Somebody else must move or stop the VM.
-- `fails`: the VM's evacuation or other move is stuck, or has failed `stuck.failedAttempts` times;
-  or its evacuation would be in a state that only a person can end (`NEEDS_PERSON`).
-- `restarts`: the strategy is None (or a value that KubeVirt does not know), or it is
-  LiveMigrateIfPossible and the VMI is not migratable. The pod is evicted and the VM goes down.
-- `waits`: the VM is already migrating, KubeVirt's migration limits are reached, or the VMI has no
-  condition LiveMigratable yet.
-- `leaves`: the VM is migrated.
+KubeVirt object (`spec.configuration.evictionStrategy`), else None. `words.evacuations` says what
+each outcome means. The first of these that applies counts: `ends`, `external`, `stays` (not
+migratable), `fails`, `stays` (a budget forbids `restarts`), `restarts`, `waits`, `leaves`.
 """
 
 from enum import StrEnum

@@ -218,24 +218,18 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
 class NodeAnswer(Struct, rename="camel", kw_only=True):
     """What a drain of a node would do to its VMs; VMs that have stopped are not counted."""
 
+    # `words.evacuations.OUTCOMES` describes the counts by outcome.
     node: str
     """its name"""
     vmis: int
     """VMs on the node; the sum of the next seven counts"""
     leaves: int
-    """VMs that would be migrated"""
     waits: int
-    """VMs that would be migrated but must wait"""
     fails: int
-    """VMs that would not leave until somebody acts"""
     restarts: int
-    """VMs that would go down"""
     stays: int
-    """VMs that would never leave"""
     external: int
-    """VMs that somebody else must move or stop"""
     ends: int
-    """VMs that are being deleted"""
     can_be_emptied: bool
     """false while `stays` or `fails` is above 0"""
     depends_on_others: bool

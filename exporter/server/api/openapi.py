@@ -15,7 +15,12 @@ from exporter.engine.facts.model import Checkpoint
 from exporter.engine.facts.policy import PolicyValues
 from exporter.server import fields
 from exporter.server.api import evacuation_schemas, requests, schemas
-from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationsAnswer, NodesAnswer
+from exporter.server.api.evacuation_schemas import (
+    DrainAnswer,
+    EvacuationsAnswer,
+    NodeAnswer,
+    NodesAnswer,
+)
 from exporter.server.api.requests import VerdictRequest
 from exporter.server.api.schemas import (
     BlockedAnswer,
@@ -24,6 +29,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
 )
 from exporter.server.fields import Problem
+from exporter.words.evacuations import OUTCOMES
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -245,6 +251,8 @@ def write_openapi() -> dict[str, Any]:
 
 def _describe_fields(schema: dict[str, Any], struct: type[Struct]) -> None:
     meanings, properties = read_meanings(struct), schema["properties"]
+    if issubclass(struct, NodeAnswer):
+        meanings |= {outcome: f"VMs that {words.counted}" for outcome, words in OUTCOMES.items()}
     for field in structs.fields(struct):
         key = field.encode_name
         if field.name in meanings:

@@ -39,29 +39,6 @@ HINTS = 200
 """The most suggestions of a filter field."""
 LONGEST_NAMESPACE, LONGEST_NODE, LONGEST_VM = 63, 253, 317
 
-LOSSES = {
-    Resource.VMIS: (
-        "new VMs and migrations; after kube.deadAfter, known migrations and evacuations no longer"
-        " block in that namespace"
-    ),
-    Resource.VMIMS: "pending migrations, failed attempts, and most states of an evacuation",
-    Resource.PODS: (
-        "policy.guards.evacuations, diverged evacuations, and the states that depend on pods"
-    ),
-    Resource.KUBEVIRTS: (
-        "the state capacity, the guard platformUpdate, and the cluster's default evictionStrategy"
-    ),
-    Resource.NODES: (
-        "whether a node is cordoned or tainted, left-over evacuations, and some stuck drains"
-    ),
-    Resource.BUDGETS: (
-        "which VMs stay in a drain because a PodDisruptionBudget forbids their eviction"
-    ),
-    Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
-    Resource.LEASES: "the stored history: it is not written",
-}
-"""What does not work if a resource is forbidden; the runbook has the same table."""
-
 
 class Sort(StrEnum):
     """The sort order.

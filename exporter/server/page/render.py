@@ -4,21 +4,21 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT
 from exporter.engine.facts.model import Instant, Resource
 from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import list_reasons
-from exporter.health import Staleness
 from exporter.server.api.schemas import ResourceAnswer, VmiAnswer
 from exporter.server.fields import Problem
 from exporter.server.page.lanes import draw_lanes, name_anchor
-from exporter.server.page.model import LOSSES, ROWS, PageModel, Sort
+from exporter.server.page.model import ROWS, PageModel, Sort
 from exporter.server.page.timeline import (
     Axis,
     draw_timeline,
@@ -28,18 +28,11 @@ from exporter.server.page.timeline import (
 )
 from exporter.settings import Links, write_policy
 from exporter.text import format_duration, to_datetime, write_count, write_datetime
-from exporter.words.verdicts import REASONS
+from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, OUTCOMES, describe_stuck_move
+from exporter.words.health import LOSSES, Trust, describe_health
+from exporter.words.verdicts import REASONS, describe_policy
 
 
-_DRAIN_WORDS = {
-    DrainOutcome.LEAVES: "would be migrated",
-    DrainOutcome.WAITS: "would wait",
-    DrainOutcome.FAILS: "would fail to leave",
-    DrainOutcome.RESTARTS: "would go down",
-    DrainOutcome.STAYS: "would never leave",
-    DrainOutcome.EXTERNAL: "would wait for somebody else",
-    DrainOutcome.ENDS: "would be deleted anyway",
-}
 _FOLDER = Path(__file__).parent
 
 
@@ -66,7 +59,7 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> str:
         vms=vms,
         filters=page.filters,
         linked=linked,
-        verdict=describe_health(page),
+        health=judge_health(page),
         title=title,
         reasons=list_reasons(page.policy),
         settings=write_policy(page.policy),
@@ -115,34 +108,22 @@ def fill_link(template: str, vmi: VmiAnswer, *, alert: str = "") -> str:
     return template.format_map({name: quote(one, safe="") for name, one in places.items()})
 
 
-def describe_health(page: PageModel) -> tuple[str, str]:
-    """Whether the page can be trusted: "yes", "mostly", "barely" or "no", and why."""
-    status = page.status
-    if page.closing:
-        return "no", "This process is ending."
-    if not status.ready:
-        waiting = ", ".join(status.waiting_for) or "the first list"
-        return "no", f"Not ready: waiting for {waiting}. Until then, verdict requests get a 503."
-    contact = "never"
+def judge_health(page: PageModel) -> tuple[Trust, str, str]:
+    """How far the page can be trusted, in words, and why."""
+    status, contact = page.status, "never"
     if status.observed_at is not None:
         contact = write_past(status.as_of - status.observed_at)
-    rejected = ", ".join(dict.fromkeys(one.resource for one in status.resources if one.rejected))
-    match status.staleness:
-        case Staleness.FRESH if rejected:
-            return (
-                "mostly",
-                f"Synced, last contact {contact}; the exporter may not read {rejected}.",
-            )
-        case Staleness.FRESH:
-            return "yes", f"Synced, last contact {contact}."
-        case Staleness.STALE:
-            dies = ""
-            if page.dies_at is not None:
-                left = (page.dies_at - status.as_of).total_seconds()
-                dies = f" In {write_duration(left)} only cooldowns still block."
-            return "barely", f"Stale: the last contact was {contact}.{dies}"
-        case Staleness.DEAD:
-            return "no", f"Dead: the last contact was {contact}; only cooldowns still block."
+    trust, head, why = describe_health(
+        status.staleness,
+        contact,
+        ready=status.ready and not page.closing,
+        waiting_for=() if page.closing else status.waiting_for,
+        rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
+    )
+    if trust is Trust.BARELY and page.dies_at is not None:
+        left = (page.dies_at - status.as_of).total_seconds()
+        why += f" In {write_duration(left)} only cooldowns still block."
+    return trust, head, why
 
 
 def write_time(moment: datetime | None, now: datetime) -> Markup:
@@ -179,6 +160,8 @@ _TEMPLATES.filters |= {
     "duration": write_duration,
     "setting": format_duration,
     "anchor": name_anchor,
+    "cooldown": partial(describe_policy, write=write_duration),
+    "stuck_move": lambda move: describe_stuck_move(move.trigger, move.failed_attempts),
     "path": lambda vmi: f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}",
     "moment": lambda moment: Markup('<time datetime="{}">{} UTC</time>').format(
         write_datetime(moment), moment.replace(microsecond=0, tzinfo=None)
@@ -188,13 +171,16 @@ _STYLE, _SCRIPT = _read("page.css"), _read("page.js")
 _TEMPLATES.globals |= {
     "style": Markup(_STYLE),  # noqa: S704 (our own file)
     "script": Markup(_SCRIPT),  # noqa: S704 (same)
-    "losses": LOSSES,
+    "losses": {resource: lost.replace("`", "") for resource, lost in LOSSES.items()},
     "states": State,
     "reason_words": REASONS,
     "sorts": Sort,
     "outcomes": GRAVEST,
     "kept": KEPT,
-    "drain_words": _DRAIN_WORDS,
+    "outcome_words": OUTCOMES,
+    "by_taint": BY_TAINT,
+    "left_over": LEFT_OVER,
+    "diverged": DIVERGED,
 }
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")

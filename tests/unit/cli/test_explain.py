@@ -114,17 +114,23 @@ FIRST_SENTENCES = {
     "not-migratable": (
         some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
         (
-            "is blocked by no rule, but KubeVirt cannot move it: it is not migratable, and its"
-            " strategy is LiveMigrate; or a budget forbids its eviction, or its deletion hangs."
+            "is blocked by no rule, but in a drain it never leaves: not migratable, a budget"
+            " forbids it, or its deletion hangs."
         ),
     ),
     "goes-down": (
         some_evidence(vmi=a_vmi(eviction_strategy="None")),
-        "is blocked by no rule, but an eviction would take it down: KubeVirt would not migrate it.",
+        (
+            "is blocked by no rule, but in a drain it goes down: strategy None, or"
+            " LiveMigrateIfPossible and not migratable."
+        ),
     ),
     "external": (
         some_evidence(vmi=a_vmi(eviction_strategy="External")),
-        "is blocked by no rule, but KubeVirt does not move it: its strategy is External.",
+        (
+            "is blocked by no rule, but in a drain it waits for somebody else to move or stop it:"
+            " strategy External."
+        ),
     ),
     "migrating": (
         some_evidence(vmi=a_vmi(migration=a_running_state())),

@@ -25,12 +25,15 @@ TRUST = {
     "blind": (
         some_health(synced=False, rejected="forbidden"),
         NOW,
-        "Healthy, with blind spots: ready, last contact 2s ago.",
+        (
+            "Mostly healthy: the exporter may not read virtualmachineinstancemigrations; last"
+            " contact 2s ago."
+        ),
     ),
     "stale": (
         some_health(),
         NOW + 200.0,
-        "Stale: last contact 3m22s ago; its answers may be out of date.",
+        "Stale: last contact 3m22s ago; answers may be out of date.",
     ),
     "dead": (
         some_health(),

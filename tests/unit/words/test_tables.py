@@ -6,16 +6,20 @@ from typing import Any
 import pytest
 
 from exporter.engine.evacuations.advice import BY_CAUSE, WAITING, Obstacle
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import RULES
-from exporter.words import evacuations, verdicts
+from exporter.words import evacuations, health, verdicts
 
 
 @pytest.mark.parametrize(
     ("table", "values"),
     [
         pytest.param(verdicts.REASONS, Reason, id="reasons"),
+        pytest.param(evacuations.OUTCOMES, DrainOutcome, id="outcomes"),
+        pytest.param(health.LOSSES, Resource, id="losses"),
         pytest.param(evacuations.STATES, State, id="states"),
         pytest.param(verdicts.RULES, [rule.name for rule in RULES], id="rules"),
     ],

@@ -1,6 +1,5 @@
 """The page model agrees with the API, describes one instant, and can omit the names of VMs."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from exporter.engine.evacuations.drain import count_outcomes
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
     ALL_ALIVE,
-    CLUSTER_RESOURCES,
     EVIDENCE_RESOURCES,
     Fact,
     Instant,
@@ -25,7 +23,6 @@ from exporter.engine.facts.states import State
 from exporter.health import Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import (
-    LOSSES,
     ROWS,
     PageFilter,
     PageModel,
@@ -351,16 +348,6 @@ class TestTrust:
         assert model.closing
         assert not model.status.ready
         assert model.vms is None
-
-    def test_the_losses_are_those_of_the_runbook(self) -> None:
-        """The page and the runbook name the same consequences for each resource."""
-        row = re.compile(r"^\| `(\w+)` \| (.+?)(?:, see .*)? \|$", re.MULTILINE)
-        rows = row.findall(RUNBOOK.read_text(encoding="utf-8"))
-        found = {Resource(name): lost.replace("`", "") for name, lost in rows}
-
-        assert found.items() <= LOSSES.items()
-        assert set(LOSSES) == set(Resource)
-        assert set(found) == {*CLUSTER_RESOURCES, Resource.CONFIGMAPS}
 
 
 class TestPrivacy:

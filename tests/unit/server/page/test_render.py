@@ -18,7 +18,6 @@ from exporter.server.api.handlers import Service
 from exporter.server.page.model import PageFilter
 from exporter.server.page.render import (
     PAGE_HEADERS,
-    describe_health,
     render_page,
     write_time,
 )
@@ -115,17 +114,31 @@ def shown(service: Service, filters: PageFilter | None = None) -> Document:
     return Document(render_page(build_model(service, filters), LINKS, linked=True))
 
 
-STALE = "Stale: the last contact was 4 min ago. In 9 min only cooldowns still block."
-DEAD = "Dead: the last contact was 2 h ago; only cooldowns still block."
-NOT_READY = "Not ready: waiting for pods. Until then, verdict requests get a 503."
-WAITING = {"health": a_health(Watched(Resource.PODS, None))}
 SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
-    "now": ({}, 0.5, "yes", "Synced, last contact now."),
-    "fresh": ({}, 2.0, "yes", "Synced, last contact 2 s ago."),
-    "stale": ({}, 240.0, "barely", STALE),
-    "dead": ({}, 7200.0, "no", DEAD),
-    "closing": ({"closing": True}, 0.0, "no", "This process is ending."),
-    "not-ready": (WAITING, 0.0, "no", NOT_READY),
+    "now": ({}, 0.5, "yes", "Healthy: ready, all resources visible, last contact now."),
+    "fresh": ({}, 2.0, "yes", "Healthy: ready, all resources visible, last contact 2 s ago."),
+    "stale": (
+        {},
+        240.0,
+        "barely",
+        (
+            "Stale: last contact 4 min ago; answers may be out of date. In 9 min only cooldowns"
+            " still block."
+        ),
+    ),
+    "dead": ({}, 7200.0, "no", "Dead: last contact 2 h ago; only cooldowns still block VMs."),
+    "closing": (
+        {"closing": True},
+        0.0,
+        "no",
+        "Not ready: the exporter is stopping, and gives no verdicts.",
+    ),
+    "not-ready": (
+        {"health": a_health(Watched(Resource.PODS, None))},
+        0.0,
+        "no",
+        "Not ready: the exporter is waiting for pods, and gives no verdicts.",
+    ),
 }
 
 
@@ -141,8 +154,10 @@ class TestTrust:
         """The first sentence says whether the data is current, or what the exporter waits for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
-        assert describe_health(model) == (level, found)
-        assert found in " ".join(render_page(model, LINKS, linked=True).split())
+        page = Document(render_page(model, LINKS, linked=True))
+
+        assert f'class="verdict {level}" id="verdict"' in render_page(model, LINKS, linked=True)
+        assert page.text("verdict") == found
 
     def test_a_missing_permission_has_its_consequence(self) -> None:
         """A missing permission is shown with its consequence and the API server's message."""
@@ -150,7 +165,7 @@ class TestTrust:
         health.of(Resource.PODS)[0].rejected = "403 <no>"
         page = shown(make_service(health=health))
 
-        assert page.text("verdict").startswith("Mostly healthy. Synced")
+        assert page.text("verdict").startswith("Mostly healthy: the exporter may not read")
         assert page.text("loss-pods") == (
             "May not read pods. Missing: policy.guards.evacuations, diverged evacuations, and the"
             " states that depend on pods. in the cluster: 403 <no>"
@@ -193,9 +208,7 @@ class TestTrust:
         """Before the first sync the page has no table."""
         page = shown(make_service(cooling("db1"), health=a_health(Watched(Resource.VMIS, None))))
 
-        assert page.text("verdict").startswith(
-            "Not healthy. Not ready: waiting for virtualmachineinst"
-        )
+        assert page.text("verdict").startswith("Not ready: the exporter is waiting for virtual")
         assert "db1" not in page.text("main")
         assert [one.attributes.get("id") for one in page.all("table")] == ["watches"]
 
@@ -331,9 +344,9 @@ class TestRows:
         text = shown(draining_service()).text("drain-totals")
 
         assert text == (
-            "Blocked or not, if evicted: 1 would be migrated, 0 would wait, 0 would fail to leave,"
-            " 1 would go down, 1 would never leave, 0 would wait for somebody else, 0 would be"
-            " deleted anyway."
+            "Blocked or not, if evicted: 1 would be migrated, 0 would be migrated later, 0 would"
+            " not leave until somebody acts, 1 would go down, 1 would never leave, 0 would wait for"
+            " somebody else, 0 are being deleted."
         )
 
     @pytest.mark.parametrize("linked", [True, False])
