@@ -581,7 +581,7 @@ def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
     exporter = containers(only(render(folder), "Deployment")["spec"]["template"])["exporter"]
     probe = exporter["startupProbe"]
     allowed = probe["periodSeconds"] * probe["failureThreshold"]
-    documented = re.search(r"more than (\d+) minutes, raise the `failureThreshold`", read(OPERATE))
+    documented = re.search(r"above (\d+) minutes also the `failureThreshold`", read(OPERATE))
     assert documented is not None
 
     assert settings_of(folder).kube.sync_timeout < 60 * int(documented[1]) < allowed
