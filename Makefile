@@ -10,6 +10,9 @@ DEVELOPMENT := $(VENV)/.development
 PYTEST := PYTHONMALLOC=pymalloc PYTHONDONTWRITEBYTECODE= $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
+SCENARIOS ?=
+SEEDS ?=
+MONTHS ?=
 MUTANTS ?=
 ONLY ?=
 TESTS ?=
@@ -31,7 +34,7 @@ VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-laun
     virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
+.PHONY: run alerts alert-months test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
 # `make run` runs the exporter with a simulated cluster, `make run KUBECONFIG=...` with a real one.
 # A KUBECONFIG in the environment is ignored.
@@ -112,6 +115,13 @@ check: lint needs-go
 # do nothing else. `make bench BENCH=--write` writes docs/performance.md and tests/bench/results.md.
 bench: needs-go $(DEVELOPMENT)
 	$(BIN)/python -m tests.bench $(BENCH)
+
+# Runs the alerts over simulated days with faults and without, and prints what fires how soon.
+# SCENARIOS="F2 F14" and SEEDS="1 2 3" choose; all scenarios with one seed take half an hour.
+# MONTHS=--write writes the tables of docs/alerts.md.
+alert-months: needs-go $(DEVELOPMENT)
+	@tests/tools/build alert-months
+	$(BIN)/python -m tests.alerts.months $(SCENARIOS) --seeds $(or $(SEEDS),1) $(MONTHS)
 
 # Builds other versions of KubeVirt, Kubernetes and the descheduler, runs the tests with them, and
 # writes docs/versions.md. It takes some hours, or less with `make matrix ONLY=1.7.0`. CI does not

@@ -152,6 +152,14 @@ class Cluster:
         if vmi is not None:
             self._client.write(VMIS, vmi, change(vmi))
 
+    def stop_controller(self) -> None:
+        """Stop virt-controller: no object of KubeVirt is reconciled."""
+        self._virt_controller.stop()
+
+    def start_controller(self) -> None:
+        """Start virt-controller again."""
+        self._virt_controller.start()
+
     # Informers
 
     def _observe(self) -> None:

@@ -36,6 +36,18 @@ class VirtController:
         """Open migrations that have or had a target pod: few, even if many wait."""
         self._held: dict[str, None] = {}
         """Migrations that are still reconciled: not final, or with their finalizer."""
+        self._missed: dict[tuple[str, str], Callable[[str], None]] | None = None
+        """What was not reconciled since `stop`; None if virt-controller runs."""
+
+    def stop(self) -> None:
+        """Reconcile nothing until `start`."""
+        self._missed = {}
+
+    def start(self) -> None:
+        """Reconcile what has changed since `stop`."""
+        missed, self._missed = self._missed or {}, None
+        for (kind, key), reconcile in missed.items():
+            self._enqueue(kind, key, reconcile)
 
     def enqueue(self, owner: str, *, is_gone: bool) -> None:
         """Reconcile a VMI and its migrations in `_held`, or all of them if the VMI is gone."""
@@ -71,6 +83,9 @@ class VirtController:
             self._enqueue("migration", objects.key(migration), self._reconcile_migration)
 
     def _enqueue(self, kind: str, key: str, reconcile: Callable[[str], None]) -> None:
+        if self._missed is not None:
+            self._missed[kind, key] = reconcile
+            return
         self._queue.after(self._pace.reconcile, lambda: reconcile(key), f"{kind} {key}")
 
     def _reconcile_migration(self, key: str) -> None:

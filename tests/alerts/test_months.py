@@ -1,0 +1,33 @@
+"""Small scenarios of the alerts' months; `make alert-months` runs all of them."""
+
+import pytest
+
+from tests.alerts.months.__main__ import run_scenario
+from tests.alerts.months.results import DOCUMENT, read_results, render
+
+
+def test_the_document_shows_the_results() -> None:
+    """docs/alerts.md is written by `make alert-months MONTHS=--write`."""
+    assert DOCUMENT.read_text() == render(DOCUMENT.read_text(), read_results())
+
+
+@pytest.mark.parametrize("name", ["H9"])
+def test_a_healthy_time_calls_nobody(name: str) -> None:
+    """No alert that calls somebody fires."""
+    run = run_scenario(name, seed=1)
+    assert not run.errors
+    assert run.result.calls == {}
+
+
+@pytest.mark.parametrize(("name", "minutes", "notifications"), [("F2", 60, 1)])
+def test_a_fault_is_heard_once(name: str, minutes: float, notifications: int) -> None:
+    """A notification comes in time, is not repeated, and the alert ends with the fault."""
+    run = run_scenario(name, seed=1)
+    assert not run.errors
+    for fault in run.result.faults:
+        assert fault.after is not None, fault.about
+        assert fault.after <= minutes, fault.about
+        assert fault.sent <= notifications, fault.about
+        assert not fault.again, fault.about
+        assert fault.quiet is not None, fault.about
+        assert fault.quiet <= 15, fault.about
