@@ -14,7 +14,7 @@ from tests.alerts.months.scenarios import SCENARIOS
 
 RESULTS = Path(__file__).with_name("results.json")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "alerts.md"
-BEGIN = "<!-- make alert-months -->\n"
+BEGIN, END = "<!-- alert-months -->\n", "<!-- /alert-months -->\n"
 
 
 def read_results() -> Mapping[str, Sequence[Result]]:
@@ -36,7 +36,9 @@ def write_results(name: str, results: Sequence[Result]) -> None:
 
 
 def render(document: str, results: Mapping[str, Sequence[Result]]) -> str:
-    """The document with the tables of these results at its end."""
+    """The document with the tables of these results between its marks."""
     head, _, _ = document.partition(BEGIN)
+    _, _, tail = document.partition(END)
     abouts = {name: one.about for name, one in SCENARIOS.items()}
-    return head + BEGIN + "\n" + "\n".join(format_table(abouts, results)) + "\n"
+    table = "\n".join(format_table(abouts, results))
+    return f"{head}{BEGIN}\n{table}\n\n{END}{tail}"
