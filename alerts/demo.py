@@ -35,12 +35,19 @@ class CannotShow(Exception):
     """The alerts cannot be shown. The text says why."""
 
 
-def find_exporter() -> str:
-    """The address of the metrics of the demo that was started last."""
-    try:
-        return (FOLDER / "metrics").read_text().replace("//0.0.0.0:", "//127.0.0.1:")
-    except OSError:
-        return "http://127.0.0.1:9811"
+def list_demos(folder: Path = FOLDER) -> list[str]:
+    """The URLs of the metrics of all demos that have run, the newest first."""
+    files = sorted(folder.glob("*/metrics"), key=lambda one: one.stat().st_mtime, reverse=True)
+    return [file.read_text().replace("//0.0.0.0:", "//127.0.0.1:") for file in files]
+
+
+async def find_exporter(urls: list[str]) -> str:
+    """The first URL that answers. Raises `CannotShow`."""
+    for url in urls:
+        if await answers(f"{url}/readyz"):
+            return url
+    asked = ", ".join(urls) or "no demo has run here"
+    raise CannotShow(f"no demo answers ({asked}): run `make run` in another terminal first")
 
 
 def name_alert(alert: Mapping[str, Any]) -> str:
@@ -98,24 +105,17 @@ async def answers(url: str) -> bool:
     return False
 
 
-async def require_a_demo() -> None:
-    """Check that a demo runs, and that the port of Prometheus is free. Raises `CannotShow`."""
+@asynccontextmanager
+async def prometheus(exporter: str) -> AsyncIterator[None]:
+    """Start a Prometheus that scrapes this URL, and wait until it is ready. Raises `CannotShow`."""
     if await answers(f"{PROMETHEUS}/-/ready"):
         raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
-    exporter = find_exporter()
-    if not await answers(f"{exporter}/readyz"):
-        raise CannotShow(f"{exporter} does not answer: run `make run` in another terminal first")
-
-
-@asynccontextmanager
-async def prometheus() -> AsyncIterator[None]:
-    """Start Prometheus and wait until it is ready. Raises `CannotShow`."""
     places = [str(ROOT / ".tools/bin"), os.environ.get("KUBEBUILDER_ASSETS"), os.environ["PATH"]]
     found = shutil.which("prometheus", path=os.pathsep.join(one for one in places if one))
     if found is None:
         raise CannotShow("there is no prometheus: `make alerts` builds one")
     with tempfile.TemporaryDirectory() as data:
-        target = find_exporter().rpartition("//")[2]
+        target = exporter.rpartition("//")[2]
         config = CONFIG.read_text().replace("127.0.0.1:9811", target)
         config = config.replace("rules.yaml", str(CONFIG.with_name("rules.yaml")))
         (Path(data) / "prometheus.yaml").write_text(config)
@@ -149,8 +149,9 @@ async def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, this.cancel)
     try:
-        await require_a_demo()
-        async with prometheus(), aiohttp.ClientSession(PROMETHEUS) as session:
+        exporter = await find_exporter(list_demos())
+        print(f"The alerts of the demo at {exporter}", flush=True)
+        async with prometheus(exporter), aiohttp.ClientSession(PROMETHEUS) as session:
             if await answers(f"{PROMETHEUS}/alerts"):
                 print(f"{PROMETHEUS}/alerts")
             print("Each change of an alert is printed. Ctrl-C ends this program.", flush=True)

@@ -111,7 +111,8 @@ def demo(arguments: "argparse.Namespace") -> int:
 
         async def play_cluster() -> None:
             urls = await listening
-            commands.say(commands.greet(urls, *cluster.example, cluster.announce(urls.metrics[0])))
+            kubeconfig = cluster.announce(urls.query[0], urls.metrics[0])
+            commands.say(commands.greet(urls, *cluster.example, kubeconfig))
             await cluster.run(
                 urls.query[0] if arguments.evictor == "plugin" else None,
                 stop,

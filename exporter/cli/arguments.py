@@ -204,7 +204,9 @@ def _add_replay(commands: "_Commands") -> None:
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
     scenario = parser.add_argument_group("instead of a cluster: a simulated one")
     scenario.add_argument(
-        "--scenario", choices=("week-pilot",), help="ten nodes, 148 VMs, a week from Monday on"
+        "--scenario",
+        choices=("week-pilot",),
+        help="a week on ten nodes with 148 VMs, of which four are recreated and count twice",
     )
     _add_seed(scenario)
     scenario.add_argument(

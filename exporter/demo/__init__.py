@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -31,7 +32,8 @@ FOLDER = (
     Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
 )
-"""The demo writes its kubeconfig and URLs here, because the checkout may be read-only."""
+"""Each demo writes its kubeconfig and URLs into a folder here, named after the address of its query
+listener. The checkout may be read-only."""
 SHORTENED = 10.0
 """At speed 1 KubeVirt's built-in waits are shorter by this factor: backoff 2, 4 ... 32 s."""
 PAST_SECONDS = 150.0
@@ -58,7 +60,7 @@ def shorten_settings(speed: float = 1.0) -> dict[str, dict[str, str]]:
     }
 
 
-def write_places(cluster_url: str, metrics_url: str) -> Path:
+def write_places(cluster_url: str, query_url: str, metrics_url: str) -> Path:
     """Write a kubeconfig for the cluster, and the URL of the metrics for `make alerts`.
 
     Returns the path of the kubeconfig. Raises OSError.
@@ -66,8 +68,11 @@ def write_places(cluster_url: str, metrics_url: str) -> Path:
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     if FOLDER.stat().st_uid != os.getuid():
         raise PermissionError(f"{FOLDER} belongs to somebody else")
-    (FOLDER / "metrics").write_text(metrics_url)
-    kubeconfig = FOLDER / "kubeconfig"
+    # Without colons, because they separate the paths in KUBECONFIG.
+    folder = FOLDER / re.sub(r"[^\w.]+", "-", query_url.rpartition("//")[2]).strip("-")
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics").write_text(metrics_url)
+    kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(
         f"""apiVersion: v1
 kind: Config
@@ -123,10 +128,10 @@ class Demo:
         """The URL of the cluster's API server."""
         return self.server.url
 
-    def announce(self, metrics_url: str) -> str:
+    def announce(self, query_url: str, metrics_url: str) -> str:
         """The path of the demo's kubeconfig, or why it could not be written."""
         try:
-            return str(write_places(self.url, metrics_url))
+            return str(write_places(self.url, query_url, metrics_url))
         except OSError as error:
             return f"(none could be written: {error})"
 

@@ -24,7 +24,7 @@ class Role(StrEnum):
     """What happens to a VM in the demo."""
 
     CHURN = "churn"
-    """Under high load: the descheduler and an operator evict it again and again."""
+    """Under high load: two deschedulers evict it again and again, and one of them does not ask."""
     QUEUED = "queued"
     """All VMs of this role are drained together, so some migrations wait for a free slot."""
     SLOW = "slow"
@@ -76,7 +76,7 @@ REPEAT_SECONDS = {
     Role.FLAKY: 90.0,
     Role.RECREATED: 30.0,
 }
-"""How often an operator evicts a VM of this role."""
+"""How often a descheduler that does not ask the exporter evicts a VM of this role."""
 RECREATE_SECONDS = 70.0
 COPYING_SECONDS = {
     Role.CHURN: (3.0, 6.0),
@@ -216,7 +216,10 @@ class Scenario:
                 # Spread over an interval, so that some VM is always migrating.
                 first += self._chance.uniform(0.0, REPEAT_SECONDS[vm.role] / 2)
                 self._every(
-                    cluster, first, REPEAT_SECONDS[vm.role], lambda: self._evict(cluster, vm)
+                    cluster,
+                    first,
+                    REPEAT_SECONDS[vm.role],
+                    lambda: self._evict(cluster, vm, descheduler=True),
                 )
             case Role.FAILING if vm.name.endswith("-2"):
                 cluster.after(first, lambda: self._drain(cluster, [vm]))

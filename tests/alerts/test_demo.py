@@ -1,13 +1,23 @@
 """Tests of the output of `make alerts`."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from alerts.demo import answers, name_alert, read_alerts, tell_changes
+from alerts.demo import (
+    CannotShow,
+    answers,
+    find_exporter,
+    list_demos,
+    name_alert,
+    read_alerts,
+    tell_changes,
+)
 from tests.support.serving import serving
 
 
@@ -76,3 +86,28 @@ async def test_a_prometheus_is_asked() -> None:
         assert not await answers(f"{url}/alerts")
         assert not await answers(f"{url}/nothing")
     assert not await answers(f"{url}/api/v1/alerts")
+
+
+async def test_the_demo_that_runs_is_found(tmp_path: Path) -> None:
+    """Of the demos that have run, the newest that answers is found; if none does, that is said."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    def note(name: str, url: str, started: float) -> None:
+        file = tmp_path / name / "metrics"
+        file.parent.mkdir()
+        file.write_text(url)
+        os.utime(file, (started, started))
+
+    with pytest.raises(CannotShow, match=r"no demo has run here.*: run `make run`"):
+        await find_exporter(list_demos(tmp_path))
+    note("127.0.0.1-1", "http://0.0.0.0:1", 300.0)
+    with pytest.raises(CannotShow, match=r"no demo answers \(http://127\.0\.0\.1:1\)"):
+        await find_exporter(list_demos(tmp_path))
+    app = web.Application()
+    app.router.add_get("/readyz", answer)
+    async with serving(app) as older, serving(app) as newer:
+        note("older", older, 100.0)
+        note("newer", newer, 200.0)
+        assert await find_exporter(list_demos(tmp_path)) == newer

@@ -63,7 +63,8 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
                 return found if len(found) >= 4 else None
 
             vms = await poll(stuck, within=120, what="four stuck VMs")
-            folder = tmp_path / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
+            home = tmp_path / f"kubevirt-eviction-exporter-demo-{os.getuid()}"
+            folder = home / f"127.0.0.1-{port}"
             kubeconfig = str(folder / "kubeconfig")
             assert (folder / "metrics").read_text() == f"http://127.0.0.1:{port + 1}"
             for vm in vms:

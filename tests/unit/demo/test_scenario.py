@@ -111,6 +111,13 @@ def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
     assert len(uids) >= 2
 
 
+def test_most_evictions_are_the_descheduler_s(minutes: Cluster) -> None:
+    """Most evacuations have the priority by which KubeVirt marks those of a descheduler."""
+    sources = [one["spec"].get("priority") for one in sent(minutes, MIGRATIONS)]
+
+    assert sources.count("system-maintenance") > len(sources) / 2
+
+
 def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
     """A flaky VM's attempts fail in two different ways, and one succeeds."""
     states = [
