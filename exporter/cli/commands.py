@@ -186,7 +186,9 @@ def watch(arguments: argparse.Namespace) -> Exit:
     with lean_imports():
         from exporter import app
         from exporter.kube.login import Login
+        from exporter.memory import map_large_blocks
     login = Login(kubeconfig=arguments.kubeconfig)
+    map_large_blocks()
 
     # While a thread renders the page, the event loop waits up to this long for the interpreter lock
     # after each call to a socket. Python's default is 5 ms.

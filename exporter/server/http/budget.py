@@ -8,12 +8,12 @@ peer that holds the most loses the connection whose last complete request is the
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
 from exporter.counters import Counters
 from exporter.engine.facts.model import Seconds
+from exporter.memory import trim_memory
 
 
 BUDGET = 128 * 2**20
@@ -71,7 +71,7 @@ class ConnectionBudget:
             return
         connection.held += count
         if self._held >= TRIMMED_BELOW > self._held + count:
-            asyncio.get_running_loop().call_later(TRIMMED_AFTER, _trim_memory)
+            asyncio.get_running_loop().call_later(TRIMMED_AFTER, trim_memory)
         self._held += count
         while self._held > BUDGET:
             self._close_one(chain(*self._open.values()), lambda one: one.held)
@@ -99,11 +99,3 @@ class ConnectionBudget:
         self.remove(chosen)
         self._counters.rejected_connections[chosen.listener] += 1
         chosen.abort()
-
-
-def _trim_memory() -> None:
-    """Return freed memory to the system; glibc keeps all memory below its highest used block."""
-    import ctypes
-
-    with suppress(AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
