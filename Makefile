@@ -80,7 +80,7 @@ vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 	@$(BIN)/python -m tests.vms.images
 	$(PYTEST) tests/vms
 
-# Runs the tests marked `soak` at their full sizes, which takes more than an hour.
+# Runs the tests marked `soak` at their full sizes, which takes more than three hours.
 soak: needs-python needs-go $(DEVELOPMENT) tools
 	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
 

@@ -140,8 +140,11 @@ async def program(
     *arguments: str,
     config: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
+    module: str = "exporter",
 ) -> AsyncIterator[Program]:
     """Run the program during the block, on its own ports. It is killed if it still runs then.
+
+    `module` may be another one that runs the exporter.
 
     Fails if the program has printed one of `LEAKS`.
     """
@@ -152,7 +155,7 @@ async def program(
     with log.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-W", "error", "-m", "exporter"),
+            *("-W", "error", "-m", module),
             *("--config", str(file), "--log-format", "json", "--log-level", "info"),
             *arguments,
             cwd=ROOT,
