@@ -101,11 +101,7 @@ async def run(
             await _until_stopped([read_files(settings.history, contents)], stop)
             if stop.is_set():
                 return
-        store = Store(
-            endings_kept=policy.endings_kept,
-            sees_all=not settings.namespaces,
-            dead_after=kube.dead_after,
-        )
+        store = Store(endings_kept=policy.endings_kept)
         place = settings.history
         if isinstance(place, ConfigMaps) and not place.namespace:
             place = replace(place, namespace=find_namespace(login))

@@ -9,25 +9,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from exporter.engine.evacuations.drain import Conditions, read_conditions
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     CLUSTER_RESOURCES,
     CLUSTER_SCOPED,
     EVIDENCE_RESOURCES,
     OPTIONAL_RESOURCES,
-    Contacts,
-    DeadResources,
     Instant,
     Resource,
     Seconds,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.store.store import Store
 
 
 _VMIS = Resource.VMIS
 """Python 3.11 takes 50 ns to find a member of an enum, and each verdict needs this member often."""
+_WATCHED = frozenset(CLUSTER_RESOURCES)
+_KUBEVIRTS = Resource.KUBEVIRTS
+_HIDDEN = frozenset({Resource.VMIMS, Resource.PODS, *OPTIONAL_RESOURCES})
+"""The resources that are unseen until they are listed. The other two are used as they come."""
 
 
 class Restart(StrEnum):
@@ -170,14 +174,6 @@ class Health:
         synced = (one for one in self.of(resource) if one.synced)
         return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
 
-    def blind_namespaces(self, resource: Resource) -> frozenset[str]:
-        """The watched namespaces in which the resource is rejected or not synced yet."""
-        return frozenset(
-            one.namespace
-            for one in self.of(resource)
-            if one.namespace is not None and (one.rejected or not one.synced)
-        )
-
     def waiting_for(self) -> list[str]:
         """The names of the watches that are not ready yet, or else of the stored history."""
         waiting = [_place(one) for one in self.watched if one.is_awaited]
@@ -221,48 +217,43 @@ class Health:
         lost = self.lost_namespaces
         return bool(lost) and not lost.isdisjoint(namespaces)
 
-    def find_dead(self, now: Instant) -> DeadResources:
-        """The dead resources by namespace. Evidence from them must not block evictions."""
-        dead = [one for one, contact in self._contacts() if now - contact >= self._dead_age]
-        dead += [one for one in self.of(Resource.KUBEVIRTS) if one.rejected]
-        if not dead:
-            return ALL_ALIVE
-        everywhere = frozenset(one.resource for one in dead if one.namespace is None)
-        in_namespace: dict[str, frozenset[Resource]] = {}
-        for one in dead:
-            if one.namespace is not None:
-                known = in_namespace.get(one.namespace, everywhere)
-                in_namespace[one.namespace] = known | {one.resource}
-        return DeadResources(everywhere, in_namespace)
+    def read_trust(self, now: Instant) -> Trust:
+        """What may be believed at `now` of each watched resource.
 
-    def find_optional(self, now: Instant) -> frozenset[Resource]:
-        """The optional resources that are up to date in every watched namespace."""
-        outdated = {
-            one.resource
-            for one in self.watched
-            if not one.synced or one.rejected or now - (one.contact or 0.0) >= self._dead_age
-        }
-        watched = {one.resource for one in self.watched if one.resource in OPTIONAL_RESOURCES}
-        return frozenset(watched - outdated)
+        The VMIs are used even if their watch is rejected, until they are dead.
+        """
+        contacts: dict[str | None, dict[Resource, Instant]] = {None: {}}
+        for one in self.watched:
+            if one.resource in _WATCHED:
+                place = contacts.setdefault(one.namespace, {})
+                is_used = one.synced and (not one.rejected or one.resource is _VMIS)
+                if is_used and one.contact is not None:
+                    place[one.resource] = one.contact
+        shared = contacts.pop(None)
+        rejected = frozenset([_KUBEVIRTS] if self.is_rejected(_KUBEVIRTS) else ())
+        dead_age = self._dead_age
 
-    def find_contacts(self) -> Contacts:
-        """The last contacts with the watches that rules need."""
-        everywhere: dict[Resource, Instant] = {}
-        in_namespace: dict[str, dict[Resource, Instant]] = {}
-        for one, contact in self._contacts():
-            if one.namespace is None:
-                everywhere[one.resource] = contact
-            else:
-                in_namespace.setdefault(one.namespace, {})[one.resource] = contact
-        return Contacts(everywhere, in_namespace)
+        def judge(contacts: dict[Resource, Instant]) -> NamespaceTrust:
+            unseen, dead = _HIDDEN.difference(contacts), rejected
+            if contacts and now - min(contacts.values()) >= dead_age:
+                old = {one for one, contact in contacts.items() if now - contact >= dead_age}
+                unseen |= old.intersection(OPTIONAL_RESOURCES)
+                dead |= old.difference(OPTIONAL_RESOURCES)
+            return NamespaceTrust(unseen, dead, contacts, self.dead_after)
+
+        everywhere = judge(shared)
+        if not contacts:
+            return Trust(everywhere)
+        places = {str(name): judge(shared | own) for name, own in contacts.items()}
+        unseen = frozenset.intersection(*(place.unseen for place in places.values()))
+        return Trust(replace(everywhere, unseen=unseen), places)
 
     def read_conditions(self, store: Store, stuck: StuckPolicy, now: Instant) -> Conditions:
         """The conditions that diagnoses at `now` need besides the evidence of the VMIs."""
-        dead, contacts = self.find_dead(now), self.find_contacts()
-        return read_conditions(store, stuck, dead, now, contacts, seen=self.find_optional(now))
+        return read_conditions(store, stuck, self.read_trust(now), now)
 
     def turns_at(self, now: Instant) -> Instant | None:
-        """When `staleness` or `find_dead` changes next if there is no further contact."""
+        """When `staleness` or `read_trust` changes next if there is no further contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]
         turns += [contact + self._dead_age for _, contact in self._contacts()]

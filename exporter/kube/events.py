@@ -96,7 +96,7 @@ class EventWriter:
             return
         stuck = set[str]()
         conditions = health.read_conditions(self.store, self.stuck, now)
-        for count, evidence in enumerate(list(self.store.evacuating()), 1):
+        for count, evidence in enumerate(list(self.store.evacuating(conditions.trust)), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
                 stuck.add(evidence.vmi.uid)  # it is unknown whether the evacuation has ended
@@ -140,7 +140,8 @@ class EventWriter:
         """The text of an Event; None if its episode is over."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
-        evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name)
+        trust = self.health.read_trust(now)
+        evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name, trust)
         if not isinstance(episode, EvacuationEpisode):
             return None
         if evidence is None or evidence.vmi.uid != episode.vmi.uid:

@@ -25,6 +25,7 @@ from exporter.engine.facts.model import (
     Why,
 )
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.requesters import find_requester, find_trigger
 from exporter.engine.store.store import Store
 from exporter.kube.objects.kubevirt import Changed
@@ -171,7 +172,7 @@ class MigrationLog:
 
     def _find_requester(self, vmim: Vmim) -> Requester | None:
         """Who asked for a migration, as the history has it, or the VMIM itself says."""
-        evidence = self.store.evidence(vmim.namespace, vmim.vmi_name)
+        evidence = self.store.evidence(vmim.namespace, vmim.vmi_name, Trust())
         if evidence is None:
             return find_requester(vmim, None)
         known = evidence.history.find(vmim.uid, vmim.end).requested_by

@@ -72,11 +72,12 @@ def sample(view: View) -> Iterator[Piece]:
     A family with many VMIs comes in several pieces. All data that may change are read before this
     function returns, so all pieces show the same instant.
     """
-    view.verdicts.advance(view.now, dead=view.dead)
-    summary = view.verdicts.summarize()
-    evacuating = [evidence.snapshot() for evidence in view.store.evacuating()]
-    unsettled = [evidence for evidence in view.store.unsettled() if evidence.marker is None]
     conditions = view.health.read_conditions(view.store, view.stuck, view.now)
+    trust = conditions.trust
+    view.verdicts.advance(view.now, trust)
+    summary = view.verdicts.summarize()
+    evacuating = [evidence.snapshot() for evidence in view.store.evacuating(trust)]
+    unsettled = [one for one in view.store.unsettled(trust) if one.marker is None]
     counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
@@ -117,7 +118,7 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         async with self._rendering:
             view = self._read()
-            while view.verdicts.advance(view.now, dead=view.dead, most=SLICE):
+            while view.verdicts.advance(view.now, view.health.read_trust(view.now), most=SLICE):
                 await asyncio.sleep(0)
                 view = self._read()
             parts, written = [], bytearray()

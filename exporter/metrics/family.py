@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from exporter.counters import Counters, Histogram
 from exporter.engine.evacuations.diagnosis import Diagnosis
-from exporter.engine.facts.model import CLUSTER_RESOURCES, DeadResources, Instant, Resource, Vmi
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource, Vmi
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.store.store import Store
@@ -40,11 +40,6 @@ class View(Struct, frozen=True, kw_only=True):
     stuck: StuckPolicy
     vmi_series: int
     now: Instant
-
-    @property
-    def dead(self) -> DeadResources:
-        """The resources whose evidence no longer blocks."""
-        return self.health.find_dead(self.now)
 
     @property
     def watched(self) -> list[Resource]:

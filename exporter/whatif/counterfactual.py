@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from exporter.engine.facts.changes import Key, Observed, Removed
 from exporter.engine.facts.model import Fact, Instant, Priority, Resource, Trigger, Vmi, Vmim
 from exporter.engine.facts.policy import Policy, Reason
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.rules import decide_both
 from exporter.whatif.account import Account
@@ -59,7 +60,7 @@ class Counterfactual:
     """Puts into `store` what happens under `policy`, and counts its decisions in `account`.
 
     `recorded_vmims` has the existing VMIMs of the recording by VMI and ID, hidden or not. `now` is
-    the virtual clock.
+    the virtual clock, and `trust` what may be believed then.
     """
 
     policy: Policy
@@ -67,6 +68,7 @@ class Counterfactual:
     account: Account
     recorded_vmims: Mapping[Key, Mapping[str, Vmim]]
     now: Instant = 0.0
+    trust: Trust = field(default_factory=Trust)
     _evictions: dict[str, _Eviction] = field(default_factory=dict)
 
     def put_vmi(self, vmi: Vmi, before: Vmi | None) -> None:
@@ -122,7 +124,7 @@ class Counterfactual:
     def _decide(self, vmi: Vmi) -> None:
         """Decide about a new eviction."""
         former = self._evictions.pop(vmi.uid, None)
-        evidence = self.store.evidence(vmi.namespace, vmi.name)
+        evidence = self.store.evidence(vmi.namespace, vmi.name, self.trust)
         if evidence is None:
             return
         eviction = self._evictions[vmi.uid] = _Eviction(vmi.evacuation_node, self.now)
@@ -187,11 +189,11 @@ class Counterfactual:
                 vmi, evacuation_node="", eviction_requested_at=None, evicted_by_descheduler=False
             )
         if vmi.migration is not None and eviction.hides(vmi.migration.uid):
-            evidence = self.store.evidence(vmi.namespace, vmi.name)
+            known = self.store.vmi((vmi.namespace, vmi.name))
             vmi = replace(
                 vmi,
-                migration=None if evidence is None else evidence.vmi.migration,
-                other_uids=() if evidence is None else evidence.vmi.other_uids,
+                migration=None if known is None else known.migration,
+                other_uids=() if known is None else known.other_uids,
             )
         self._put(vmi)
 

@@ -34,7 +34,6 @@ from exporter.engine.facts.changes import (
     NoticeKind,
     Observed,
     Removed,
-    Visibility,
 )
 from exporter.engine.facts.model import (
     EndReason,
@@ -50,6 +49,7 @@ from exporter.engine.facts.model import (
     WhySource,
 )
 from exporter.engine.facts.overrides import OverrideChooser
+from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.store.store import Store
 from exporter.kube.objects.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Touched
@@ -77,11 +77,13 @@ class Replay:
         self._vmims_by_vmi: dict[Key, dict[str, Vmim]] = {}
         self.now: Instant = 0.0
         self.events = 0
-        self._visibility = Visibility()
+        self._unseen = frozenset({Resource.VMIMS, Resource.PODS})
         self._vms = 0
         self._vm_seconds: Seconds = 0.0
         self._began: Instant | None = None
-        self._worlds = [_World(contender, self._vmims_by_vmi) for contender in contenders]
+        self._worlds = [
+            _World(contender, self._vmims_by_vmi, self._unseen) for contender in contenders
+        ]
 
     def take(self, event: Recorded) -> None:
         """Replay the next event. If its instant is earlier than the clock, the clock stays."""
@@ -110,14 +112,13 @@ class Replay:
 
     def _note_visibility(self, event: Recorded) -> None:
         """A resource counts as visible unless its last event is REJECTED."""
-        before, is_visible = self._visibility, event.kind is not Kind.REJECTED
-        if event.resource is Resource.VMIMS:
-            self._visibility = Visibility(is_visible, before.pods)
-        elif event.resource is Resource.PODS:
-            self._visibility = Visibility(before.vmims, is_visible)
-        if self._visibility != before:
+        is_rejected = event.kind is Kind.REJECTED
+        if event.resource in (Resource.VMIMS, Resource.PODS) and is_rejected != (
+            event.resource in self._unseen
+        ):
+            self._unseen ^= {event.resource}
             for world in self._worlds:
-                world.apply(self._visibility)
+                world.note_trust(Trust(NamespaceTrust(self._unseen)))
 
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
@@ -215,7 +216,10 @@ class _World:
     """One contender's store, and what is counted from it."""
 
     def __init__(
-        self, contender: Contender, recorded_vmims: Mapping[Key, Mapping[str, Vmim]]
+        self,
+        contender: Contender,
+        recorded_vmims: Mapping[Key, Mapping[str, Vmim]],
+        unseen: frozenset[Resource],
     ) -> None:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
@@ -231,6 +235,7 @@ class _World:
         self._overrides: dict[str, str] = {}
         self._reasons: dict[str, EndReason] = {}
         self._has_begun = False
+        self.note_trust(Trust(NamespaceTrust(unseen)))
         self._now: Instant = 0.0
         self._notices: list[Notice] = []
         self._store.subscribe(self._notices.append, NoticeKind.EVIDENCE)
@@ -240,7 +245,7 @@ class _World:
         self._has_begun = True
         for series in self._account.series:
             series.began = self._now
-        for evidence in list(self._store.all_evidence()):
+        for evidence in list(self._store.all_evidence(self._trust)):
             self._count(evidence.vmi)
 
     def advance(self, now: Instant) -> None:
@@ -248,6 +253,10 @@ class _World:
         self._notices.clear()
         self._timers.advance(now)
         self._now = self._counterfactual.now = now
+
+    def note_trust(self, trust: Trust) -> None:
+        """Note what may be believed from now on."""
+        self._trust = self._counterfactual.trust = self._timers.trust = trust
 
     def apply(self, change: Change) -> None:
         """Apply a change that does not depend on the policy."""
@@ -320,7 +329,7 @@ class _World:
             self._count(vmi)
 
     def _count(self, vmi: Vmi) -> None:
-        evidence = self._store.evidence(vmi.namespace, vmi.name)
+        evidence = self._store.evidence(vmi.namespace, vmi.name, self._trust)
         if evidence is None:
             return
         self._totals.count_migration(evidence.vmi)

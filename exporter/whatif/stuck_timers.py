@@ -15,6 +15,7 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Seconds, Vmi
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.whatif.account import Stuck, StuckEvacuation
 
@@ -38,11 +39,15 @@ class _Evacuation(Struct):
 
 @dataclass
 class StuckTimers:
-    """Counts in `stuck` the stuck evacuations among the VMIs of `store`."""
+    """Counts in `stuck` the stuck evacuations among the VMIs of `store`.
+
+    `trust`: what may be believed now.
+    """
 
     policy: StuckPolicy
     store: Store
     stuck: Stuck
+    trust: Trust = field(default_factory=Trust)
     _running: dict[str, _Evacuation] = field(default_factory=dict)
     _next_timer: Instant = math.inf
     _longest: list[tuple[Seconds, int, StuckEvacuation]] = field(default_factory=list)
@@ -53,9 +58,10 @@ class StuckTimers:
             at = self._next_timer
             for _, one in sorted(self._running.items()):
                 if one.timer <= at:
-                    evidence = self.store.evidence(one.vmi.namespace, one.vmi.name)
+                    vmi = one.vmi
+                    evidence = self.store.evidence(vmi.namespace, vmi.name, self.trust)
                     # The limit is not exceeded yet at `at`, but just after it.
-                    self._diagnose(one.vmi.uid, evidence, math.nextafter(at, math.inf), at)
+                    self._diagnose(vmi.uid, evidence, math.nextafter(at, math.inf), at)
             self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
 
     def check(self, evidence: Evidence, now: Instant) -> None:
@@ -71,7 +77,7 @@ class StuckTimers:
     def _diagnose(
         self, uid: str, evidence: Evidence | None, now: Instant, reported_at: Instant
     ) -> None:
-        load = self.store.load()
+        load = self.store.load(self.trust)
         found = None if evidence is None else diagnose(evidence, self.policy, load, now)
         one = self._running.get(uid)
         # The request time of an evacuation never becomes later (`engine.evidence.Marker`), so a

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Seconds
+from exporter.engine.facts.model import Resource, Seconds
 from exporter.engine.facts.policy import PolicyValues, Reason
 from exporter.engine.verdicts.cooldown import Cooldown
 from exporter.engine.verdicts.rules import RuleResult
@@ -99,7 +99,7 @@ def _why_running(evidence: Evidence, _cooldown: Cooldown | None) -> str:
 
 
 def _why_pending(evidence: Evidence, _cooldown: Cooldown | None) -> str:
-    if not evidence.vmims_seen:
+    if not evidence.trust.sees(Resource.VMIMS):
         return "the exporter cannot watch VMIMs"
     vmim = evidence.unfinished()
     if vmim is None:

@@ -67,7 +67,7 @@ class Timed:
 async def follow(url: str, *resources: Resource) -> ClockedStore:
     """A store that the exporter's own watch has filled with these resources."""
     store = ClockedStore(keep=Policy().endings_kept)
-    store.see(vmims=Resource.VMIMS in resources, pods=False)
+    store.hide(*({Resource.VMIMS, Resource.PODS}.difference(resources)))
     async with ApiServer(Login(url=url), read_timeout=60) as api:
         for one in resources:
             watched = Watched(one, None)

@@ -1,6 +1,6 @@
 """Changes that are read late, after a watch was down, give the same result as a restart."""
 
-from exporter.engine.facts.model import Fact, Instant
+from exporter.engine.facts.model import Fact, Instant, Resource
 from tests.support.builders import KEEP, NOW, a_vmi, a_vmim
 from tests.support.stores import ClockedStore
 
@@ -14,7 +14,7 @@ MARKED = a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 30)
 def attempts(*facts: Fact, read_at: Instant = NOW) -> tuple[Instant, int]:
     """The request time and the failed attempts, if all these facts are read at the same time."""
     store = ClockedStore(keep=KEEP)
-    store.see(pods=False)
+    store.hide(Resource.PODS)
     store.now = read_at
     for fact in facts:
         store.put(fact)

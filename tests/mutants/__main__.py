@@ -48,6 +48,7 @@ _TESTS = {
     "engine/verdicts/view": "view",
     "engine/facts/evidence": "evidence store diagnosis view requesters history/format",
     "engine/facts/history": "history",
+    "engine/facts/trust": "trust",
     "engine/store/store": (
         "reasons store evidence view requesters nodes taints drain tracker history/changes"
     ),

@@ -14,6 +14,7 @@ import msgspec
 
 from exporter.engine.facts.model import Checkpoint, Resource
 from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.rules import explain
 from exporter.kube.objects.kubevirt import parse_object
@@ -245,11 +246,12 @@ def compare(expected: ClockedStore, seen: Store, namespace: str, now: float) -> 
     policy = Policy()
     names = sorted(
         {e.vmi.name for e in expected.all_evidence() if e.vmi.namespace == namespace}
-        | {e.vmi.name for e in seen.all_evidence() if e.vmi.namespace == namespace}
+        | {e.vmi.name for e in seen.all_evidence(Trust()) if e.vmi.namespace == namespace}
     )
     differences = []
     for name in names:
-        one, other = expected.evidence(namespace, name), seen.evidence(namespace, name)
+        one = expected.evidence(namespace, name)
+        other = seen.evidence(namespace, name, Trust())
         if one is None or other is None:
             differences.append(f"{name}: {'not expected' if one is None else 'not seen'}")
             continue

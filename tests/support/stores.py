@@ -1,21 +1,22 @@
 """A store with a clock, and the view and pending changes that subscribe to it."""
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator
 
 from exporter.engine.facts.changes import (
     Forgotten,
     Listed,
     Names,
+    NodesSeen,
     NoticeKind,
     Observed,
     Removed,
     Unreadable,
-    Visibility,
 )
-from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.evidence import Evidence, Remembered
 from exporter.engine.facts.model import Fact, Instant, Resource, Why
 from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.trust import NamespaceTrust, Trust
+from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
 from exporter.history.changes import PendingChanges
@@ -25,26 +26,47 @@ READ_AT: Instant = 1_800_000_000.0
 
 
 class ClockedStore(Store):
-    """A store with full visibility, to which changes are applied at `now`.
+    """A store to which changes are applied at `now`, and which is read with `trust`.
 
-    The methods return what `apply` returns.
+    At first all resources are believed. The methods return what `apply` returns.
     """
 
-    def __init__(self, *, keep: int = 64, sees_all: bool = True, now: Instant = 0.0) -> None:
-        super().__init__(endings_kept=keep, sees_all=sees_all)
-        self.now = now
-        self.see()
-
-    def see(
-        self,
-        *,
-        vmims: bool = True,
-        pods: bool = True,
-        blind: Mapping[Resource, AbstractSet[str]] | None = None,
-        nodes: bool | None = True,
+    def __init__(
+        self, *, keep: int = 64, now: Instant = 0.0, sees_nodes: bool | None = True
     ) -> None:
-        """Set which resources the exporter can see."""
-        self.apply(Visibility(vmims, pods, blind or {}, nodes), self.now)
+        super().__init__(endings_kept=keep)
+        self.now = now
+        self.trust = Trust()
+        self.evacuations.sees_nodes = sees_nodes
+
+    def hide(self, *resources: Resource) -> None:
+        """Set which resources the exporter cannot see."""
+        self.trust = a_trust(unseen=resources)
+        self.apply(NodesSeen(Resource.NODES not in resources), self.now)
+
+    def evidence(self, namespace: str, name: str, trust: Trust | None = None) -> Evidence | None:
+        """Like `Store.evidence`."""
+        return super().evidence(namespace, name, trust or self.trust)
+
+    def all_evidence(self, trust: Trust | None = None) -> Iterator[Evidence]:
+        """Like `Store.all_evidence`."""
+        return super().all_evidence(trust or self.trust)
+
+    def evacuating(self, trust: Trust | None = None) -> Iterator[Evidence]:
+        """Like `Store.evacuating`."""
+        return super().evacuating(trust or self.trust)
+
+    def on_node(self, node: str, trust: Trust | None = None) -> list[Evidence]:
+        """Like `Store.on_node`."""
+        return super().on_node(node, trust or self.trust)
+
+    def unsettled(self, trust: Trust | None = None) -> Iterator[Evidence]:
+        """Like `Store.unsettled`."""
+        return super().unsettled(trust or self.trust)
+
+    def load(self, trust: Trust | None = None) -> Load | None:
+        """Like `Store.load`."""
+        return super().load(trust or self.trust)
 
     def put(self, fact: Fact, reasons: tuple[Why, ...] = ()) -> int:
         """Add or modify an object."""
@@ -69,6 +91,11 @@ class ClockedStore(Store):
     def forget(self, uid: str, *, is_gone: bool = False) -> int:
         """Remove a VMI's entry from a stored history."""
         return self.apply(Forgotten(uid, is_gone), self.now)
+
+
+def a_trust(*dead: Resource, unseen: Iterable[Resource] = ()) -> Trust:
+    """All resources are believed except these, in all namespaces."""
+    return Trust(NamespaceTrust(frozenset(unseen), frozenset(dead)))
 
 
 def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:

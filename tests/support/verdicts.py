@@ -1,7 +1,7 @@
 """The verdict about one VMI, from the rules alone."""
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Checkpoint, Instant, Resource
+from exporter.engine.facts.model import Checkpoint, Instant
 from exporter.engine.facts.policy import Policy, Verdict
 from exporter.engine.verdicts.rules import decide_both
 
@@ -12,10 +12,9 @@ def decide(
     now: Instant,
     *,
     checkpoint: Checkpoint | None = None,
-    dead: frozenset[Resource] = frozenset(),
 ) -> Verdict:
     """The verdict at one checkpoint; with None, `filter` if it blocks, else `preEviction`."""
-    filtered, pre_eviction, _ = decide_both(evidence, policy, now, dead=dead)
+    filtered, pre_eviction, _ = decide_both(evidence, policy, now)
     if checkpoint is None:
         return pre_eviction if filtered.allowed else filtered
     return filtered if checkpoint is Checkpoint.FILTER else pre_eviction

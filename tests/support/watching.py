@@ -11,6 +11,7 @@ from typing import Any
 from exporter.engine.facts.changes import NoticeKind
 from exporter.engine.facts.model import Instant, Resource
 from exporter.engine.facts.policy import Policy, Verdict
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer
@@ -73,12 +74,12 @@ class Following:
 
     def names(self, namespace: str) -> set[str]:
         """The names of the known VMIs in a namespace."""
-        known = (evidence.vmi for evidence in self.store.all_evidence())
+        known = (evidence.vmi for evidence in self.store.all_evidence(Trust()))
         return {vmi.name for vmi in known if vmi.namespace == namespace}
 
     def verdict(self, namespace: str, name: str, now: Instant) -> Verdict | None:
         """The verdict under the default policy."""
-        evidence = self.store.evidence(namespace, name)
+        evidence = self.store.evidence(namespace, name, self.health.read_trust(now))
         return None if evidence is None else decide(evidence, Policy(), now)
 
     def restarts(self, resource: Resource) -> dict[str, int]:

@@ -8,6 +8,7 @@ from exporter.demo import Demo
 from exporter.engine.evacuations.diagnosis import diagnose
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.kube.login import Login
 from tests.support.watching import following
@@ -29,7 +30,7 @@ async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None])
 
         def counted() -> bool:
             nonlocal most_seen
-            evidence = watch.store.evidence(*FAILING)
+            evidence = watch.store.evidence(*FAILING, Trust())
             assert evidence is not None
             failed = [vmim for vmim in evidence.vmims if vmim.phase == "Failed"]
             most_seen = max(most_seen, len(failed))
@@ -46,8 +47,8 @@ async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None])
 
 
 def _failed(store: Store) -> int:
-    evidence = store.evidence(*FAILING)
+    evidence = store.evidence(*FAILING, Trust())
     assert evidence is not None
-    found = diagnose(evidence, StuckPolicy(), store.load(), 0.0)
+    found = diagnose(evidence, StuckPolicy(), store.load(Trust()), 0.0)
     assert found is not None
     return found.failed_attempts

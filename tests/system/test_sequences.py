@@ -8,6 +8,7 @@ import pytest
 
 from exporter.engine.facts.changes import Change, Listed
 from exporter.engine.facts.model import CLUSTER_RESOURCES
+from exporter.engine.facts.trust import Trust
 from exporter.health import Restart
 from exporter.kube.watch.feed import FactSink
 from exporter.kube.watch.recovery import ExponentialBackoff
@@ -137,7 +138,7 @@ async def caught_up(watch: Following, script: Script, wait: float) -> None:
     store, namespace = watch.store, script.namespace
 
     def seen() -> bool:
-        evidence = store.evidence(namespace, label)
+        evidence = store.evidence(namespace, label, Trust())
         return (
             evidence is not None
             and bool(evidence.vmims)

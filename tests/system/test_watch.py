@@ -19,6 +19,7 @@ from exporter.engine.facts.model import (
     Resource,
     Taint,
 )
+from exporter.engine.facts.trust import Trust
 from exporter.health import Restart, Watched
 from exporter.kube.client import ApiServer, Overloaded
 from exporter.kube.login import Login
@@ -79,7 +80,7 @@ class TestOnBothServers:
         await stage.admin.create(PODS, launcher_pod(made))
         async with following(stage.login, namespaces=(namespace,)) as watch:
             await watch.ready()
-            evidence = watch.store.evidence(namespace, "old")
+            evidence = watch.store.evidence(namespace, "old", Trust())
 
         assert evidence is not None
         assert evidence.vmi.node == "n1"
@@ -108,7 +109,7 @@ class TestOnBothServers:
             await watch.knows(namespace, "a", "b")
             await stage.admin.merge(VMIS, namespace, "a", {"status": {"nodeName": "n7"}})
             await watch.until(
-                lambda: (e := watch.store.evidence(namespace, "a")) and e.vmi.node == "n7",
+                lambda: (vmi := watch.store.vmi((namespace, "a"))) and vmi.node == "n7",
                 what="a on n7",
             )
             await stage.admin.delete(VMIS, namespace, "b")
@@ -449,7 +450,7 @@ class TestOnTheSimulatedServer:
             await watch.ready()
             assert watch.health.is_rejected(Resource.PODS)
             simulated.server.recover(PODS.plural)
-            await watch.until(lambda: watch.store.visibility.pods, what="pods seen")
+            await watch.until(lambda: watch.health.is_seen(Resource.PODS), what="pods seen")
             assert not watch.health.is_rejected(Resource.PODS)
 
     async def test_believes_no_passing_refusal(self, simulated: SimulatedStage) -> None:
@@ -457,7 +458,7 @@ class TestOnTheSimulatedServer:
         simulated.server.answer(VMIMS.plural, 404, times=2)
         async with following(simulated.login) as watch:
             await watch.ready()
-            assert watch.store.visibility.vmims
+            assert watch.health.is_seen(Resource.VMIMS)
 
     async def test_waits_for_kubevirt_where_told_to(self, simulated: SimulatedStage) -> None:
         """With `kube.waitForKubeVirt` the watch waits longer for VMIs than the sync timeout."""

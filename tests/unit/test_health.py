@@ -1,10 +1,11 @@
 """The exporter's health."""
 
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pytest
 
-from exporter.engine.facts.model import ALL_ALIVE, EVIDENCE_RESOURCES, DeadResources, Resource
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
 from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
 from tests.support.builders import NOW
 
@@ -18,6 +19,11 @@ def watched(resource: Resource, **overrides: Any) -> Watched:
 def health(*everything: Watched) -> Health:
     """A health whose evidence is stale after three minutes, and dead ten minutes later."""
     return Health(stale_after=180.0, dead_after=600.0, watched=list(everything))
+
+
+def dead_in(state: Health, namespace: str = "any", *, now: float = NOW) -> AbstractSet[Resource]:
+    """The dead resources in a namespace."""
+    return state.read_trust(now).of(namespace).dead
 
 
 READY = {
@@ -76,7 +82,8 @@ def test_what_is_seen() -> None:
         watched(Resource.VMIMS, synced=False),
     )
     assert [state.is_seen(r) for r in EVIDENCE_RESOURCES] == [True, False, True, False]
-    assert state.blind_namespaces(Resource.PODS) == {"b"}
+    trust = state.read_trust(NOW)
+    assert [trust.of(name).sees(Resource.PODS) for name in ("a", "b", "c")] == [True, False, True]
     assert [state.is_rejected(resource) for resource in EVIDENCE_RESOURCES] == [
         False,
         False,
@@ -135,7 +142,7 @@ def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> 
     assert state.dies_at(NOW) == (None if staleness is Staleness.DEAD else NOW - age + 780.0)
     assert state.is_stale(NOW, ()) is (staleness is not Staleness.FRESH)
     dead = {Resource.VMIS} if staleness is Staleness.DEAD else set()
-    assert state.find_dead(NOW).of("any") == dead
+    assert dead_in(state) == dead
 
 
 def test_staleness_before_the_first_contact() -> None:
@@ -143,7 +150,7 @@ def test_staleness_before_the_first_contact() -> None:
     assert health().staleness(NOW) is Staleness.STALE
     assert health().turns_at(NOW) is None
     assert health().dies_at(NOW) is None
-    assert health(watched(Resource.VMIS, contact=None)).find_dead(NOW) == ALL_ALIVE
+    assert not health(watched(Resource.VMIS, contact=None)).read_trust(NOW).has_dead
 
 
 @pytest.mark.parametrize("resource", [Resource.VMIMS, Resource.PODS])
@@ -151,22 +158,24 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
     """Each resource becomes dead independently; only the watch of VMIs makes answers stale."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
     assert state.staleness(NOW) is Staleness.FRESH
-    assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, NOW + 1.0)
-    assert state.find_dead(NOW + 1.0) == DeadResources(everywhere=frozenset({resource}))
+    assert (dead_in(state), state.turns_at(NOW)) == (set(), NOW + 1.0)
+    assert not state.read_trust(NOW).has_dead
+    assert dead_in(state, now=NOW + 1.0) == {resource}
+    assert state.read_trust(NOW + 1.0).has_dead
     assert state.turns_at(NOW + 1.0) == NOW + 179.0
 
 
 def test_no_rule_rests_on_histories() -> None:
     """ConfigMaps never become dead, because no rule needs them."""
     state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
-    assert (state.find_dead(NOW), state.turns_at(NOW)) == (ALL_ALIVE, None)
+    assert (state.read_trust(NOW).has_dead, state.turns_at(NOW)) == (False, None)
 
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
     """The KubeVirt object is dead if it is forbidden or its last contact is too old."""
     state = health(watched(Resource.KUBEVIRTS, **missing))
-    assert state.find_dead(NOW).everywhere == {Resource.KUBEVIRTS}
+    assert dead_in(state) == {Resource.KUBEVIRTS}
 
 
 def test_a_namespace_dies_alone() -> None:
@@ -178,15 +187,16 @@ def test_a_namespace_dies_alone() -> None:
         watched(Resource.PODS, namespace="b", contact=NOW - 780.0),
         watched(Resource.VMIMS, contact=NOW - 780.0),
     )
-    dead = state.find_dead(NOW)
-    assert dead.of("a") == dead.of("elsewhere") == {Resource.VMIMS}
-    assert dead.of("b") == {Resource.VMIS, Resource.VMIMS, Resource.PODS}
+    assert dead_in(state, "a") == dead_in(state, "elsewhere") == {Resource.VMIMS}
+    assert dead_in(state, "b") == {Resource.VMIS, Resource.VMIMS, Resource.PODS}
+    assert state.read_trust(NOW).has_dead
 
 
 def test_what_the_store_goes_without_is_not_dead() -> None:
-    """Forbidden pods do not count as dead."""
+    """Forbidden pods do not count as dead: they are not seen."""
     state = health(watched(Resource.PODS, contact=NOW - 9999.0, rejected="403"))
-    assert state.find_dead(NOW) == ALL_ALIVE
+    assert not state.read_trust(NOW).has_dead
+    assert not state.read_trust(NOW).of("any").sees(Resource.PODS)
 
 
 def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
@@ -236,23 +246,44 @@ def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
     """An optional resource is visible while all its watches are synced, allowed and not dead."""
     state = health(watched(Resource.VMIS), watched(Resource.NODES))
-    assert state.find_optional(NOW) == {Resource.NODES}
-    assert state.find_optional(NOW + 778.0) == {Resource.NODES}
-    assert state.find_optional(NOW + 779.0) == set()
+    assert state.read_trust(NOW).believes(Resource.NODES)
+    assert state.read_trust(NOW + 778.0).believes(Resource.NODES)
+    assert not state.read_trust(NOW + 779.0).believes(Resource.NODES)
+    assert dead_in(state, now=NOW + 779.0) == {Resource.VMIS}
+    assert not state.read_trust(NOW).believes(Resource.BUDGETS)
     for one in ({"synced": False}, {"rejected": "403"}):
-        assert health(watched(Resource.NODES, **one)).find_optional(NOW) == set()
+        assert not health(watched(Resource.NODES, **one)).read_trust(NOW).believes(Resource.NODES)
     both = [watched(Resource.BUDGETS, namespace=name) for name in ("a", "b")]
-    assert health(*both).find_optional(NOW) == {Resource.BUDGETS}
+    assert health(*both).read_trust(NOW).believes(Resource.BUDGETS)
     both[1].rejected = "403"
-    assert health(*both).find_optional(NOW) == set()
+    assert not health(*both).read_trust(NOW).believes(Resource.BUDGETS)
 
 
 def test_contacts_by_namespace() -> None:
     """The contacts of a namespace are those of its own watches."""
     state = health(watched(Resource.KUBEVIRTS), watched(Resource.VMIS, namespace="a"))
-    contacts = state.find_contacts()
-    assert contacts.everywhere == {Resource.KUBEVIRTS: NOW - 1.0}
-    assert contacts.of("a") == {Resource.VMIS: NOW - 1.0}
+    trust = state.read_trust(NOW)
+    assert trust.everywhere.contacts == {Resource.KUBEVIRTS: NOW - 1.0}
+    assert trust.of("a").contacts == {Resource.KUBEVIRTS: NOW - 1.0, Resource.VMIS: NOW - 1.0}
+
+
+def test_what_is_seen_in_each_namespace() -> None:
+    """A resource is unseen where it is forbidden or not listed, and elsewhere if it is nowhere."""
+    state = health(
+        watched(Resource.NODES),
+        watched(Resource.VMIS, namespace="a", rejected="403"),
+        watched(Resource.VMIMS, namespace="a"),
+        watched(Resource.PODS, namespace="a", synced=False),
+        watched(Resource.VMIMS, namespace="b", rejected="403"),
+        watched(Resource.PODS, namespace="b", synced=False),
+        watched(Resource.CONFIGMAPS, namespace="ours"),
+    )
+    trust = state.read_trust(NOW)
+    assert trust.of("a").unseen == {Resource.PODS, Resource.BUDGETS}
+    assert trust.of("b").unseen == {Resource.VMIMS, Resource.PODS, Resource.BUDGETS}
+    assert trust.of("elsewhere").unseen == {Resource.PODS, Resource.BUDGETS}
+    assert set(trust.in_namespace) == {"a", "b"}
+    assert trust.of("a").dead_after == 600.0
 
 
 @pytest.mark.parametrize("rejected", ["", "403"])

@@ -14,7 +14,7 @@ from exporter.engine.evacuations.diagnosis import (
 )
 from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, classify_text
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EndReason, Vmim, Why, WhySource
+from exporter.engine.facts.model import EndReason, Resource, Vmim, Why, WhySource
 from exporter.engine.facts.states import VMIM_CONDITIONS, State
 from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
 
@@ -156,7 +156,7 @@ def _find_hindrance(
         if target is not None and target.ready and evidence.vmi.hotplugs_volumes:
             return Obstacle.ATTACHMENT
         is_bare = cause is None and not diagnosis.failed_attempts
-        if target is None and is_bare and evidence.pods_seen and diagnosis.stuck:
+        if target is None and is_bare and evidence.trust.sees(Resource.PODS) and diagnosis.stuck:
             return Obstacle.NO_TARGET_POD
     if _is_lost(evidence, attempt):
         return Obstacle.POST_COPY_LOST

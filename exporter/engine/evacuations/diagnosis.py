@@ -33,13 +33,12 @@ cluster. In the states of `_IN_TURN`, it counts from when the limits first allow
 from the end of the last successful migration in the cluster if that was earlier.
 """
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from exporter.engine.evacuations.backoff import Backoff, compute_backoff
 from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
@@ -67,7 +66,6 @@ NEXT_ATTEMPT: Seconds = 120.0
 marker of a VMI that has left its node."""
 FAILED_WITHIN: Seconds = 3600.0
 """A move without an unfinished VMIM is over this long after its last failure."""
-_NO_CONTACTS: Mapping[Resource, Instant] = {}
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
@@ -131,24 +129,21 @@ def diagnose(
     load: Load | None,
     now: Instant,
     *,
-    dead: AbstractSet[Resource] = frozenset(),
-    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
     nodes: NodeIndex | None = None,
     drain_taint: str = DRAIN_TAINT,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    From `dead` resources, the diagnosis takes only who requested the evacuation. `contacts` are the
-    last contacts with the watches of its namespace; a watch without an entry counts as up to date.
-    `nodes` is None if nodes cannot be read. `drain_taint` is the key of KubeVirt's drain taint.
+    From dead resources, the diagnosis takes only who requested the evacuation. `nodes` is None if
+    nodes cannot be read. `drain_taint` is the key of KubeVirt's drain taint.
     """
     marker = evidence.marker
     if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
         return None
-    dead = dead | evidence.dead_at(now)
     source = find_source(evidence.vmi, evidence.vmims, marker)
-    seen, evidence = evidence, evidence.without(dead)
-    found = _assess(evidence, stuck, load, now, dead=dead, contacts=contacts, nodes=nodes)
+    seen, evidence = evidence, evidence.believed_at(now)
+    is_alive = evidence.trust.believes(Resource.VMIS)
+    found = _assess(evidence, stuck, load, now, nodes)
     state, attempt = found.state, found.attempt
     # If the request is older than our watch of the nodes, it is unknown whether the node was
     # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
@@ -171,9 +166,9 @@ def diagnose(
         tainted=by_taint or tainted,
         source=source,
         state=state,
-        stuck_by=()
-        if Resource.VMIS in dead
-        else _find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed),
+        stuck_by=_find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed)
+        if is_alive
+        else (),
         due_at=due,
         failed_attempts=failed,
         backoff=found.backoff,
@@ -186,7 +181,7 @@ def diagnose(
         attempt=attempt,
         missing=found.missing,
         is_quiet=found.is_quiet,
-        last_seen=_find_last_seen(seen, stuck, load, contacts) if Resource.VMIS in dead else None,
+        last_seen=None if is_alive else _find_last_seen(seen, stuck, load),
     )
 
 
@@ -215,8 +210,6 @@ def diagnose_move(
     load: Load | None,
     now: Instant,
     *,
-    dead: AbstractSet[Resource] = frozenset(),
-    contacts: Mapping[Resource, Instant] = _NO_CONTACTS,
     nodes: NodeIndex | None = None,
 ) -> Move | None:
     """The move at `now` of a VMI that is not evacuating; None if it is not being moved.
@@ -227,9 +220,9 @@ def diagnose_move(
     `stuck.migrationTimeout`, or if it hangs after its hand-off. The arguments are those of
     `diagnose`.
     """
-    dead = dead | evidence.dead_at(now)
-    evidence = evidence.without(dead)
-    if evidence.vmi.finished or not evidence.vmims or Resource.VMIS in dead:
+    evidence = evidence.believed_at(now)
+    is_alive = evidence.trust.believes(Resource.VMIS)
+    if evidence.vmi.finished or not evidence.vmims or not is_alive:
         return None
     attempt, failures = evidence.unfinished(), _find_failures(evidence)
     until = now if attempt is None or attempt.created is None else attempt.created
@@ -238,7 +231,7 @@ def diagnose_move(
     )
     if attempt is None and not has_failed:
         return None
-    found = _assess(evidence, stuck, load, now, dead=dead, contacts=contacts, nodes=nodes)
+    found = _assess(evidence, stuck, load, now, nodes)
     begun = failures[0] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
@@ -270,22 +263,19 @@ def _assess(
     stuck: StuckPolicy,
     load: Load | None,
     now: Instant,
-    *,
-    dead: AbstractSet[Resource],
-    contacts: Mapping[Resource, Instant],
     nodes: NodeIndex | None,
 ) -> _Situation:
-    """The situation of a VMI by evidence without `dead` resources."""
+    """The situation of a VMI by evidence without dead resources."""
     attempt = evidence.unfinished()
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
     state = State.UNKNOWN
-    if Resource.VMIS not in dead:
-        state = _find_state(
-            evidence, attempt, stuck, now, load=load, backoff=holds, contacts=contacts, nodes=nodes
-        )
-    missing = _find_missing(evidence, dead, contacts) if state is State.UNKNOWN else ()
-    return _Situation(state, attempt, holds, missing, _is_quiet(evidence, missing))
+    if evidence.trust.believes(Resource.VMIS):
+        state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds, nodes=nodes)
+    missing = _find_missing(evidence) if state is State.UNKNOWN else ()
+    seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
+    is_quiet = bool(missing) and seen.issuperset(missing)
+    return _Situation(state, attempt, holds, missing, is_quiet)
 
 
 def _find_failures(evidence: Evidence) -> list[Vmim]:
@@ -295,46 +285,24 @@ def _find_failures(evidence: Evidence) -> list[Vmim]:
     return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))[::-1]
 
 
-def _find_last_seen(
-    evidence: Evidence,
-    stuck: StuckPolicy,
-    load: Load | None,
-    contacts: Mapping[Resource, Instant],
-) -> LastSeen | None:
-    unreadable = (since for resource, since in evidence.unreadable if resource is Resource.VMIS)
-    at = min((*unreadable, *(contacts[r] for r in contacts if r is Resource.VMIS)), default=None)
+def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -> LastSeen | None:
+    trust = evidence.trust
+    read = (*evidence.unreadable, *trust.contacts.items())
+    at = min((at for resource, at in read if resource is Resource.VMIS), default=None)
     if at is None:
         return None
-    found = diagnose(evidence, stuck, load, at)
+    as_it_was = replace(trust, dead=frozenset(), contacts={})
+    found = diagnose(replace(evidence, trust=as_it_was), stuck, load, at)
     return None if found is None else LastSeen(at, found.state, found.stuck)
 
 
-def _find_missing(
-    evidence: Evidence, dead: AbstractSet[Resource], contacts: Mapping[Resource, Instant]
-) -> tuple[Resource, ...]:
+def _find_missing(evidence: Evidence) -> tuple[Resource, ...]:
     """The missing resources that make the state unknown; the KubeVirt object if no other is."""
-    if Resource.VMIS in dead:
+    if not evidence.trust.believes(Resource.VMIS):
         return (Resource.VMIS,)
-    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
-    missing = (
-        resource
-        for resource, is_seen in seen.items()
-        if not is_seen or _is_behind(resource, evidence.changed_at, contacts)
-    )
+    needed, since = (Resource.VMIMS, Resource.PODS), evidence.changed_at
+    missing = (one for one in needed if not evidence.trust.believes(one, since=since))
     return tuple(missing) or (Resource.KUBEVIRTS,)
-
-
-def _is_quiet(evidence: Evidence, missing: tuple[Resource, ...]) -> bool:
-    """Whether the missing resources are visible, but their watches have been quiet for a while."""
-    seen = {Resource.VMIMS: evidence.vmims_seen, Resource.PODS: evidence.pods_seen}
-    return bool(missing) and all(seen.get(resource, False) for resource in missing)
-
-
-def _is_behind(
-    resource: Resource, changed_at: Instant, contacts: Mapping[Resource, Instant]
-) -> bool:
-    """Whether the watch of a resource has had no contact since the VMI changed."""
-    return contacts.get(resource, changed_at) < changed_at
 
 
 def _find_state(
@@ -345,7 +313,6 @@ def _find_state(
     *,
     load: Load | None,
     backoff: Backoff | None,
-    contacts: Mapping[Resource, Instant],
     nodes: NodeIndex | None,
 ) -> State:
     vmi, marker = evidence.vmi, evidence.marker
@@ -362,31 +329,26 @@ def _find_state(
         return State.MIGRATING
     if attempt is not None and attempt.phase in _COPYING_PHASES:
         return State.MIGRATING
-    hand_off = _judge_hand_off(evidence, now, contacts)
+    hand_off = _judge_hand_off(evidence, now)
     if hand_off is not None:
         return hand_off
     if not vmi.migratable:
         return State.NOT_MIGRATABLE
-    if not evidence.vmims_seen or (
-        attempt is None and _is_behind(Resource.VMIMS, evidence.changed_at, contacts)
-    ):
+    since = evidence.changed_at if attempt is None else None
+    if not evidence.trust.believes(Resource.VMIMS, since=since):
         return State.UNKNOWN
-    return _why_waiting(evidence, attempt, load, backoff, contacts)
+    return _why_waiting(evidence, attempt, load, backoff)
 
 
 def _why_waiting(
-    evidence: Evidence,
-    attempt: Vmim | None,
-    load: Load | None,
-    backoff: Backoff | None,
-    contacts: Mapping[Resource, Instant],
+    evidence: Evidence, attempt: Vmim | None, load: Load | None, backoff: Backoff | None
 ) -> State:
     """Why a migratable VM is not being migrated."""
     uid = "" if attempt is None else attempt.uid
     active = (pod for pod in evidence.pods if not pod.finished)
     if sum(not uid or pod.migration_uid != uid for pod in active) > 1:
         return State.MULTIPLE_ACTIVE_PODS
-    pods_seen = evidence.pods_seen and not _is_behind(Resource.PODS, evidence.changed_at, contacts)
+    pods_seen = evidence.trust.believes(Resource.PODS, since=evidence.changed_at)
     if attempt is None:
         # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with
         # the gate MigrationPriorityQueue off, which is the default).
@@ -449,9 +411,7 @@ def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
     return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
 
 
-def _judge_hand_off(
-    evidence: Evidence, now: Instant, contacts: Mapping[Resource, Instant]
-) -> State | None:
+def _judge_hand_off(evidence: Evidence, now: Instant) -> State | None:
     """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
 
     If the watch of VMIMs has had no contact since the hand-off, this is not known yet, and the
@@ -462,13 +422,13 @@ def _judge_hand_off(
     state = evidence.vmi.migration
     if state is None or not state.uid or state.start is not None or state.ended:
         return None
-    if not evidence.vmims_seen:
+    if not evidence.trust.believes(Resource.VMIMS):
         return None
     owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
     if owner is not None:
         return State.ZOMBIE_STATE if owner.phase == "Failed" else None
-    is_news = _is_behind(Resource.VMIMS, evidence.handed_off_at, contacts)
-    return State.MIGRATING if is_news else State.ZOMBIE_STATE
+    is_gone = evidence.trust.believes(Resource.VMIMS, since=evidence.handed_off_at)
+    return State.ZOMBIE_STATE if is_gone else State.MIGRATING
 
 
 def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:

@@ -25,8 +25,6 @@ from exporter.engine.evacuations.drain_outcomes import (
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
-    Contacts,
-    DeadResources,
     Instant,
     KubeVirtSettings,
     Mobility,
@@ -39,6 +37,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import NEEDS_PERSON, State
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.budgets import Budgets
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
@@ -48,7 +47,6 @@ from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
 
 
-_NO_CONTACTS = Contacts()
 Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
 
@@ -61,9 +59,8 @@ class Conditions(Struct, frozen=True, kw_only=True):
     kubevirt: KubeVirtSettings | None
     load: Load | None
     stuck: StuckPolicy
-    dead: DeadResources
+    trust: Trust
     now: Instant
-    contacts: Contacts = _NO_CONTACTS
     nodes: NodeIndex | None = None
     budgets: Budgets | None = None
 
@@ -71,14 +68,11 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """The diagnosis of a VMI, or None if it is not evacuating."""
         if evidence.marker is None:
             return None
-        namespace = evidence.vmi.namespace
         return diagnose(
-            evidence,
+            self.update_trust(evidence),
             self.stuck,
             self.load,
             self.now,
-            dead=self.dead.of(namespace),
-            contacts=self.contacts.of(namespace),
             nodes=self.nodes,
             drain_taint=self.drain_taint,
         )
@@ -87,16 +81,12 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """The move of a VMI that is not evacuating, or None if it is not being moved."""
         if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
             return None
-        namespace = evidence.vmi.namespace
-        return diagnose_move(
-            evidence,
-            self.stuck,
-            self.load,
-            self.now,
-            dead=self.dead.of(namespace),
-            contacts=self.contacts.of(namespace),
-            nodes=self.nodes,
-        )
+        evidence = self.update_trust(evidence)
+        return diagnose_move(evidence, self.stuck, self.load, self.now, nodes=self.nodes)
+
+    def update_trust(self, evidence: Evidence) -> Evidence:
+        """The evidence with the contacts at this instant, as those of an `Entry` may be older."""
+        return replace(evidence, trust=self.trust.of(evidence.vmi.namespace))
 
     @property
     def drain_taint(self) -> str:
@@ -115,28 +105,19 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """Whether KubeVirt is known to start no migration out of this node now."""
         if self.load is None or not self.load.is_full(node):
             return False
-        return self.dead.everywhere.isdisjoint((Resource.VMIMS, Resource.PODS))
+        return self.trust.believes(Resource.VMIMS, Resource.PODS)
 
 
-def read_conditions(
-    store: Store,
-    stuck: StuckPolicy,
-    dead: DeadResources,
-    now: Instant,
-    contacts: Contacts = _NO_CONTACTS,
-    *,
-    seen: AbstractSet[Resource] = frozenset(),
-) -> Conditions:
-    """The conditions at `now`; `seen` are the optional resources that are up to date."""
+def read_conditions(store: Store, stuck: StuckPolicy, trust: Trust, now: Instant) -> Conditions:
+    """The conditions at `now`."""
     return Conditions(
         kubevirt=store.kubevirt,
-        load=store.load(),
+        load=store.load(trust),
         stuck=stuck,
-        dead=dead,
+        trust=trust,
         now=now,
-        contacts=contacts,
-        nodes=store.node_index if Resource.NODES in seen else None,
-        budgets=store.budgets if Resource.BUDGETS in seen else None,
+        nodes=store.node_index if trust.believes(Resource.NODES) else None,
+        budgets=store.budgets if trust.believes(Resource.BUDGETS) else None,
     )
 
 
@@ -191,7 +172,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
     """The number of VMIs by node and outcome, sorted by node."""
     counts = count_undiagnosed(store, conditions)
-    for evidence in store.evacuating():
+    for evidence in store.evacuating(conditions.trust):
         recount(counts, evidence, conditions.diagnose(evidence), conditions)
     return counts
 
@@ -212,7 +193,7 @@ def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter
         if node:
             counts[node][outcome(node, mobility)] += vmis
     unsettled = set()
-    for evidence in store.unsettled():
+    for evidence in store.unsettled(conditions.trust):
         unsettled.add(evidence.vmi.uid)
         node, mobility = evidence.vmi.node, evidence.vmi.mobility
         if node:
@@ -235,7 +216,7 @@ def _find_guarded(
         found = store.find_pod(*key)
         if found is None or found[1].finished or not found[1].node:
             continue
-        evidence = store.evidence(found[1].namespace, found[1].name)
+        evidence = store.evidence(found[1].namespace, found[1].name, conditions.trust)
         if evidence is None or evidence.launcher != found[0] or evidence.vmi.uid in without:
             continue
         if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
@@ -273,7 +254,7 @@ def forecast_nodes(
     """
     counts = count_undiagnosed(store, conditions)
     evacuating: list[tuple[Diagnosed, DrainOutcome]] = []
-    for evidence in store.evacuating():
+    for evidence in store.evacuating(conditions.trust):
         diagnosis = conditions.diagnose(evidence)
         outcome = recount(counts, evidence, diagnosis, conditions)
         if diagnosis is not None:
@@ -289,7 +270,8 @@ def forecast_node(
     store: Store, node: str, conditions: Conditions
 ) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
-    found = sorted(store.on_node(node), key=lambda one: (one.vmi.namespace, one.vmi.name))
+    found = store.on_node(node, conditions.trust)
+    found.sort(key=lambda one: (one.vmi.namespace, one.vmi.name))
     diagnoses = [conditions.diagnose(evidence) for evidence in found]
     candidates = [
         DrainCandidate(
@@ -398,7 +380,7 @@ def _find_own_outcome(
         is_late = now > vmi.deleted_at + conditions.stuck.after
         return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
     fails, waits = False, conditions.is_full(vmi.node)
-    evidence = evidence.without(conditions.dead.of(vmi.namespace))
+    evidence = conditions.update_trust(evidence).believed_at(now)
     mobility = measure_mobility(evidence)
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts

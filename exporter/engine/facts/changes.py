@@ -58,24 +58,10 @@ class EvictionAdmitted(Struct, frozen=True):
     user: str
 
 
-class Visibility(Struct, frozen=True):
-    """Whether VMIMs and launcher pods are visible, and the namespaces in which they are not.
+class NodesSeen(Struct, frozen=True):
+    """Whether nodes can be read; without them, only VMIMs show evacuations by a taint."""
 
-    `nodes`: whether nodes are visible; None if the first list has not been answered yet.
-    """
-
-    vmims: bool = False
-    pods: bool = False
-    blind: Mapping[Resource, AbstractSet[str]] = {}
-    nodes: bool | None = None
-
-    def sees_vmims_of(self, namespace: str) -> bool:
-        """Whether the VMIMs of a namespace are visible."""
-        return self.vmims and namespace not in self.blind.get(Resource.VMIMS, ())
-
-    def sees_pods_of(self, namespace: str) -> bool:
-        """Whether the launcher pods of a namespace are visible."""
-        return self.pods and namespace not in self.blind.get(Resource.PODS, ())
+    seen: bool
 
 
 class Forgotten(Struct, frozen=True, gc=False):
@@ -90,14 +76,7 @@ class Forgotten(Struct, frozen=True, gc=False):
 
 
 Change: TypeAlias = (
-    Observed
-    | Removed
-    | Listed
-    | Unreadable
-    | EvictionAdmitted
-    | Visibility
-    | Remembered
-    | Forgotten
+    Observed | Removed | Listed | Unreadable | EvictionAdmitted | NodesSeen | Remembered | Forgotten
 )
 
 
@@ -106,7 +85,7 @@ class NoticeKind(IntEnum):  # hashed in C, unlike an Enum; each change hashes it
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
     more. `MEMORY`: the history to store for the VMI with this UID. `EVERYTHING`: the evidence of
-    all VMIs, because the visibility has changed, or because KubeVirt began or ended an update.
+    all VMIs, because KubeVirt began or ended an update.
     """
 
     EVIDENCE = auto()

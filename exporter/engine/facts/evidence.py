@@ -1,7 +1,6 @@
 """Everything that is known about one VMI: its objects, its history, its evacuation."""
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -19,10 +18,9 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
+from exporter.engine.facts.trust import NamespaceTrust
 
 
-DEAD_AFTER: Seconds = 600.0
-"""The default of `kube.deadAfter`."""
 ASKED_WITHIN: Seconds = 30.0
 """The longest time between the webhook's review of an eviction and the evacuation's request, in
 either order. A webhook's timeout is never longer, and the two clocks may differ."""
@@ -246,25 +244,23 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     The VMI last changed at `changed_at`, and its present migration was first seen at
     `handed_off_at`, both by our clock. `unreadable` says which of the VMI, its unfinished VMIMs and
     its launcher pod cannot be read any more, and since when. Their last versions are believed for
-    `dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its existing
-    VMIMs; `vmims_seen` is false if VMIMs cannot be watched. `launcher` is the current launcher pod,
-    or None if none is visible. Only an evacuating VMI has a `marker`. An evacuating VMI, or one
-    with an unfinished VMIM, has its launcher pods in `pods`, and in `namesakes` the VMIMs of an
-    earlier VMI of that name. A VMI with more than one active launcher pod has `pods` too.
+    `trust.dead_after`, and so is a running migration whose VMIM has finished. `vmims` are its
+    existing VMIMs. `launcher` is the current launcher pod, or None if none is visible. Only an
+    evacuating VMI has a `marker`. An evacuating VMI, or one with an unfinished VMIM, has its
+    launcher pods in `pods`, and in `namesakes` the VMIMs of an earlier VMI of that name. A VMI with
+    more than one active launcher pod has `pods` too. Resources that `trust` does not see are empty.
     """
 
     vmi: Vmi
     history: History
+    trust: NamespaceTrust = NamespaceTrust()
     vmims: tuple[Vmim, ...] = ()
-    vmims_seen: bool = True
     launcher: Pod | None = None
     marker: Marker | None = None
     pods: tuple[Pod, ...] = ()
-    pods_seen: bool = True
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
     unreadable: tuple[tuple[Resource, Instant], ...] = ()
-    dead_after: Seconds = DEAD_AFTER
     namesakes: tuple[Vmim, ...] = ()
     platform_updating: bool = False
 
@@ -288,24 +284,25 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if state is None or not state.running or not state.uid:
             return None
         final = self.history.find(state.uid, None).finished_at
-        return None if final is None else final + self.dead_after
+        return None if final is None else final + self.trust.dead_after
 
     def is_contradicted(self, now: Instant) -> bool:
         """Whether the VMI still shows a running migration whose VMIM finished long ago."""
         return self.contradicted_at is not None and now >= self.contradicted_at
 
     def dead_at(self, now: Instant) -> frozenset[Resource]:
-        """The resources that are dead for this VMI alone, because an object cannot be read."""
+        """The resources that are dead for this VMI: everywhere here, or because of an object."""
         if not self.unreadable:
-            return frozenset()
-        return frozenset(one for one, since in self.unreadable if now >= since + self.dead_after)
+            return self.trust.dead
+        old = (one for one, since in self.unreadable if now >= since + self.trust.dead_after)
+        return self.trust.dead.union(old)
 
     def distrusted_from(self) -> Iterator[Instant]:
         """The instants at which a fact becomes too old to be believed."""
         if self.contradicted_at is not None:
             yield self.contradicted_at
         for _, since in self.unreadable:
-            yield since + self.dead_after
+            yield since + self.trust.dead_after
 
     def snapshot(self) -> "Evidence":
         """A copy for a later diagnosis, with a marker and history that do not change any more."""
@@ -314,16 +311,17 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         marker = replace(self.marker, failed=dict(self.marker.failed))
         return replace(self, marker=marker, history=History(self.history.records()))
 
-    def without(self, dead: AbstractSet[Resource]) -> "Evidence":
-        """The evidence without `dead` VMIMs or pods, as if these could not be watched."""
+    def believed_at(self, now: Instant) -> "Evidence":
+        """The evidence without dead VMIMs or pods, as if these could not be watched."""
+        dead = self.dead_at(now)
         if not dead:
             return self
-        seen = self
+        believed = replace(self, trust=replace(self.trust, dead=dead))
         if Resource.VMIMS in dead:
-            seen = replace(seen, vmims=(), namesakes=(), vmims_seen=False)
+            believed = replace(believed, vmims=(), namesakes=())
         if Resource.PODS in dead:
-            seen = replace(seen, launcher=None, pods=(), pods_seen=False)
-        return seen
+            believed = replace(believed, launcher=None, pods=())
+        return believed
 
     @property
     def unsettled(self) -> bool:

@@ -160,38 +160,6 @@ CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 """The watched resources that have one watch for the whole cluster."""
 
 
-class DeadResources(Struct, frozen=True):
-    """The resources whose watches had no contact for so long that their evidence must not block.
-
-    `everywhere` has the resources that are dead in all namespaces. If more resources are dead in a
-    namespace, `in_namespace` has all dead resources of that namespace.
-    """
-
-    everywhere: frozenset[Resource] = frozenset()
-    in_namespace: Mapping[str, frozenset[Resource]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.everywhere or self.in_namespace)
-
-    def of(self, namespace: str) -> frozenset[Resource]:
-        """The resources that are dead in this namespace."""
-        return self.in_namespace.get(namespace, self.everywhere)
-
-
-ALL_ALIVE = DeadResources()
-
-
-class Contacts(Struct, frozen=True):
-    """The last contact with each synced resource, for all namespaces or for each namespace."""
-
-    everywhere: Mapping[Resource, Instant] = {}
-    in_namespace: Mapping[str, Mapping[Resource, Instant]] = {}
-
-    def of(self, namespace: str) -> Mapping[Resource, Instant]:
-        """The last contact with the watch of each resource in this namespace."""
-        return self.in_namespace.get(namespace, self.everywhere)
-
-
 class Requester(Struct, frozen=True, order=True, gc=False):
     """Who asked for an eviction or made a VMIM, and when."""
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from exporter.engine.facts.changes import Key, Listed, Removed, Visibility
+from exporter.engine.facts.changes import Key, Listed, Removed
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Resource, Seconds
+from exporter.engine.facts.model import Resource
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.budgets import Budgets
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
@@ -76,17 +77,12 @@ class ClusterObjects:
         ]
 
     def gather_evidence(
-        self,
-        record: VmiRecord,
-        visibility: Visibility,
-        dead_after: Seconds,
-        *,
-        platform_updating: bool,
+        self, record: VmiRecord, trust: Trust, *, platform_updating: bool
     ) -> Evidence:
         """Gather what is known about a VMI; this takes 3 us."""
         vmi, marker = record.vmi, record.marker
-        vmims_seen = visibility.sees_vmims_of(vmi.namespace)
-        pods_seen = visibility.sees_pods_of(vmi.namespace)
+        here = trust.of(vmi.namespace)
+        vmims_seen, pods_seen = here.sees(Resource.VMIMS), here.sees(Resource.PODS)
         vmims = tuple(self.vmims.owned_by(vmi)) if vmims_seen else ()
         launcher = self.launchers.current(vmi) if pods_seen else None
         moves = marker is not None or any(not vmim.finished for vmim in vmims)
@@ -94,18 +90,16 @@ class ClusterObjects:
         return Evidence(
             vmi=vmi,
             history=record.history,
+            trust=here,
             vmims=vmims,
-            vmims_seen=vmims_seen,
             launcher=launcher,
             changed_at=record.changed_at,
             handed_off_at=record.handed_off_at,
             platform_updating=platform_updating,
             unreadable=self.unreadable.find(vmi, vmims, launcher),
-            dead_after=dead_after,
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,
             pods=self.launchers.of(vmi)
             if pods_seen and (moves or vmi.uid in self.launchers.crowded)
             else (),
-            pods_seen=pods_seen,
         )

@@ -17,14 +17,14 @@ from exporter.engine.facts.changes import (
     Forgotten,
     Key,
     Listed,
+    NodesSeen,
     Notice,
     NoticeKind,
     Observed,
     Removed,
     Unreadable,
-    Visibility,
 )
-from exporter.engine.facts.evidence import DEAD_AFTER, Evidence, Remembered
+from exporter.engine.facts.evidence import Evidence, Remembered
 from exporter.engine.facts.model import (
     Budget,
     Fact,
@@ -41,6 +41,7 @@ from exporter.engine.facts.model import (
     Why,
     WhySource,
 )
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
 from exporter.engine.store.migrations import bind
@@ -58,9 +59,7 @@ from exporter.engine.store.vmi_record import VmiRecord
 class Store:
     """Every fact that was read from the cluster.
 
-    The last version of an object that cannot be read any more counts for `dead_after`.
-    `endings_kept` bounds the history of each VMI (`Policy.endings_kept`), `sees_all` is false if
-    only some namespaces are watched.
+    `endings_kept` bounds the history of each VMI (`Policy.endings_kept`).
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
@@ -68,20 +67,10 @@ class Store:
     and `budgets` the launcher pods that no one may evict.
     """
 
-    def __init__(
-        self,
-        *,
-        endings_kept: int,
-        sees_all: bool = True,
-        dead_after: Seconds = DEAD_AFTER,
-    ) -> None:
+    def __init__(self, *, endings_kept: int) -> None:
         self.kubevirt: KubeVirtSettings | None = None
-        self._sees_all = sees_all
-        self._dead_after = dead_after
-        self.visibility = Visibility()
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
         self._load: Load | None = None
-        self._load_is_known = False
         self._objects = objects = ClusterObjects(keep=endings_kept)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
         self.evacuations = EvacuationTracker(
@@ -123,15 +112,15 @@ class Store:
             case EvictionAdmitted():
                 self._note_admitted(change, at)
                 changed = False
-            case Visibility():
-                changed = self._set_visibility(change, at)
+            case NodesSeen():
+                changed = self._see_nodes(change, at)
             case Remembered():
                 changed = self._remember(change, at)
             case Forgotten():
                 changed = self._forget(change, at)
         self._update_evacuations(self.evacuations.find_expired(at), at)
         if changed:
-            self._load_is_known = False
+            self._load = None
         return changed
 
     # Reads
@@ -181,24 +170,25 @@ class Store:
             return True
         return vmi.migration is None and not vmi.evacuation_node and not self._vmims.naming(key)
 
-    def evidence(self, namespace: str, name: str) -> Evidence | None:
+    def evidence(self, namespace: str, name: str, trust: Trust) -> Evidence | None:
         """The evidence about one VMI, or None if there is no VMI of that name."""
         record = self._vmis.by_key.get((namespace, name))
-        return None if record is None else self._gather(record)
+        return None if record is None else self._gather(record, trust)
 
-    def all_evidence(self) -> Iterator[Evidence]:
+    def all_evidence(self, trust: Trust) -> Iterator[Evidence]:
         """The evidence about every VMI."""
-        return map(self._gather, self._vmis.by_key.values())
+        return (self._gather(record, trust) for record in self._vmis.by_key.values())
 
-    def evacuating(self) -> Iterator[Evidence]:
+    def evacuating(self, trust: Trust) -> Iterator[Evidence]:
         """The evidence about every VMI that is evacuating."""
-        return map(self._gather, self.evacuations)
+        return (self._gather(record, trust) for record in self.evacuations)
 
-    def on_node(self, node: str) -> list[Evidence]:
+    def on_node(self, node: str, trust: Trust) -> list[Evidence]:
         """The evidence about every VMI that is on a node and has not ended."""
-        return [self._gather(one) for one in self._vmis.on_node(node) if not one.vmi.finished]
+        records = self._vmis.on_node(node)
+        return [self._gather(one, trust) for one in records if not one.vmi.finished]
 
-    def unsettled(self) -> Iterator[Evidence]:
+    def unsettled(self, trust: Trust) -> Iterator[Evidence]:
         """The evidence about every VMI that a drain may treat otherwise than its mobility says.
 
         These are the VMIs, except ended ones, with an unfinished or a failed VMIM, with more than
@@ -207,8 +197,9 @@ class Store:
         unfinished = (binding.vmi_key for binding in self._vmims.unfinished)
         crowded = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
         keys = {*unfinished, *self._vmims.failing, *self._vmis.unsettled}
-        for key in keys.union(record.key for record in crowded if record is not None):
-            evidence = self.evidence(*key)
+        keys.update(record.key for record in crowded if record is not None)
+        for namespace, name in keys:
+            evidence = self.evidence(namespace, name, trust)
             if evidence is not None and not evidence.vmi.finished and evidence.unsettled:
                 yield evidence
 
@@ -230,13 +221,11 @@ class Store:
                 message = f"the kubelet of {name} does not answer"
                 yield Why(WhySource.NODE, reason, message, node.silent_since)
 
-    def load(self) -> Load | None:
+    def load(self, trust: Trust) -> Load | None:
         """How many migrations run; None if that is unknown (see `Load`)."""
-        if self._load_is_known:
-            return self._load
-        self._load, self._load_is_known = None, True
-        visible = self.visibility
-        if self._sees_all and visible.vmims and visible.pods and self.kubevirt is not None:
+        if self.kubevirt is None or not trust.sees_all(Resource.VMIMS, Resource.PODS):
+            return None
+        if self._load is None:
             running, movers = self._vmims.count_running(self._launchers, self.vmi)
             outbound = {node: len(names) for node, names in movers.items()}
             departures = self._merger.departures.read_newest()
@@ -257,9 +246,9 @@ class Store:
         record = self._vmis.by_uid.get(uid)
         return self.unseen(uid) is not None if record is None else record.stored is not None
 
-    def _gather(self, record: VmiRecord) -> Evidence:
+    def _gather(self, record: VmiRecord, trust: Trust) -> Evidence:
         return self._objects.gather_evidence(
-            record, self.visibility, self._dead_after, platform_updating=self.platform_updating
+            record, trust, platform_updating=self.platform_updating
         )
 
     # Changes
@@ -327,7 +316,7 @@ class Store:
             if bind(binding, record):
                 self._merger.merge_vmim(binding, record, at)
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
-            if vmim.evacuates and self.visibility.nodes is False:
+            if vmim.evacuates and self.evacuations.sees_nodes is False:
                 self._update_evacuations([record], at)
             self.evacuations.ask(record)
             if vmim.phase == "Succeeded" and record.marker is None:
@@ -363,14 +352,11 @@ class Store:
         self._note_pod(pod, at)
         return True
 
-    def _set_visibility(self, visibility: Visibility, at: Instant) -> bool:
-        if visibility == self.visibility:
+    def _see_nodes(self, change: NodesSeen, at: Instant) -> bool:
+        if change.seen is self.evacuations.sees_nodes:
             return False
-        self.visibility = visibility
-        if visibility.nodes is not self.evacuations.sees_nodes:
-            self.evacuations.sees_nodes = visibility.nodes
-            self._update_evacuations(self._vmis.by_key.values(), at)
-        self._notify(NoticeKind.EVERYTHING)
+        self.evacuations.sees_nodes = change.seen
+        self._update_evacuations(self._vmis.by_key.values(), at)
         return True
 
     def _set_kubevirt(self, settings: KubeVirtSettings | None, at: Instant) -> bool:

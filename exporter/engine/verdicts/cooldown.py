@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import Ending, settle
-from exporter.engine.facts.model import Instant, Outcome, Seconds
+from exporter.engine.facts.model import Instant, Outcome, Resource, Seconds
 from exporter.engine.facts.policy import Policy, PolicyValues
 
 
@@ -126,7 +126,7 @@ def _last_ended(
             return None
         return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
     is_over = evidence.is_contradicted(now)
-    if state.start is None and evidence.vmims_seen:
+    if state.start is None and evidence.trust.sees(Resource.VMIMS):
         # A hand-off emptied the struct. That migration is over if its VMIM is finished or deleted.
         is_over |= all(v.finished or (state.uid and v.uid != state.uid) for v in evidence.vmims)
     return endings[-1] if endings and is_over and policy.guard_pending_migrations else None

@@ -27,7 +27,7 @@ A VMI that has ended (phase Succeeded or Failed) is allowed by every rule. There
 migrate, but its status still shows its last migration and evacuation.
 
 Each rule lists the resources that it `needs`. If the watch of such a resource had no contact for
-too long (it is in `dead`), the rule does not block. The same is true if one of the VMI's own
+too long (it is dead), the rule does not block. The same is true if one of the VMI's own
 objects could not be read for that long. The cooldown needs no resource, because it ends as time
 passes.
 """
@@ -68,12 +68,12 @@ class RuleResult(Struct, frozen=True, kw_only=True):
 
 
 def decide_both(
-    evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource] = frozenset()
+    evidence: Evidence, policy: Policy, now: Instant
 ) -> tuple[Verdict, Verdict, Cooldown | None]:
     """The verdicts at `filter` and `preEviction`, and the cooldown that they are based on."""
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
-    dead |= evidence.dead_at(now)
+    dead = evidence.dead_at(now)
     if cooldown is None:
         effective, counted = None, count_migrations(evidence, policy, now)
     else:
@@ -114,20 +114,14 @@ def not_ours(mismatch: Mismatch) -> Verdict:
     return Verdict(known=False, mismatch=mismatch)
 
 
-def explain(
-    evidence: Evidence,
-    policy: Policy,
-    now: Instant,
-    *,
-    dead: frozenset[Resource] = frozenset(),
-) -> list[RuleResult]:
+def explain(evidence: Evidence, policy: Policy, now: Instant) -> list[RuleResult]:
     """Evaluate every rule in order, even after a rule that blocks.
 
     A rule that is off by default is evaluated only if it is on.
     """
     policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
-    dead |= evidence.dead_at(now)
+    dead = evidence.dead_at(now)
     return [
         RuleResult(
             rule=rule.name,

@@ -6,9 +6,9 @@ no rule can block has an entry only if somebody asks about it, so it costs no me
 node, the sorted list of blocked VMIs, and the VMIs that cool down are derived from the entries.
 
 While the end of a VMI's migration lies slightly ahead of our clock, the VMI is evaluated on every
-read. All VMIs are evaluated again when VMIMs or pods become visible or invisible, when KubeVirt
-begins or ends an update, and when the clock goes back. The VMIs of a namespace are evaluated again
-when a resource becomes dead or alive there. `advance` works in slices, because 100,000 VMIs take
+read. All VMIs are evaluated again when KubeVirt begins or ends an update, and when the clock goes
+back. The VMIs of a namespace are evaluated again when a resource becomes visible or invisible, dead
+or alive there. `advance` works in slices, because 100,000 VMIs take
 over a second.
 """
 
@@ -25,14 +25,12 @@ from msgspec import Struct
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     CLOCK_SKEW,
     Checkpoint,
-    DeadResources,
     Instant,
-    Resource,
 )
 from exporter.engine.facts.policy import Policy, Reason, Verdict
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import Cooldown, written_ends
 from exporter.engine.verdicts.rules import RULES, decide_both
@@ -105,7 +103,7 @@ class VerdictView:
         ]
         self._store = store
         self._now: Instant = -math.inf
-        self._dead = ALL_ALIVE
+        self._trust = Trust()
         self._entries: dict[Key, Entry] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cooling: dict[Key, Entry] = {}
@@ -125,7 +123,7 @@ class VerdictView:
             case _:
                 self._outdated = set(self._store.keys())
 
-    def advance(self, now: Instant, *, dead: DeadResources, most: int = 0) -> bool:
+    def advance(self, now: Instant, trust: Trust, *, most: int = 0) -> bool:
         """Move to `now` and evaluate at most `most` outdated VMIs; True if some are left.
 
         The remaining VMIs are evaluated by the next read that needs them. All instants must come
@@ -134,10 +132,11 @@ class VerdictView:
         store = self._store
         if now < self._now:
             self._outdated = set(store.keys())
-        if dead != self._dead:
-            before, self._dead = self._dead, dead
-            self._outdated |= {k for k in store.keys() if before.of(k[0]) != dead.of(k[0])}  # noqa: SIM118 (a Store is no mapping)
-        self._now = now
+        before, self._now, self._trust = self._trust, now, trust
+        if before.limits != trust.limits:
+            for key in store.keys():  # noqa: SIM118 (a Store is no mapping)
+                if before.of(key[0]).limits != trust.of(key[0]).limits:
+                    self._outdated.add(key)
         while self._expiries and self._expiries[0][0] <= now:
             until, key = heappop(self._expiries)
             entry = self._entries.get(key)
@@ -203,10 +202,10 @@ class VerdictView:
 
     def _evaluate(self, key: Key) -> Entry | None:
         self._outdated.discard(key)
-        evidence = self._store.evidence(*key)
+        evidence = self._store.evidence(*key, self._trust)
         if evidence is None:
             return None
-        entry = evaluate(evidence, self.policy, self._now, dead=self._dead.of(key[0]))
+        entry = evaluate(evidence, self.policy, self._now)
         self._replace(key, entry)
         return entry
 
@@ -246,12 +245,10 @@ class VerdictView:
             del self._counts[reason, node]
 
 
-def evaluate(
-    evidence: Evidence, policy: Policy, now: Instant, *, dead: frozenset[Resource]
-) -> Entry:
-    """The entry of one VMI at `now`; `dead` holds the resources that are dead in its namespace."""
+def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:
+    """The entry of one VMI at `now`."""
     policy = policy.of(evidence.vmi)
-    filtered, pre_eviction, cooldown = decide_both(evidence, policy, now, dead=dead)
+    filtered, pre_eviction, cooldown = decide_both(evidence, policy, now)
     until, moves = _find_expiry(evidence, cooldown, policy, now)
     return Entry(evidence, filtered, pre_eviction, cooldown, until, moves)
 

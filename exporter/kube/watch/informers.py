@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
-from exporter.engine.facts.changes import Visibility
+from exporter.engine.facts.changes import NodesSeen
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
@@ -57,7 +57,7 @@ class Informers:
                 self.settings,
                 clock=self.clock,
                 rng=self.rng,
-                settled=self._update_visibility,
+                settled=self._note_settled,
                 is_optional=partial(self._is_seen_elsewhere, watched),
                 listener=self.listener,
                 policy=self.policy,
@@ -100,17 +100,12 @@ class Informers:
         others = (one for one in self.health.of(watched.resource) if one is not watched)
         return any(one.synced and not one.rejected for one in others)
 
-    def _update_visibility(self) -> None:
-        """Update the store's visibility after a resource was listed or rejected."""
+    def _note_settled(self) -> None:
+        """Note that a resource was listed or rejected."""
         health = self.health
-        nodes_rejected = health.is_rejected(Resource.NODES)
-        visibility = Visibility(
-            vmims=health.is_seen(Resource.VMIMS),
-            pods=health.is_seen(Resource.PODS),
-            nodes=health.is_seen(Resource.NODES) or (False if nodes_rejected else None),
-            blind={r: health.blind_namespaces(r) for r in (Resource.VMIMS, Resource.PODS)},
-        )
-        self.store.apply(visibility, self.clock())
+        nodes_seen = health.is_seen(Resource.NODES)
+        if nodes_seen or health.is_rejected(Resource.NODES):
+            self.store.apply(NodesSeen(nodes_seen), self.clock())
         vmis = health.of(Resource.VMIS)
         if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
             self._synced.set()

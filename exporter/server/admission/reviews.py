@@ -141,21 +141,19 @@ def judge(
     """Judge a review at `now`, without regard to `admission.maxHold`."""
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
-    all_dead = health.find_dead(now)
-    dead = all_dead.of(review.namespace)
-    available = health.ready and Resource.VMIS not in dead
+    trust = health.read_trust(now)
+    here = trust.of(review.namespace)
+    available = health.ready and here.believes(Resource.VMIS)
     found = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
-    if found is None and (
-        not review.is_eviction or (available and store.visibility.sees_pods_of(review.namespace))
-    ):
+    if found is None and (not review.is_eviction or (available and here.sees(Resource.PODS))):
         return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
-    view.advance(now, dead=all_dead)
+    view.advance(now, trust)
     entry = None if found is None else view.find(found[1].namespace, found[1].name)
     if found is None or entry is None or not available:
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
     pod, _ = found
     evidence, verdict = entry.evidence, entry.verdict(None)
-    if _is_target(pod, evidence.without(dead)):
+    if _is_target(pod, evidence.believed_at(now)):
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
     elif evidence.vmi.evacuation_node or evidence.marker is not None:
         return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)

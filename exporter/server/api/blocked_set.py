@@ -89,7 +89,7 @@ class BlockedSet:
         now, view = self.clock(), self.view
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
-        is_behind = view.advance(now, dead=self.health.find_dead(now), most=SLICE)
+        is_behind = view.advance(now, self.health.read_trust(now), most=SLICE)
         fresh = blocked.freshness == self._read_freshness(now)
         return fresh and not is_behind and view.revision == blocked.revision
 
@@ -101,7 +101,7 @@ class BlockedSet:
     async def update_view(self) -> Instant:
         """Bring the view up to date, in slices; returns the instant of its verdicts."""
         now = self.clock()
-        while self.view.advance(now, dead=self.health.find_dead(now), most=SLICE):
+        while self.view.advance(now, self.health.read_trust(now), most=SLICE):
             await asyncio.sleep(0)
             now = self.clock()
         return now

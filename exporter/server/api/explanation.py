@@ -50,7 +50,6 @@ def explain_vmi(
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
     policy = policy.of(vmi)
-    dead = conditions.dead.of(vmi.namespace)
     diagnosis = conditions.diagnose(evidence)
     moved = diagnosis or conditions.diagnose_move(evidence)
     drain = None if vmi.finished else find_outcome(evidence, conditions, diagnosis)
@@ -81,7 +80,7 @@ def explain_vmi(
         ),
         rules=[
             RuleAnswer(**structs.asdict(result), why=explain_rule(result, evidence, cooldown))
-            for result in explain(evidence, policy, now, dead=dead)
+            for result in explain(evidence, policy, now)
         ],
         cooldown=None
         if cooldown is None

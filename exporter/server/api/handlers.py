@@ -202,7 +202,7 @@ class Service:
     def describe_vmi(self, namespace: str, name: str, now: Instant) -> VmiAnswer | None:
         """Everything known about one VMI, or None if there is no such VMI."""
         conditions = self.read_conditions(now)
-        self.view.advance(now, dead=conditions.dead)
+        self.view.advance(now, conditions.trust)
         entry = self.view.find(namespace, name)
         if entry is None:
             return None
@@ -223,10 +223,11 @@ class Service:
 
     def describe_evacuations(self, now: Instant) -> EvacuationsAnswer:
         """Every evacuation with its diagnosis."""
+        conditions = self.read_conditions(now)
         return list_evacuations(
-            self.store.evacuating(),
-            self.store.unsettled(),
-            self.read_conditions(now),
+            self.store.evacuating(conditions.trust),
+            self.store.unsettled(conditions.trust),
+            conditions,
             self.health,
             reasons=self.store.reasons,
         )
@@ -316,11 +317,11 @@ class Service:
         A VMI that changes meanwhile is read before or after its change. Both are good enough for a
         lower bound.
         """
-        found = defaultdict(list)
+        found, trust = defaultdict(list), self.health.read_trust(self.clock())
         for count, key in enumerate(list(self.store.keys())):
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-            evidence = self.store.evidence(*key)
+            evidence = self.store.evidence(*key, trust)
             if evidence is None or evidence.vmi.finished or not evidence.history:
                 continue
             duration = find_duration(evidence, self.store.kubevirt)
@@ -341,7 +342,7 @@ class Service:
         """Judge all candidates in one loop: 1,000 more function calls would take too long."""
         find, checkpoint, verdicts = self.view.find, asked.checkpoint, self.counters.verdicts
         conditions = self.read_conditions(now)
-        self.view.advance(now, dead=conditions.dead)
+        self.view.advance(now, conditions.trust)
         answers = []
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid

@@ -130,7 +130,7 @@ class LongPolls:
         """How long until the set may change without an event."""
         health, now = self.blocked.health, self.blocked.clock()
         turns = (blocked.changes_at, health.turns_at(now) or math.inf)
-        is_silent = blocked.stale or health.find_dead(now)
+        is_silent = blocked.stale or health.read_trust(now).has_dead
         pause = min(*(turn - now for turn in turns), CHECK_EVERY if is_silent else math.inf)
         return max(pause, 0.001)
 

@@ -103,9 +103,8 @@ def status_of(
         kubevirt=None,
         load=None,
         stuck=StuckPolicy(),
-        dead=health.find_dead(now),
+        trust=health.read_trust(now),
         now=now,
-        contacts=health.find_contacts(),
     )
     evacuations = list_evacuations(evacuating, (), conditions, health, reasons=lambda _vmi: why)
     answer = BlockedAnswer(

@@ -9,7 +9,6 @@ from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
 from exporter.engine.evacuations.drain import forecast_node, forecast_nodes, read_conditions
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     KubeVirtSettings,
     MigrationLimits,
     Resource,
@@ -17,6 +16,7 @@ from exporter.engine.facts.model import (
     WhySource,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.server.api.answers import describe_drain, list_nodes
 from exporter.server.api.evacuation_schemas import DrainAnswer
 from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
@@ -155,9 +155,7 @@ def test_a_cordoned_node_is_named_so() -> None:
     """The output says that a node is cordoned, since when (if known), and its conditions."""
     store = a_mixed_store()
     store.retain(Resource.NODES, {}, None)
-    conditions = read_conditions(
-        store, StuckPolicy(), ALL_ALIVE, NOW, seen=frozenset({Resource.NODES})
-    )
+    conditions = read_conditions(store, StuckPolicy(), Trust(), NOW)
     for node, said in (
         (a_cordon(), "has been cordoned since 2027-01-15T07:55:00Z (5m ago)"),
         (a_cordon(cordoned_at=None), "is cordoned"),

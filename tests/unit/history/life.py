@@ -16,6 +16,7 @@ from exporter.engine.facts.model import (
     Vmim,
 )
 from exporter.engine.facts.policy import Policy, StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from tests.support.builders import NAME, NAMESPACE, NOW, a_pod, a_vmi, a_vmim
 from tests.support.stores import put, remove
@@ -109,7 +110,7 @@ class Life:
 
 def answers_of(store: Store, now: float) -> dict[str, object]:
     """The verdicts and the diagnosis of the VMI."""
-    evidence = store.evidence(NAMESPACE, NAME)
+    evidence = store.evidence(NAMESPACE, NAME, Trust())
     assert evidence is not None
     diagnosis = diagnose(evidence, StuckPolicy(), None, now)
     return {

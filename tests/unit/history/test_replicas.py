@@ -12,6 +12,7 @@ import pytest
 
 from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.model import ConfigMap, Resource
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.configmap import ConfigMapWriter
@@ -214,7 +215,7 @@ class Trial:
 
 def migrations_of(replica: Replica) -> set[str]:
     """The migrations that a replica knows."""
-    evidence = replica.store.evidence(NAMESPACE, NAME)
+    evidence = replica.store.evidence(NAMESPACE, NAME, Trust())
     assert evidence is not None
     return set(evidence.history.records())
 

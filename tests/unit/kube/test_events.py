@@ -8,7 +8,15 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.events import REPEATED_AFTER, EventQueue
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import EventOutcome, EventReason, Resource, Vmi, Why, WhySource
+from exporter.engine.facts.model import (
+    EVIDENCE_RESOURCES,
+    EventOutcome,
+    EventReason,
+    Resource,
+    Vmi,
+    Why,
+    WhySource,
+)
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.kube.client import (
@@ -58,7 +66,8 @@ class ServedApi:
         self.store = store
         self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
         self.queue = EventQueue(self.outcomes)
-        self.health = Health(180.0, 600.0, [Watched(Resource.VMIS, None, synced=True)])
+        watches = [Watched(one, None, synced=True, contact=NOW) for one in EVIDENCE_RESOURCES]
+        self.health = Health(180.0, 600.0, watches)
         self.now = NOW
         self.writer = EventWriter(
             cast("ApiServer", self.server),

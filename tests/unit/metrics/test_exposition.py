@@ -98,9 +98,9 @@ def a_view() -> View:
     store.put(KubeVirtSettings(MigrationLimits(cluster=7, outbound_per_node=3)))
     for number, watched in enumerate(view.health.watched):
         watched.synced, watched.contact, watched.lists = True, NOW + number, 1 + number
-    pods = view.health.of(Resource.PODS)[0]
-    pods.synced, pods.rejected, pods.invalid_objects = False, "403 no", 4
-    pods.restarts[Restart.DENIED] = 7
+    denied = Watched(Resource.PODS, "denied", rejected="403 no", invalid_objects=4)
+    denied.restarts[Restart.DENIED] = 7
+    view.health.watched += [denied, Watched(Resource.PODS, "not-listed-yet")]
     counters.count_drain(DrainEnd.SUCCEEDED, 700.0)
     counters.count_drain(DrainEnd.CANCELLED, 9000.0)
     for outcome in EvacuationOutcome:

@@ -17,6 +17,7 @@ from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
     FULL,
+    PODS_UNSEEN,
     SOURCE,
     STALE,
     STARTS,
@@ -74,7 +75,7 @@ def test_a_quiet_watch_is_no_missing_permission() -> None:
     assert diagnosis(CHANGED, **QUIET_PODS).state is State.UNKNOWN
     assert find(CHANGED, **QUIET_PODS) is Obstacle.QUIET
     assert find(CHANGED, (LATE,), **QUIET_PODS) is Obstacle.MIGRATION_ERROR
-    assert find(replace(CHANGED, pods_seen=False)) is State.UNKNOWN
+    assert find(replace(CHANGED, trust=PODS_UNSEEN)) is State.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The diagnosis of evacuations, with states, stuck evacuations, backoff and divergence."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from exporter.engine.evacuations.diagnosis import (
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
+    Instant,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -27,6 +29,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import NamespaceTrust
 from exporter.engine.store.load import Load
 from exporter.engine.store.requesters import Source
 from tests.support.builders import (
@@ -102,16 +105,31 @@ def a_target(**overrides: Any) -> Any:
     return a_pod(**(fields | overrides))
 
 
+VMIMS_UNSEEN = NamespaceTrust(frozenset({Resource.VMIMS}))
+PODS_UNSEEN = NamespaceTrust(frozenset({Resource.PODS}))
+
+
+def a_place(
+    dead: Resource | None, contacts: Mapping[Resource, Instant] | None = None
+) -> NamespaceTrust:
+    """All resources are seen; one of them may be dead."""
+    gone = frozenset(() if dead is None else (dead,))
+    return NamespaceTrust(dead=gone, contacts=contacts or {})
+
+
 def diagnosis(
     evidence: Evidence,
     *,
     stuck: StuckPolicy = STUCK,
     load: Load | None = ROOM,
     now: float = NOW,
-    **watches: Any,
+    dead: Resource | None = None,
+    contacts: Mapping[Resource, Instant] | None = None,
 ) -> Diagnosis:
     """The diagnosis at `now`, which must exist."""
-    found = diagnose(evidence, stuck, load, now, **watches)
+    if dead is not None or contacts is not None:
+        evidence = replace(evidence, trust=a_place(dead, contacts))
+    found = diagnose(evidence, stuck, load, now)
     assert found is not None
     return found
 
@@ -207,15 +225,15 @@ CASES = {
     "waits-with-room": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(),))),
     "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
     "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
-    "vmims-not-seen": (State.UNKNOWN, an_evacuation(vmims_seen=False)),
-    "hand-off-and-vmims-not-seen": (State.UNKNOWN, replace(moving(HANDED_OFF), vmims_seen=False)),
+    "vmims-not-seen": (State.UNKNOWN, an_evacuation(trust=VMIMS_UNSEEN)),
+    "hand-off-and-vmims-not-seen": (State.UNKNOWN, replace(moving(HANDED_OFF), trust=VMIMS_UNSEEN)),
     "nothing-begun-and-pods-not-seen": (
         State.UNKNOWN,
-        an_evacuation(pods=(), pods_seen=False),
+        an_evacuation(pods=(), trust=PODS_UNSEEN),
     ),
     "pods-not-seen": (
         State.UNKNOWN,
-        an_evacuation(vmims=(an_attempt(),), pods=(), pods_seen=False),
+        an_evacuation(vmims=(an_attempt(),), pods=(), trust=PODS_UNSEEN),
     ),
 }
 
@@ -584,7 +602,7 @@ class TestContact:
     def test_dead_vmis(self, age: float) -> None:
         """While the VMI watch is dead no evacuation is stuck; `last_seen` has the last state."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
-        dead, contacts = frozenset({Resource.VMIS}), {Resource.VMIS: NOW - 30}
+        dead, contacts = Resource.VMIS, {Resource.VMIS: NOW - 30}
         found = diagnosis(evidence, dead=dead, contacts=contacts)
         assert (found.state, found.stuck) == (State.UNKNOWN, False)
         assert found.missing == (Resource.VMIS,)
@@ -622,7 +640,7 @@ def test_what_dead_vmims_showed_is_no_state() -> None:
     """While the watch of VMIMs is dead the state is unknown."""
     evidence = an_evacuation(vmims=(a_vmim(evacuates="n1"),))
     assert diagnosis(evidence).state is not State.UNKNOWN
-    assert diagnosis(evidence, dead=frozenset({Resource.VMIMS})).state is State.UNKNOWN
+    assert diagnosis(evidence, dead=Resource.VMIMS).state is State.UNKNOWN
 
 
 class TestDivergence:
@@ -645,14 +663,14 @@ class TestDivergence:
 
     def test_pods_not_seen(self) -> None:
         """Without permission for pods no evacuation has diverged."""
-        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), pods_seen=False)
+        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), trust=PODS_UNSEEN)
         assert not diagnosis(evidence).diverged
 
     def test_pods_not_watched(self) -> None:
         """While the watch of pods is dead no evacuation has diverged."""
         evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
         assert diagnosis(evidence).diverged
-        assert not diagnosis(evidence, dead=frozenset({Resource.PODS})).diverged
+        assert not diagnosis(evidence, dead=Resource.PODS).diverged
 
 
 def a_move(*vmims: Vmim, **overrides: Any) -> Evidence:
@@ -687,7 +705,7 @@ class TestMoves:
         assert self.find(a_move(*failures, done)) is None
         ended = a_vmi(phase="Succeeded")
         assert self.find(a_move(an_attempt(), vmi=ended)) is None
-        assert self.find(a_move(an_attempt()), dead=frozenset({Resource.VMIS})) is None
+        assert self.find(a_move(an_attempt(), trust=a_place(Resource.VMIS))) is None
 
     @pytest.mark.parametrize(
         ("overrides", "state"),

@@ -19,9 +19,7 @@ from exporter.engine.evacuations.drain import (
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome, decide_outcome
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
-    Contacts,
-    DeadResources,
+    OPTIONAL_RESOURCES,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
@@ -34,6 +32,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import NEEDS_PERSON, VMIM_CONDITIONS, State
+from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from tests.support.builders import (
     NAMESPACE,
     NOW,
@@ -46,7 +45,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_trust
 
 
 LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
@@ -65,9 +64,9 @@ def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
     return a_movable(number, migration=state, **overrides)
 
 
-def now_in(store: ClockedStore, dead: DeadResources = ALL_ALIVE) -> Conditions:
-    """The present conditions, on which all outcomes depend."""
-    return read_conditions(store, StuckPolicy(), dead, NOW)
+def now_in(store: ClockedStore, *dead: Resource) -> Conditions:
+    """The present conditions, on which all outcomes depend, without nodes and budgets."""
+    return read_conditions(store, StuckPolicy(), a_trust(*dead, unseen=OPTIONAL_RESOURCES), NOW)
 
 
 def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome]:
@@ -220,10 +219,20 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
 def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
     """While the watch of VMIMs is dead, an unfinished VMIM does not give the outcome `waits`."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
-    dead = DeadResources(everywhere=frozenset({Resource.VMIMS}))
 
     assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 1})}
-    assert count_outcomes(store, now_in(store, dead)) == {"n1": Counter({LEAVES: 1})}
+    assert count_outcomes(store, now_in(store, Resource.VMIMS)) == {"n1": Counter({LEAVES: 1})}
+
+
+def test_what_cannot_be_read_is_not_waited_for() -> None:
+    """An unfinished VMIM gives the outcome `waits` until it was unreadable for `dead_after`."""
+    store = a_store(a_movable(1), a_vmim(vmi_name="db1"), now=NOW - DEAD_AFTER + 1.0)
+    store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert outcomes_of(store) == {"db1": WAITS}
+    store = a_store(a_movable(1), a_vmim(vmi_name="db1"), now=NOW - DEAD_AFTER)
+    store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert outcomes_of(store) == {"db1": LEAVES}
+    assert count_outcomes(store, now_in(store)) == {"n1": Counter({LEAVES: 1})}
 
 
 def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
@@ -231,9 +240,8 @@ def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
     store = a_store(a_movable(1, evacuation_node="n1"), now=NOW - 600.0)
     for number in range(3):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
-    dead = DeadResources(everywhere=frozenset({Resource.VMIS}))
 
-    assert count_outcomes(store, now_in(store, dead)) == {"n1": Counter({FAILS: 1})}
+    assert count_outcomes(store, now_in(store, Resource.VMIS)) == {"n1": Counter({FAILS: 1})}
 
 
 @pytest.mark.parametrize(
@@ -389,11 +397,14 @@ gone = st.tuples(
 
 
 dead_sets = st.frozensets(st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)))
-deaths = st.builds(DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets))
 contacts = st.dictionaries(
     st.sampled_from((Resource.VMIS, Resource.VMIMS, Resource.PODS)),
     st.sampled_from((NOW - 3000.0, NOW)),
-).map(Contacts)
+)
+optional = st.just(frozenset(OPTIONAL_RESOURCES))
+alive = st.builds(NamespaceTrust, optional, st.just(frozenset()), contacts)
+places = st.builds(NamespaceTrust, optional, dead_sets, contacts)
+trusts = st.builds(Trust, places, st.dictionaries(st.just(NAMESPACE), places))
 
 
 changes = st.one_of(vmis, vmims, pods, settings, gone)
@@ -422,11 +433,11 @@ NOBODY_ENDS = {
 
 
 @soaked(10_000)
-@given(st.lists(changes, max_size=25), contacts)
-def test_a_drain_only_brings_what_was_forecast(news: list[Any], contacts: Contacts) -> None:
+@given(st.lists(changes, max_size=25), alive.map(Trust))
+def test_a_drain_only_brings_what_was_forecast(news: list[Any], trust: Trust) -> None:
     """The eviction of a VM that `leaves` never brings it into a state that a person has to end."""
     store = play(news)
-    conditions = read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, contacts)
+    conditions = read_conditions(store, StuckPolicy(), trust, NOW)
     for node in ("n1", "n2"):
         _, candidates = forecast_node(store, node, conditions)
         for one in candidates:
@@ -525,13 +536,11 @@ def test_migrations_that_fail_one_after_the_other(
 
 
 @soaked(10_000)
-@given(st.lists(changes, max_size=25), deaths, contacts)
-def test_the_counts_are_those_of_the_single_vms(
-    news: list[Any], dead: DeadResources, contacts: Contacts
-) -> None:
+@given(st.lists(changes, max_size=25), trusts)
+def test_the_counts_are_those_of_the_single_vms(news: list[Any], trust: Trust) -> None:
     """After any sequence of changes `count_outcomes` agrees with the outcomes of the single VMs."""
     store = play(news)
-    conditions = read_conditions(store, StuckPolicy(), dead, NOW, contacts)
+    conditions = read_conditions(store, StuckPolicy(), trust, NOW)
     expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
     expected.pop("", None)
 

@@ -18,6 +18,7 @@ from exporter.engine.facts.model import (
     Trigger,
     Vmim,
 )
+from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
 from tests.support.builders import (
@@ -36,9 +37,9 @@ from tests.support.builders import (
 from tests.support.stores import ClockedStore, put
 
 
-def a_store(*facts: Fact, sees_all: bool = True) -> ClockedStore:
+def a_store(*facts: Fact) -> ClockedStore:
     """A store that may see everything, with these facts."""
-    store = ClockedStore(keep=KEEP, sees_all=sees_all, now=NOW)
+    store = ClockedStore(keep=KEEP, now=NOW)
     put(store, *facts)
     return store
 
@@ -52,7 +53,8 @@ def marker_of(store: Store) -> Marker:
 
 def seen(store: Store, name: str = NAME) -> Evidence:
     """The evidence of a VMI, which must exist."""
-    evidence = store.evidence(NAMESPACE, name)
+    trust = store.trust if isinstance(store, ClockedStore) else Trust()
+    evidence = store.evidence(NAMESPACE, name, trust)
     assert evidence is not None
     return evidence
 
@@ -527,8 +529,8 @@ class TestLacking:
         assert seen(store).pods == ()
         store.put(a_vmi(evacuation_node="n1"))
         assert seen(store).pods == (a_pod(),)
-        store.see(pods=False)
-        assert (seen(store).pods, seen(store).pods_seen) == ((), False)
+        store.hide(Resource.PODS)
+        assert (seen(store).pods, seen(store).trust.sees(Resource.PODS)) == ((), False)
 
 
 class TestBlind:
@@ -538,11 +540,11 @@ class TestBlind:
     def test_by_namespace(self, resource: Resource) -> None:
         """A resource that is forbidden in one namespace is missing only in the evidence there."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
-        store.see(blind={resource: frozenset({"elsewhere"})})
-        assert (seen(store).vmims_seen, seen(store).pods_seen) == (True, True)
-        store.see(blind={resource: frozenset({NAMESPACE})})
-        assert seen(store).vmims_seen == (resource is not Resource.VMIMS)
-        assert seen(store).pods_seen == (resource is not Resource.PODS)
+        unseen = NamespaceTrust(frozenset({resource}))
+        store.trust = Trust(in_namespace={"elsewhere": unseen})
+        assert seen(store).trust == NamespaceTrust()
+        store.trust = Trust(in_namespace={NAMESPACE: unseen})
+        assert seen(store).trust == unseen
         assert (seen(store).vmims == ()) == (resource is Resource.VMIMS)
         assert (seen(store).launcher is None) == (resource is Resource.PODS)
 
@@ -615,8 +617,11 @@ class TestLoad:
         """Without all permissions, or without KubeVirt's limits, the number of migrations is
         unknown.
         """
-        store = a_store(sees_all=blind != "namespaced")
-        store.see(vmims=blind != "vmims", pods=blind != "pods")
+        store = a_store()
+        unseen = {"vmims": Resource.VMIMS, "pods": Resource.PODS}.get(blind)
+        store.hide(*(() if unseen is None else (unseen,)))
+        if blind == "namespaced":
+            store.trust = Trust(in_namespace={NAMESPACE: NamespaceTrust()})
         if blind != "limits":
             store.put(KubeVirtSettings())
         assert store.load() is None
@@ -624,9 +629,9 @@ class TestLoad:
     def test_seen_later(self) -> None:
         """As soon as VMIMs may be watched, the number of migrations is known."""
         store = a_store(KubeVirtSettings())
-        store.see(vmims=False)
+        store.hide(Resource.VMIMS)
         assert store.load() is None
-        store.see(vmims=True)
+        store.hide()
         assert store.load() == Load(0, {}, MigrationLimits())
 
 
@@ -634,7 +639,7 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
     """The last facts about an invalid object are trusted for `dead_after`."""
     store = a_store(a_vmi())
     store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
-    assert list(seen(store).distrusted_from()) == [NOW + seen(store).dead_after]
+    assert list(seen(store).distrusted_from()) == [NOW + DEAD_AFTER]
 
 
 @pytest.mark.parametrize("ended", [NOW - 100.0, NOW])

@@ -12,7 +12,6 @@ from exporter.engine.evacuations.drain import (
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     Budget,
     Pod,
     Requirement,
@@ -23,7 +22,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_trust
 from tests.unit.engine.evacuations.test_drain import a_movable
 
 
@@ -49,8 +48,8 @@ def a_launcher(number: int, **overrides: Any) -> Pod:
 
 def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
     """The conditions of the forecast at `NOW`."""
-    seen = frozenset({Resource.BUDGETS}) if sees else frozenset[Resource]()
-    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
+    trust = a_trust(unseen=() if sees else (Resource.BUDGETS,))
+    return read_conditions(store, StuckPolicy(), trust, NOW)
 
 
 def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:

@@ -9,7 +9,6 @@ from exporter.engine.evacuations.drain import (
     read_conditions,
 )
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     DRAIN_TAINT,
     Fact,
     Mobility,
@@ -21,6 +20,7 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store import node_drains
 from exporter.engine.store.node_drains import (
     Departed,
@@ -36,8 +36,7 @@ from tests.unit.engine.evacuations.test_drain import a_movable
 
 def now_in(store: ClockedStore) -> Conditions:
     """The present conditions, with nodes."""
-    seen = frozenset({Resource.NODES})
-    return read_conditions(store, StuckPolicy(), ALL_ALIVE, NOW, seen=seen)
+    return read_conditions(store, StuckPolicy(), Trust(), NOW)
 
 
 def asked(number: int, **overrides: object) -> Vmi:

@@ -11,13 +11,13 @@ from exporter.engine.evacuations.drain import (
     forecast_nodes,
     read_conditions,
 )
-from exporter.engine.facts.model import ALL_ALIVE, Outcome, Priority, Resource
+from exporter.engine.facts.model import Outcome, Priority, Resource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store import nodes
 from exporter.engine.store.nodes import NodeIndex
 from exporter.words.evacuations import advise
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_trust
 from tests.unit.engine.evacuations.test_drain import a_movable
 
 
@@ -50,13 +50,8 @@ def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
 
 def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
     """The conditions of the forecast at `NOW`."""
-    return read_conditions(
-        store,
-        StuckPolicy(),
-        ALL_ALIVE,
-        NOW,
-        seen=frozenset({Resource.NODES}) if sees_nodes else frozenset(),
-    )
+    trust = a_trust(unseen=() if sees_nodes else (Resource.NODES,))
+    return read_conditions(store, StuckPolicy(), trust, NOW)
 
 
 def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:

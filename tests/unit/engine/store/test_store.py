@@ -15,14 +15,14 @@ from exporter.engine.evacuations.diagnosis import diagnose
 from exporter.engine.facts.changes import (
     Change,
     Forgotten,
+    NodesSeen,
     Notice,
     NoticeKind,
     Observed,
     Removed,
     Unreadable,
-    Visibility,
 )
-from exporter.engine.facts.evidence import DEAD_AFTER, Marker, Remembered
+from exporter.engine.facts.evidence import Marker, Remembered
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
@@ -41,9 +41,9 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy, Verdict
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.engine.store.load import RUNNING_PHASES
 from exporter.engine.store.migrations import WAITING_LIMIT
-from exporter.engine.store.store import Store
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -191,14 +191,6 @@ def test_a_vmim_that_names_another_vmi() -> None:
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmim(), a_vmim(vmi_name="db2"))
     assert seen(store).vmims == ()
     assert [vmim.uid for vmim in seen(store, "db2").vmims] == ["m1"]
-
-
-def test_what_a_new_store_may_see() -> None:
-    """A new store assumes that it may not read VMIMs and pods."""
-    store = Store(endings_kept=2)
-    put(store, a_vmi())
-    assert (seen(store).vmims_seen, seen(store).pods_seen) == (False, False)
-    assert not store.visibility.sees_pods_of(NAMESPACE)
 
 
 def test_a_deleted_vmim_whose_vmi_is_not_known_yet() -> None:
@@ -368,7 +360,7 @@ def test_pods_that_may_not_be_seen() -> None:
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", node=""), a_pod(vmi_uid="2", node=""))
     assert seen(store, "db2").launcher is None
     store.put(a_pod())
-    store.see(pods=False)
+    store.hide(Resource.PODS)
     assert seen(store).launcher is None
 
 
@@ -501,9 +493,7 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Removed(Resource.PODS, NAMESPACE, a_pod().name), True, id="pod-gone"),
         pytest.param(Unreadable(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-unreadable"),
         pytest.param(remembered(UID), True, id="recalled"),
-        pytest.param(Visibility(vmims=True, pods=True, nodes=True), False, id="same-visibility"),
-        pytest.param(Visibility(pods=True), True, id="vmims-unseen"),
-        pytest.param(Visibility(vmims=True), True, id="pods-unseen"),
+        pytest.param(NodesSeen(seen=True), False, id="nodes-seen-as-before"),
     ],
 )
 def test_what_is_news(change: Change, *, is_news: bool) -> None:
@@ -953,16 +943,16 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
         for store in (asked, unasked):
             deliver(store, news)
         if rng.randrange(3) == 0:
-            sight, pod = rng.choice((True, False)), rng.choice(pods)
+            unseen, pod = rng.choice(((), (Resource.VMIMS,))), rng.choice(pods)
             for store in (asked, unasked):
-                store.see(vmims=sight)
+                store.hide(*unseen)
                 store.put(pod)
         if asked.evidence(NAMESPACE, NAME) is not None:
             verdicts_of(asked, cluster)
     if asked.evidence(NAMESPACE, NAME) is not None:
         kept, fresh = seen(asked), seen(unasked)
         assert verdicts_of(asked, cluster) == verdicts_of(unasked, cluster)
-        assert (kept.vmi, kept.vmims, kept.vmims_seen) == (fresh.vmi, fresh.vmims, fresh.vmims_seen)
+        assert (kept.vmi, kept.vmims, kept.trust) == (fresh.vmi, fresh.vmims, fresh.trust)
         assert (kept.launcher, kept.pods) == (fresh.launcher, fresh.pods)
 
 
@@ -1143,7 +1133,6 @@ def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() ->
     store = a_store(
         a_vmi(migration=a_state(end=NOW + 3600.0, source_node="n9")), KubeVirtSettings(), now=NOW
     )
-    store.apply(Visibility(vmims=True, pods=True), NOW)
     store.put(an_ended_vmim(uid="m1", end=None, finished_at=NOW - 5.0))
     load = store.load()
     assert load is not None

@@ -9,7 +9,6 @@ from exporter.engine.evacuations.drain import Conditions, forecast_node, read_co
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     DRAIN_TAINT,
     Instant,
     KubeVirtSettings,
@@ -53,8 +52,7 @@ def an_attempt(number: int, *, created: Instant, phase: str = "Failed", **fields
 
 def see(store: ClockedStore) -> Conditions:
     """The conditions of the forecast at the store's present time."""
-    seen = frozenset({Resource.NODES} if store.visibility.nodes else ())
-    return read_conditions(store, StuckPolicy(), ALL_ALIVE, store.now, seen=seen)
+    return read_conditions(store, StuckPolicy(), store.trust, store.now)
 
 
 def diagnose(store: ClockedStore) -> Diagnosis | None:
@@ -240,7 +238,7 @@ class TestNodesNotSeen:
     def a_blind_store(self, *facts: Vmi | Vmim | Pod) -> ClockedStore:
         """A store that cannot see nodes."""
         store = a_store(now=NOW)
-        store.see(nodes=False)
+        store.hide(Resource.NODES)
         for fact in facts:
             store.put(fact)
         return store
@@ -333,7 +331,7 @@ class TestNodesNotSeen:
         """Once nodes are seen, only the taint counts."""
         store = self.a_blind_store(a_movable(), an_attempt(1, created=NOW - 60.0, phase="Pending"))
         assert diagnose(store) is not None
-        store.see(nodes=True)
+        store.hide()
         assert diagnose(store) is None
 
 
@@ -354,8 +352,7 @@ class TestRestart:
     @pytest.mark.parametrize("history_is_first", [True, False])
     def test_the_nodes_come_last(self, *, history_is_first: bool) -> None:
         """Failed attempts are not forgotten, although the nodes are listed after the VMIs."""
-        store = a_store()
-        store.see(nodes=None)
+        store = ClockedStore(now=NOW, sees_nodes=None)
         stored = self.remember()
         if history_is_first:
             store.recall(stored)
@@ -367,18 +364,17 @@ class TestRestart:
         assert remembered is not None
         assert remembered.marker == stored.marker
         store.put(a_tainted())
-        store.see(nodes=True)
+        store.hide()
         found = diagnose(store)
         assert found is not None
         assert (found.requested_at, found.failed_attempts) == (TAINTED, 8)
 
     def test_the_taint_is_gone(self) -> None:
         """An evacuation whose taint was removed while the exporter was down is over."""
-        store = a_store()
-        store.see(nodes=None)
+        store = ClockedStore(now=NOW, sees_nodes=None)
         store.recall(self.remember())
         store.put(a_movable())
-        store.see(nodes=True)
+        store.hide()
         store.now = NOW + 60.0
         store.forget(UID, is_gone=True)
         remembered = store.remember(UID)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.facts.evidence import DEAD_AFTER, Evidence
+from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import History, Migration
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -21,6 +21,7 @@ from exporter.engine.facts.model import (
     Seconds,
 )
 from exporter.engine.facts.policy import Override, Policy, Reason, Verdict
+from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.verdicts.cooldown import (
     LONGEST_COOLDOWN,
     Cooldown,
@@ -233,8 +234,9 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     """A rule does not block while the watch of a resource that it reads is dead."""
     silent = dead in RESTS_ON[rule]
     assert not decide(evidence, BLOCKING, NOW).allowed
-    assert decide(evidence, BLOCKING, NOW, dead=frozenset({dead})).allowed is silent
-    findings = explain(evidence, BLOCKING, NOW, dead=frozenset({dead}))
+    evidence = replace(evidence, trust=NamespaceTrust(dead=frozenset({dead})))
+    assert decide(evidence, BLOCKING, NOW).allowed is silent
+    findings = explain(evidence, BLOCKING, NOW)
     for one in findings:
         assert one.silenced == (dead in RESTS_ON[one.rule])
     assert [one.rule for one in findings if one.blocks] == ([] if silent else [rule])
@@ -265,7 +267,7 @@ def test_emptied_state(
         vmi=a_vmi(migration=state),
         history=a_history(m0=a_migration(start=None, end=NOW - 300.0)),
         vmims=vmims,
-        vmims_seen=seen,
+        trust=NamespaceTrust(frozenset(() if seen else (Resource.VMIMS,))),
     )
     verdict = decide(evidence, a_policy(), NOW, checkpoint=Checkpoint.PRE_EVICTION)
     assert verdict.not_before == (NOW + 600.0 if blocked else None)
@@ -499,8 +501,9 @@ def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, s
 
 def test_an_update_that_cannot_be_seen_does_not_block() -> None:
     """While KubeVirt objects cannot be watched, an update of KubeVirt does not block."""
-    evidence, dead = some_evidence(platform_updating=True), frozenset({Resource.KUBEVIRTS})
-    assert decide(evidence, a_policy(guard_platform_update=True), NOW, dead=dead).allowed
+    unseen = NamespaceTrust(dead=frozenset({Resource.KUBEVIRTS}))
+    evidence = some_evidence(platform_updating=True, trust=unseen)
+    assert decide(evidence, a_policy(guard_platform_update=True), NOW).allowed
 
 
 def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.facts.changes import Change, Observed, Removed, Unreadable, Visibility
+from exporter.engine.facts.changes import Change, Observed, Removed, Unreadable
 from exporter.engine.facts.evidence import Remembered
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     CLOCK_SKEW,
     CLUSTER_RESOURCES,
     Checkpoint,
-    DeadResources,
     Instant,
     KubeVirtSettings,
     MigrationState,
@@ -28,6 +26,7 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.policy import Override, Policy, Reason
+from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.verdicts.cooldown import Cooldown, measure_cooldown
 from exporter.engine.verdicts.view import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (
@@ -45,12 +44,12 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.stores import ClockedStore, a_trust, a_verdict_view
 from tests.support.verdicts import decide
 
 
 POLICY = a_policy()
-SILENT = DeadResources(frozenset(CLUSTER_RESOURCES))
+SILENT = a_trust(*CLUSTER_RESOURCES)
 
 
 def count_kept(view: VerdictView) -> int:
@@ -65,10 +64,10 @@ def a_memory(uid: str, end: Instant) -> Remembered:
 
 
 def summarized(
-    view: VerdictView, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
+    view: VerdictView, now: Instant = NOW, trust: Trust | None = None
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
     """The counts by verdict and node, and the cooling VMIs by name, at `now`."""
-    view.advance(now, dead=dead)
+    view.advance(now, trust or Trust())
     summary = view.summarize()
     cooling = {one.evidence.vmi.name: (one.evidence.vmi, one.cooldown) for one in summary.cooling}
     assert len(cooling) == len(summary.cooling)
@@ -76,16 +75,16 @@ def summarized(
 
 
 def decided(
-    store: ClockedStore, policy: Policy, now: Instant = NOW, *, dead: DeadResources = ALL_ALIVE
+    store: ClockedStore, policy: Policy, now: Instant = NOW, trust: Trust | None = None
 ) -> tuple[Tally, dict[str, tuple[Vmi, Cooldown | None]]]:
     """What `summarized` returns, computed from all VMIs without a view."""
     verdicts: Counter[tuple[str, str]] = Counter()
     cooling: dict[str, tuple[Vmi, Cooldown | None]] = {}
-    for evidence in store.all_evidence():
+    for evidence in store.all_evidence(trust):
         vmi = evidence.vmi
         if vmi.finished:
             continue
-        verdict = decide(evidence, policy, now, dead=dead.of(vmi.namespace))
+        verdict = decide(evidence, policy, now)
         verdicts[verdict.reason or ALLOWED, vmi.node] += 1
         cooldown = measure_cooldown(evidence, policy, now)
         if cooldown is not None and cooldown.blocks:
@@ -112,7 +111,7 @@ def test_the_next_change_is_the_earliest_expiry() -> None:
     for minute in (1, 9, 3, 8):
         end = NOW - 60.0 * minute
         store.put(a_vmi(name=f"db{minute}", uid=f"u{minute}", migration=a_state(end=end)))
-        view.advance(NOW, dead=ALL_ALIVE)
+        view.advance(NOW, Trust())
         cooling = view.summarize().cooling
         assert view.changes_at() == min(one.until for one in cooling)
 
@@ -123,7 +122,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
         a_vmi(migration=a_state()), a_vmim(), a_vmi(name="db2", uid="2", migration=a_state())
     )
     view = a_verdict_view(store, POLICY)
-    view.advance(NOW, dead=ALL_ALIVE)
+    view.advance(NOW, Trust())
     assert view.summarize().count_blocked() == {
         Reason.MIGRATION_IN_PROGRESS: 1,
         Reason.COOLDOWN: 1,
@@ -134,7 +133,7 @@ def test_a_census_stays_as_it_was() -> None:
     """A summary does not change after it was read."""
     store = a_store(a_vmi(migration=a_state()))
     view = a_verdict_view(store, POLICY)
-    view.advance(NOW, dead=ALL_ALIVE)
+    view.advance(NOW, Trust())
     summary = view.summarize()
     verdicts, cooling = dict(summary.verdicts), list(summary.cooling)
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
@@ -160,10 +159,10 @@ def test_silence_in_one_namespace_is_counted_there_alone() -> None:
         a_vmi(namespace="lost", node="n2", uid="2", migration=running),
     )
     view = a_verdict_view(store, POLICY)
-    lost = DeadResources(in_namespace={"lost": frozenset({Resource.VMIS})})
-    for dead in (ALL_ALIVE, lost, ALL_ALIVE):
-        there = ALLOWED if dead else Reason.MIGRATION_IN_PROGRESS
-        assert summarized(view, dead=dead)[0] == {
+    lost = Trust(in_namespace={"lost": NamespaceTrust(dead=frozenset({Resource.VMIS}))})
+    for trust in (Trust(), lost, Trust()):
+        there = ALLOWED if trust is lost else Reason.MIGRATION_IN_PROGRESS
+        assert summarized(view, trust=trust)[0] == {
             (Reason.MIGRATION_IN_PROGRESS, "n1"): 1,
             (there, "n2"): 1,
         }
@@ -173,7 +172,7 @@ def test_catching_up_is_bounded() -> None:
     """Each call of `advance` updates at most `most` VMIs."""
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=a_state()) for i in range(5)))
     view = a_verdict_view(store, POLICY)
-    left = [view.advance(NOW, dead=ALL_ALIVE, most=2) for _ in range(4)]
+    left = [view.advance(NOW, Trust(), most=2) for _ in range(4)]
     assert left == [True, True, False, False]
 
 
@@ -182,7 +181,7 @@ def test_catching_up_ends_where_ends_lie_ahead() -> None:
     ahead = a_state(end=NOW + 60.0)
     store = a_store(*(a_vmi(name=f"db{i}", uid=f"{i}", migration=ahead) for i in range(5)))
     view = a_verdict_view(store, POLICY)
-    left = [view.advance(NOW + i, dead=ALL_ALIVE, most=2) for i in range(3)]
+    left = [view.advance(NOW + i, Trust(), most=2) for i in range(3)]
     assert left == [True, True, False]
     assert summarized(view, NOW + 9) == decided(store, POLICY, NOW + 9)
 
@@ -251,9 +250,9 @@ def test_an_entry_is_kept_while_it_is_valid() -> None:
     """An entry is reused until the clock or the store may change it."""
     store = a_store(a_vmi(migration=a_state()))
     view = a_verdict_view(store, POLICY)
-    view.advance(NOW, dead=ALL_ALIVE)
+    view.advance(NOW, Trust())
     entry = view.find(NAMESPACE, NAME)
-    view.advance(NOW + 299.0, dead=ALL_ALIVE)
+    view.advance(NOW + 299.0, Trust())
     assert view.find(NAMESPACE, NAME) is entry
     store.put(a_pod())
     assert view.find(NAMESPACE, NAME) is not entry
@@ -284,7 +283,7 @@ def test_until_when_an_entry_is_valid(
         for i, one in enumerate(others, 1)
     ]
     view = a_verdict_view(a_store(a_vmi(migration=state), *older), POLICY)
-    view.advance(NOW, dead=ALL_ALIVE)
+    view.advance(NOW, Trust())
     entry = view.find(NAMESPACE, NAME)
     assert entry is not None
     assert entry.until == NOW + until
@@ -319,10 +318,10 @@ STEPS = (-50_000.0, -60.0, -1.0, 0.0, 1.0, 20.0, 60.0, 301.0, 900.0, 7_000.0, 86
 
 @dataclass(frozen=True)
 class Pause:
-    """Change the clock and the dead resources, and update `looks` VMIs."""
+    """Change the clock and what may be believed, and update `looks` VMIs."""
 
     seconds: float
-    dead: DeadResources
+    trust: Trust
     looks: int
 
 
@@ -375,26 +374,21 @@ objects = st.one_of(
 deletions = objects.map(lambda one: Removed(one[0], NAMESPACE, one[1]))
 refusals = objects.map(lambda one: Unreadable(one[0], NAMESPACE, one[1]))
 dead_sets = st.frozensets(st.sampled_from(CLUSTER_RESOURCES))
-deaths = st.just(ALL_ALIVE) | st.builds(
-    DeadResources, dead_sets, st.dictionaries(st.just(NAMESPACE), dead_sets)
-)
-pauses = st.builds(Pause, st.sampled_from(STEPS), deaths, st.integers(0, 2))
-blindness = st.sampled_from(({}, {Resource.PODS: frozenset({NAMESPACE})}))
-sights = st.builds(Visibility, st.booleans(), st.booleans(), blindness)
+unseen_sets = st.frozensets(st.sampled_from((Resource.VMIMS, Resource.PODS)))
+places = st.builds(NamespaceTrust, unseen_sets, dead_sets)
+trusts = st.just(Trust()) | st.builds(Trust, places, st.dictionaries(st.just(NAMESPACE), places))
+pauses = st.builds(Pause, st.sampled_from(STEPS), trusts, st.integers(0, 2))
 facts = (one.map(Observed) for one in (vmis, vmis, vmims, pods))
-lives = st.lists(
-    st.one_of(*facts, recollections, deletions, refusals, pauses, pauses, sights), max_size=40
-)
+lives = st.lists(st.one_of(*facts, recollections, deletions, refusals, pauses, pauses), max_size=40)
 
 
 @dataclass
 class Play:
-    """A store with its view, the clock, and the dead resources."""
+    """A store with its view, the clock, and what may be believed."""
 
     policy: Policy
     store: ClockedStore = field(default_factory=lambda: a_store(now=NOW))
     now: Instant = NOW
-    dead: DeadResources = ALL_ALIVE
     view: VerdictView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -404,9 +398,9 @@ class Play:
         """Apply one step."""
         if isinstance(step, Pause):
             self.now += step.seconds
-            self.dead = step.dead
+            self.store.trust = step.trust
             if step.looks:
-                self.view.advance(self.now, dead=self.dead, most=step.looks)
+                self.view.advance(self.now, step.trust, most=step.looks)
         else:
             self.store.apply(step, self.now)
 
@@ -423,17 +417,15 @@ def play(steps: Iterable[Step], policy: Policy, *, asking: bool) -> None:
 
 def check(played: Play) -> None:
     """Compare the view, and all that is derived from it, with newly computed verdicts."""
-    now, dead, view = played.now, played.dead, played.view
-    assert summarized(view, now, dead=dead) == decided(played.store, played.policy, now, dead=dead)
+    now, trust, view = played.now, played.store.trust, played.view
+    assert summarized(view, now, trust) == decided(played.store, played.policy, now, trust)
     blocked = []
     for evidence in played.store.all_evidence():
         vmi = evidence.vmi
         entry = view.find(vmi.namespace, vmi.name)
         assert entry is not None
         for at in (None, *Checkpoint):
-            verdict = decide(
-                evidence, played.policy, now, checkpoint=at, dead=dead.of(vmi.namespace)
-            )
+            verdict = decide(evidence, played.policy, now, checkpoint=at)
             assert entry.verdict(at) == verdict
         assert entry.cooldown == measure_cooldown(evidence, played.policy, now)
         blocked += [] if entry.verdict(None).allowed else [vmi.name]
@@ -446,11 +438,9 @@ def check_unchanged(played: Play, later: Instant) -> None:
     for evidence in played.store.all_evidence():
         if played.store.is_idle((evidence.vmi.namespace, evidence.vmi.name)):
             continue
-        here = played.dead.of(evidence.vmi.namespace)
         for at in Checkpoint:
             first, last = (
-                decide(evidence, played.policy, now, checkpoint=at, dead=here)
-                for now in (played.now, later)
+                decide(evidence, played.policy, now, checkpoint=at) for now in (played.now, later)
             )
             assert (first.reason, first.released_at) == (last.reason, last.released_at)
 

@@ -8,6 +8,7 @@ import pytest
 
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import Policy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.health import Watched
 from exporter.kube.objects.kubevirt import parse_event
@@ -38,7 +39,7 @@ def test_no_label_is_kept(policy: Policy, kept: str) -> None:
     feed.put(changed, Listing())  # type: ignore[arg-type]
     del changed
 
-    evidence = store.evidence(NAMESPACE, NAME)
+    evidence = store.evidence(NAMESPACE, NAME, Trust())
     assert evidence is not None
     assert evidence.vmi.override == kept
     assert "label" not in repr(evidence)

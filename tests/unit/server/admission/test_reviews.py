@@ -17,7 +17,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.store.store import Store
-from exporter.health import Health
+from exporter.health import Health, Watched
 from exporter.server.admission.reviews import (
     Judgement,
     NotAReview,
@@ -210,8 +210,11 @@ def test_what_is_allowed(
 ) -> None:
     """An eviction is allowed if the VM is evacuating, no rule blocks, or the pod is unknown."""
     store = a_store(*facts, **vmi)
-    store.see(blind={Resource.PODS: frozenset({"unseen"})})
-    assert judged(a_review(namespace=namespace), store=store).outcome is outcome
+    seen = [Watched(one, None, synced=True, contact=NOW) for one in (Resource.VMIS, Resource.VMIMS)]
+    seen += [Watched(Resource.PODS, one, synced=True, contact=NOW) for one in ("shop", "bank")]
+    health = a_health(*seen, Watched(Resource.PODS, "unseen", rejected="403"))
+    judgement = judged(a_review(namespace=namespace), store=store, health=health)
+    assert judgement.outcome is outcome
     nobody = judged(a_review(namespace=namespace), store=store, admission=AdmissionSettings())
     assert nobody.outcome is ReviewOutcome.UNLISTED_USER
 
@@ -273,7 +276,10 @@ def test_a_failed_migration_counts_as_in_a_verdict() -> None:
             id="not-ready-and-empty",
         ),
         pytest.param(
-            a_health(), Store(endings_kept=KEEP), ReviewOutcome.UNAVAILABLE, id="no-pods-seen"
+            a_health(Watched(Resource.VMIS, None, synced=True, contact=NOW)),
+            Store(endings_kept=KEEP),
+            ReviewOutcome.UNAVAILABLE,
+            id="no-pods-seen",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from exporter.counters import BlockedEviction
 from exporter.engine.evacuations.drain import Conditions
@@ -23,6 +24,7 @@ from exporter.engine.facts.model import (
     Why,
 )
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.trust import NamespaceTrust
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
@@ -73,18 +75,13 @@ def explained(
 ) -> VmiAnswer:
     """The explanation of this evidence; by default with the default policy and recent contact."""
     policy, health = policy or a_policy(), health or some_health()
-    dead = health.find_dead(now)
+    trust = health.read_trust(now)
+    dead = trust.of(evidence.vmi.namespace).dead
+    evidence = replace(evidence, trust=replace(evidence.trust, dead=dead))
     return explain_vmi(
-        evaluate(evidence, policy, now, dead=dead.of(evidence.vmi.namespace)),
+        evaluate(evidence, policy, now),
         policy,
-        Conditions(
-            kubevirt=None,
-            load=None,
-            stuck=StuckPolicy(),
-            dead=dead,
-            now=now,
-            contacts=health.find_contacts(),
-        ),
+        Conditions(kubevirt=None, load=None, stuck=StuckPolicy(), trust=trust, now=now),
         health,
         why=why,
         blocked_evictions=blocked_evictions,
@@ -265,7 +262,12 @@ class TestExplanation:
             ("pending_migration", True, {"vmims": (a_vmim(),)}, "VMIM mig-1 is Pending"),
             ("pending_migration", True, {"vmims": (a_vmim(phase=""),)}, "VMIM mig-1 is new"),
             ("pending_migration", False, {"vmims": (an_ended_vmim(),)}, "no unfinished VMIM"),
-            ("pending_migration", False, {"vmims_seen": False}, "cannot watch VMIMs"),
+            (
+                "pending_migration",
+                False,
+                {"trust": NamespaceTrust(frozenset({Resource.VMIMS}))},
+                "cannot watch VMIMs",
+            ),
             (
                 "requested_evacuation",
                 True,

@@ -132,7 +132,7 @@ class TestRead:
         scene.store.put(a_vmi(evacuation_node="n1"))
         scene.store.put(a_vmim())
         both = read(scene.blocked, None)
-        scene.store.see(vmims=False)
+        scene.health.of(Resource.VMIMS)[0].rejected = "403"
         none = read(scene.blocked, None)
 
         assert keys(both) == [("db1", "filter")]

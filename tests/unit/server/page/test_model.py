@@ -10,7 +10,6 @@ import pytest
 from exporter.engine.evacuations.drain import count_outcomes
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
-    ALL_ALIVE,
     EVIDENCE_RESOURCES,
     Fact,
     Instant,
@@ -20,6 +19,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import Trust
 from exporter.health import Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import (
@@ -143,7 +143,7 @@ class TestTheSame:
     def test_its_status_is_that_of_the_api(self) -> None:
         """The model has the same health and counts as GET /v1/status."""
         service = busy_service()
-        service.view.advance(NOW, dead=ALL_ALIVE)
+        service.view.advance(NOW, service.health.read_trust(NOW))
         blocked = service.view.summarize().count_blocked()
         for now in (NOW, NOW + 200):
             outcomes = count_outcomes(service.store, service.read_conditions(now))
@@ -157,7 +157,7 @@ class TestTheSame:
         model = build_model(service)
         verdicts = [
             (evidence.vmi.node, decide(evidence, POLICY, NOW).reason)
-            for evidence in service.store.all_evidence()
+            for evidence in service.store.all_evidence(Trust())
         ]
 
         assert model.status.vmis is not None

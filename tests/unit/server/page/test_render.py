@@ -13,6 +13,7 @@ from exporter.engine.facts.changes import Observed
 from exporter.engine.facts.model import KubeVirtSettings, Outcome, Resource, Seconds, Why, WhySource
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import Trust
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import PageFilter
@@ -298,7 +299,7 @@ class TestRows:
         """If the page has names, it says what a drain of the filter's node would do to each VM."""
         service = draining_service()
         reason = Why(WhySource.LIVE_MIGRATABLE, "HostDeviceNotLiveMigratable")
-        old = service.store.evidence("bank", "old")
+        old = service.store.evidence("bank", "old", Trust())
         assert old is not None
         service.store.apply(Observed(old.vmi, (reason,)), NOW)
         page = shown(service, PageFilter(node="n2"))

@@ -1,0 +1,91 @@
+"""What may be believed of each resource in each namespace at one instant.
+
+The rules, the diagnosis, the forecast of a drain, the load and the answers ask nothing else about
+permissions and lost contact.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from exporter.engine.facts.model import Instant, Resource, Seconds
+
+
+DEAD_AFTER: Seconds = 600.0
+"""The default of `kube.deadAfter`."""
+Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
+"""The unseen and the dead resources."""
+
+
+class NamespaceTrust(Struct, frozen=True):
+    """What may be believed of the resources in one namespace.
+
+    Objects of the resources in `unseen` are not used at all: they may not be read, or were not
+    listed yet. The watches of those in `dead` had no contact for too long: their objects must not
+    block an eviction, and explain nothing. `contacts`: the last contact with each watch; a watch
+    without an entry is up to date. An object that cannot be read is believed for `dead_after`.
+    """
+
+    unseen: frozenset[Resource] = frozenset()
+    dead: frozenset[Resource] = frozenset()
+    contacts: Mapping[Resource, Instant] = {}
+    dead_after: Seconds = DEAD_AFTER
+
+    def sees(self, resource: Resource) -> bool:
+        """Whether the objects of a resource are used, perhaps only as they last were."""
+        return resource not in self.unseen
+
+    def believes(self, resource: Resource, since: Instant | None = None) -> bool:
+        """Whether the present objects of a resource are known.
+
+        An object that is missing is only known to be absent `since` an instant if the watch has had
+        contact after it.
+        """
+        if resource in self.unseen or resource in self.dead:
+            return False
+        return since is None or self.contacts.get(resource, since) >= since
+
+    @property
+    def limits(self) -> Limits:
+        """What the verdicts depend on."""
+        return self.unseen, self.dead
+
+
+class Trust(Struct, frozen=True):
+    """What may be believed in each namespace.
+
+    `in_namespace` has every watched namespace; it is empty if all namespaces are watched.
+    """
+
+    everywhere: NamespaceTrust = NamespaceTrust()
+    in_namespace: Mapping[str, NamespaceTrust] = {}
+
+    def of(self, namespace: str) -> NamespaceTrust:
+        """What may be believed in this namespace."""
+        return self.in_namespace.get(namespace, self.everywhere)
+
+    def sees_all(self, *resources: Resource) -> bool:
+        """Whether all objects of these resources in the cluster are used."""
+        return not self.in_namespace and self.everywhere.unseen.isdisjoint(resources)
+
+    def believes(self, *resources: Resource) -> bool:
+        """Whether the objects of these resources in every watched namespace are known."""
+        return all(one.believes(resource) for one in self._places for resource in resources)
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether a resource is dead somewhere."""
+        return any(one.dead for one in self._places)
+
+    @property
+    def limits(self) -> tuple[Limits, Mapping[str, Limits]]:
+        """What the verdicts depend on, everywhere and in each namespace."""
+        places = self.in_namespace.items()
+        return self.everywhere.limits, {
+            name: place.limits for name, place in places if place.unseen or place.dead
+        }
+
+    @property
+    def _places(self) -> Collection[NamespaceTrust]:
+        return self.in_namespace.values() or (self.everywhere,)
