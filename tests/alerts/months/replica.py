@@ -18,7 +18,7 @@ from exporter.demo.store import (
     VMIS,
     Change,
 )
-from exporter.engine.facts.changes import NoticeKind, Visibility
+from exporter.engine.facts.changes import NodesSeen, NoticeKind
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
@@ -90,11 +90,7 @@ class Replica:
     def start(self) -> None:
         """Start the process with an empty memory."""
         settings, policy = self._settings, self._settings.policy
-        self._store = Store(
-            endings_kept=policy.endings_kept,
-            sees_all=True,
-            dead_after=settings.kube.dead_after,
-        )
+        self._store = Store(endings_kept=policy.endings_kept)
         watches = [Watched(Resource.CONFIGMAPS, "kubevirt-eviction-exporter"), *list_watches(())]
         self._history = HistoryHealth(loaded=True, may_write=lambda: self.leads)
         kube = settings.kube
@@ -230,14 +226,8 @@ class Replica:
         self._bookmark_at[resource] = self._now() + self._world.chance.uniform(*BOOKMARKS)
 
     def _settle(self) -> None:
-        health = self.health
-        blind = {one: health.blind_namespaces(one) for one in (Resource.VMIMS, Resource.PODS)}
-        seen = {one: health.is_seen(one) for one in (Resource.VMIMS, Resource.PODS)}
-        nodes = health.is_seen(Resource.NODES) or None
-        visibility = Visibility(
-            vmims=seen[Resource.VMIMS], pods=seen[Resource.PODS], nodes=nodes, blind=blind
-        )
-        self._store.apply(visibility, self._now())
+        if self.health.is_seen(Resource.NODES):
+            self._store.apply(NodesSeen(seen=True), self._now())
 
     # The stored history
 
@@ -283,7 +273,7 @@ class Replica:
     def allows(self, namespace: str, name: str) -> bool:
         """Whether a VM may be evicted; this counts as the descheduler's question."""
         view = self._service.view
-        view.advance(self._now(), dead=self.health.find_dead(self._now()))
+        view.advance(self._now(), self.health.read_trust(self._now()))
         entry = view.find(namespace, name)
         verdict = None if entry is None else entry.verdict(None)
         return verdict is None or verdict.reason is None
