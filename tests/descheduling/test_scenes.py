@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -128,7 +129,10 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
         await rig.until(f"{space}/running", _is_copying)
         await rig.cluster.migrate("pending", space)
         await rig.evict(f"{space}/evacuating", descheduler=False)
-        await rig.until(f"{space}/evacuating", _is_in_progress)
+        if is_kubevirt_at_least("1.7"):
+            await rig.until(f"{space}/evacuating", _is_in_progress)
+        else:  # KubeVirt creates no VMIM, or keeps it Pending, while two VMs leave the node
+            await exporter.until("/v1/evacuations", _is_waiting_for_a_slot)
         for name in ("running", "pending"):
             await exporter.until_verdict(space, name, "filter", "migration_in_progress")
 
@@ -388,6 +392,10 @@ def _has_left(scene: Scene) -> bool:
 def _is_in_progress(scene: Scene) -> bool:
     pod = objects.current_pod(scene.vmi, scene.pods)
     return pod is not None and objects.EVICTION_IN_PROGRESS in objects.annotations(pod)
+
+
+def _is_waiting_for_a_slot(_: int, body: Any) -> bool:
+    return any("outbound slot: 2 of 2 in use" in one["nextStep"] for one in body["evacuations"])
 
 
 LEAVING: dict[str, Callable[[Scene], object]] = {

@@ -36,7 +36,7 @@ _TESTS = {
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/backoff": "diagnosis recorded",
-    "engine/store/load": "diagnosis drain evidence",
+    "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice",
     "engine/store/departures": "departures",
     "engine/store/requesters": "requesters diagnosis",

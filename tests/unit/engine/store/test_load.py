@@ -1,0 +1,52 @@
+"""Which limit of KubeVirt keeps a VM waiting, and who uses it up."""
+
+import pytest
+
+from exporter.engine.facts.model import MigrationLimits
+from exporter.engine.store.load import Limit, Load
+
+
+CLUSTER = "parallelMigrationsPerCluster"
+NODE = "parallelOutboundMigrationsPerNode"
+BOTH = ("shop/db1", "shop/db2")
+
+
+@pytest.mark.parametrize(
+    ("load", "limit"),
+    [
+        pytest.param({"running": 4, "outbound": {"n1": 1}}, None, id="room"),
+        pytest.param({"running": 4, "outbound": {"n2": 2}}, None, id="another-node-is-full"),
+        pytest.param(
+            {"running": 2, "outbound": {"n1": 2}, "movers": {"n1": BOTH}},
+            Limit("n1 has no free outbound slot: 2 of 2 in use by shop/db1, shop/db2", NODE),
+            id="node",
+        ),
+        pytest.param(
+            {"running": 3, "outbound": {"n1": 3}},
+            Limit("n1 has no free outbound slot: 3 of 2 in use", NODE),
+            id="node-by-unknown",
+        ),
+        pytest.param(
+            {"running": 5, "outbound": {"n1": 1}},
+            Limit("5 of 5 migrations of the cluster are running", CLUSTER),
+            id="cluster",
+        ),
+        pytest.param(
+            {"running": 6, "outbound": {}},
+            Limit("6 of 5 migrations of the cluster are running", CLUSTER),
+            id="cluster-lowered-meanwhile",
+        ),
+        pytest.param(
+            {"running": 5, "outbound": {"n1": 2}},
+            Limit("n1 has no free outbound slot: 2 of 2 in use", NODE),
+            id="both",
+        ),
+    ],
+)
+def test_the_limit_that_is_reached(load: dict[str, object], limit: Limit | None) -> None:
+    """The node's limit is named before the cluster's, because raising the other would not help."""
+    limits = MigrationLimits(cluster=5, outbound_per_node=2)
+    found = Load(limits=limits, **load)  # type: ignore[arg-type]
+
+    assert found.find_limit("n1") == limit
+    assert found.is_full("n1") is (limit is not None)
