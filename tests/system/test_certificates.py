@@ -56,7 +56,7 @@ async def serving(certificates: Certificates) -> AsyncIterator[int]:
         finally:
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
-            await server.shutdown(0.0)
+            await connections.close(0.0)
 
 
 def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:

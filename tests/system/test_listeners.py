@@ -173,7 +173,7 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
                 await answered.wait()
 
             async def is_cut_off() -> bool:
-                return not server.connections
+                return not connections.http.connections
 
             await poll(is_cut_off, what="an end of the connection")
         accepting.cancel()

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 from aiohttp import hdrs, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
 
 from exporter.counters import Counters
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
@@ -49,6 +47,7 @@ from exporter.server.api.openapi import write_openapi
 from exporter.server.api.requests import (
     Candidate,
     VerdictRequest,
+    accepts_gzip,
     decode_verdicts,
     read_body,
     read_checkpoint,
@@ -63,6 +62,7 @@ from exporter.server.api.schemas import (
     VerdictsAnswer,
     VmiAnswer,
 )
+from exporter.server.http.bodies import Parts
 from exporter.server.http.problems import RETRY_SOON, Refusal
 from exporter.settings import Limits, Links
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
@@ -79,35 +79,12 @@ SLICE = 500
 log = structlog.stdlib.get_logger()
 
 
-class _Parts(Payload):
-    """A body that is sent part by part, and yields to other tasks after each part.
-
-    To send 2 MB at once would block for 4 ms. Answers can share parts. That saves memory, because
-    aiohttp keeps the last answer of each connection: for 10,000 long polls, copies of a blocked set
-    of 1,000 VMIs would take 2 GB.
-    """
-
-    _autoclose = True
-
-    def __init__(self, parts: list[bytes], content_type: str) -> None:
-        super().__init__(parts, content_type=content_type)
-        self._size = sum(map(len, parts))
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return b"".join(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        for part in self._value:
-            await writer.write(part)
-            await asyncio.sleep(0)
-
-
 @dataclass
 class Service:
     """The handlers and what they share.
 
-    `answer_NAME` handles the route NAME of `openapi.ROUTES`. `render_metrics` takes an Accept
-    header. `note_blocked`, if set, is called for each blocked eviction.
+    `answer_NAME` handles the route NAME of `openapi.ROUTES`. `render_metrics` is
+    `Exposition.render`. `note_blocked`, if set, is called for each blocked eviction.
     """
 
     store: Store
@@ -118,7 +95,7 @@ class Service:
     stuck: StuckPolicy
     limits: Limits
     clock: Callable[[], Instant]
-    render_metrics: Callable[[str], Awaitable[tuple[list[bytes], str]]]
+    render_metrics: Callable[..., Awaitable[tuple[list[bytes], str]]]
     note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     links: Links = field(default_factory=Links)
     closing: bool = False
@@ -184,7 +161,7 @@ class Service:
             return web.Response(
                 body=b"".join(parts), content_type="application/json", headers=headers
             )
-        return web.Response(body=_Parts(parts, "application/json"), headers=headers)
+        return web.Response(body=Parts(parts, "application/json", shared=True), headers=headers)
 
     async def answer_vmi(self, request: web.Request) -> web.Response:
         """GET /v1/vmis/{namespace}/{name}."""
@@ -288,11 +265,10 @@ class Service:
     async def answer_metrics(self, request: web.Request) -> web.Response:
         """GET /metrics."""
         accept = ",".join(request.headers.getall(hdrs.ACCEPT, []))
-        parts, content_type = await self.render_metrics(accept)
-        response = web.Response(body=_Parts(parts, content_type))
-        if request.method == hdrs.METH_GET:  # for HEAD, aiohttp would send body bytes
-            response.enable_compression()
-        return response
+        gzip = accepts_gzip(request)
+        parts, content_type = await self.render_metrics(accept, gzip=gzip)
+        headers = {hdrs.CONTENT_ENCODING: "gzip"} if gzip else None
+        return web.Response(body=Parts(parts, content_type), headers=headers)
 
     async def answer_livez(self, _request: web.Request) -> web.Response:
         """GET /livez."""

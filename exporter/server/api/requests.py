@@ -4,7 +4,7 @@ import asyncio
 import re
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import StreamReader, hdrs, web
 from msgspec import Struct
 
 from exporter.engine.facts.model import Checkpoint, Seconds
@@ -93,7 +93,7 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
             body = request.content.read_nowait()
         else:
             async with asyncio.timeout(limits.request_timeout):
-                body = await request.read()
+                body = await _read_bounded(request.content, limits)
     except TimeoutError:
         raise Refusal(
             408,
@@ -101,13 +101,21 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
             f"the body did not arrive within {limits.request_timeout:g} s (limits.requestTimeout)",
             {hdrs.CONNECTION: "close"},
         ) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(limits) from None
     except web.RequestPayloadError:
         raise Refusal(400, "Broken body", "the body does not match the request's headers") from None
     if len(body) > limits.body_bytes:
         raise _too_large(limits)
     return body
+
+
+async def _read_bounded(content: StreamReader, limits: Limits) -> bytes:
+    """Read a body. An idle connection would keep what `request.read` returns."""
+    body = bytearray()
+    async for part in content.iter_any():
+        body += part
+        if len(body) > limits.body_bytes:
+            raise _too_large(limits)
+    return bytes(body)
 
 
 def _too_large(limits: Limits) -> Refusal:
@@ -173,6 +181,17 @@ def read_wait(request: web.Request) -> Seconds:
     if wait > LONGEST_WAIT:
         raise Refusal(422, "Out of range", expected)
     return wait
+
+
+def accepts_gzip(request: web.Request) -> bool:
+    """Whether the caller takes an answer in gzip."""
+    accepted = ",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, [])).lower().split(",")
+    weights = {
+        coding.strip(): weight.strip()
+        for coding, _, weight in (one.partition(";") for one in accepted)
+    }
+    # The weight 0 means "not acceptable" (RFC 9110, 12.4.2).
+    return weights.get("gzip", "q=0").rstrip("0.") != "q="
 
 
 def read_etags(request: web.Request) -> list[str]:

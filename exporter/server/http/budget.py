@@ -1,4 +1,4 @@
-"""Limits what callers may hold: connections, and bytes of unanswered requests.
+"""Limits what is held for callers: connections, unanswered requests and unread answers.
 
 Nobody needs a token to open a connection or to send half a request. So a connection is closed when
 a listener has too many, or when the connections of all listeners hold more than `BUDGET` bytes. The
@@ -21,8 +21,8 @@ BUDGET = 128 * 2**20
 
 docs/reference.md derives the memory limit of the manifests from this number.
 """
-TRIMMED_BELOW = BUDGET // 4
-"""When the held bytes fall below this, freed memory is returned to the system."""
+TRIMMED_EVERY = BUDGET // 4
+"""When this many bytes were released, freed memory is returned to the system."""
 TRIMMED_AFTER: Seconds = 2.0
 """The pause before memory is returned, in which the closed connections are freed."""
 
@@ -31,22 +31,19 @@ TRIMMED_AFTER: Seconds = 2.0
 class Connection:
     """An open connection, with the number of bytes that it holds.
 
-    `peer` is an IP address, or "" for a unix socket. `cost` is what counts even without
-    unanswered requests: the bytes of buffers and one parsed request head. `since` is when the last
-    request was complete or, before the first one, when the connection began (event loop's clock).
+    `peer` is an IP address, or "" for a unix socket. `cost` is what counts even without requests
+    and answers: the bytes of buffers and one parsed request head. `abort` closes the connection at
+    once, without an answer. `since` is when the last request was complete or, before the first one,
+    when the connection began (event loop's clock).
     """
 
     listener: str
     peer: str
+    is_tls: bool
     cost: int
-    since: Seconds = 0.0
+    abort: Callable[[], object]
+    since: Seconds
     held: int = 0
-    transport: asyncio.Transport | None = None
-
-    def abort(self) -> None:
-        """Close the connection at once, without an answer."""
-        if self.transport is not None:
-            self.transport.abort()
 
 
 class ConnectionBudget:
@@ -56,6 +53,7 @@ class ConnectionBudget:
         self._counters = counters
         self._open: dict[str, dict[Connection, None]] = {}
         self._held = 0
+        self._released = 0  # since memory was last returned
 
     def add(self, connection: Connection, *, most: int) -> None:
         """Add a connection. If its listener already has `most`, another connection is closed."""
@@ -63,27 +61,30 @@ class ConnectionBudget:
         if len(of_listener) >= most:
             self._close_one(of_listener, lambda _: 1)
         of_listener[connection] = None
-        self.hold(connection, connection.cost)
+        self.hold(connection, 0)
 
     def hold(self, connection: Connection, count: int) -> None:
-        """Count more bytes for a connection. Above the budget, connections are closed."""
-        if connection not in self._open[connection.listener]:
-            return
-        connection.held += count
-        if self._held >= TRIMMED_BELOW > self._held + count:
-            asyncio.get_running_loop().call_later(TRIMMED_AFTER, trim_memory)
-        self._held += count
-        while self._held > BUDGET:
-            self._close_one(chain(*self._open.values()), lambda one: one.held)
+        """Set how many bytes a connection holds beyond its `cost`.
 
-    def settle(self, connection: Connection) -> None:
-        """Count only `cost` for a connection, because all its requests are answered."""
-        self.hold(connection, connection.cost - connection.held)
+        Above the budget, connections are closed.
+        """
+        if connection in self._open[connection.listener]:
+            self._count(connection, connection.cost + count)
+            while self._held > BUDGET:
+                self._close_one(chain(*self._open.values()), lambda one: one.held)
 
     def remove(self, connection: Connection) -> None:
-        """Remove a closed connection."""
-        self.hold(connection, -connection.held)
+        """Remove a closed connection. A second call does nothing."""
+        self._count(connection, 0)
         self._open[connection.listener].pop(connection, None)
+
+    def _count(self, connection: Connection, held: int) -> None:
+        self._held += held - connection.held
+        self._released += max(0, connection.held - held)
+        connection.held = held
+        if self._released >= TRIMMED_EVERY:
+            self._released = 0
+            asyncio.get_running_loop().call_later(TRIMMED_AFTER, trim_memory)
 
     def _close_one(
         self, connections: Iterable[Connection], weigh: Callable[[Connection], int]

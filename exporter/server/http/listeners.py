@@ -57,9 +57,7 @@ class Listener:
         certificates = None
         if self.tls.cert_file is not None:
             certificates = Certificates(self.name, self.tls)
-        runner = web.AppRunner(
-            self.app, access_log=None, shutdown_timeout=DRAIN / 2, handler_cancellation=True
-        )
+        runner = web.AppRunner(self.app)
         await runner.setup()
         if runner.server is None:
             raise RuntimeError("the runner was not set up")
@@ -92,6 +90,7 @@ class Listener:
             await asyncio.gather(*jobs, return_exceptions=True)
             for one in bound:
                 one.close()
+            await connections.close(DRAIN / 2)
             await runner.cleanup()
             _remove_paths(self.addresses[: len(urls)])
 

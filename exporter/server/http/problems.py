@@ -9,6 +9,7 @@ from exporter.errors import ExporterError
 from exporter.server.fields import Problem
 
 
+PROBLEM = "application/problem+json"
 RETRY_SOON: Mapping[str, str] = {hdrs.RETRY_AFTER: "2"}
 """The headers of a 503: the caller may try again after two seconds."""
 
@@ -28,6 +29,6 @@ class Refusal(ExporterError):
         return web.Response(
             status=self.problem.status,
             body=msgspec.json.encode(self.problem),
-            content_type="application/problem+json",
+            content_type=PROBLEM,
             headers=self.headers,
         )

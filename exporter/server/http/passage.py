@@ -1,0 +1,382 @@
+"""Passes the bytes of a connection to aiohttp and back, and counts what the connection holds.
+
+aiohttp limits each line of a head and their number, but not the whole head, nor what it parses
+ahead, nor how long a caller takes to read an answer. It keeps the last answer of an idle
+connection. So its protocol gets one request at a time, from a protocol of our own, and each answer
+is sent and released here. All names that are used of aiohttp and asyncio are public.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from email.utils import formatdate
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any, Protocol, TypeAlias, cast
+
+import msgspec
+from aiohttp import hdrs, web
+
+from exporter.engine.facts.model import Seconds
+from exporter.server.http.bodies import Parts
+from exporter.server.http.budget import Connection, ConnectionBudget
+from exporter.server.http.problems import PROBLEM, Refusal
+
+
+LONGEST_LINE = 8190
+"""The most bytes of a request's first line, and of each header."""
+LONGEST_HEAD = 2**14
+"""The most bytes of a request's first line and headers together."""
+MOST_WAITING = 2**15
+"""When a connection has sent this many bytes too early, nothing more is read from it for now."""
+RECEIVED_AT_ONCE = 2**15
+"""The size of a connection's receive buffers in the kernel and, with TLS, before decryption."""
+MOST_UNSENT = 2**15
+"""How many bytes of an answer may remain in the buffer when the answer counts as sent."""
+LINGERING: Seconds = 1.0
+"""How long a caller has to read an answer that was sent before the request's body had ended."""
+LONGEST_DETAIL = 200
+SERVER = "kubevirt-eviction-exporter"
+
+Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
+
+_END = b"\r\n\r\n"
+_PASSAGE = "passage"
+
+
+class _Stage(Enum):
+    """Where a connection is. Only in `HEAD` and `BODY`, bytes are passed to aiohttp."""
+
+    HEAD = auto()
+    """The next request's head is read."""
+    BEGINNING = auto()
+    """aiohttp has a whole head, and has not called the handler yet."""
+    BODY = auto()
+    ANSWER = auto()
+    END = auto()
+    """The connection is about to be closed."""
+
+
+class _TlsTransport(Protocol):
+    """What only asyncio's transports with TLS have."""
+
+    def set_read_buffer_limits(self, high: int) -> None: ...
+
+
+class Passage(asyncio.Protocol):
+    """The protocol of a connection, in front of a protocol that `server` makes.
+
+    Its requests must be handled by `answer`.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        budget: ConnectionBudget,
+        connection: Connection,
+        *,
+        patience: Seconds,
+    ) -> None:
+        """`patience`: how long a caller may take to read an answer."""
+        self._server = server
+        self._budget = budget
+        self._connection = connection
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._inner: web.RequestHandler | None = None
+        self._stage = _Stage.HEAD
+        self._waiting = b""  # received, and not passed on yet
+        self._head = 0  # how many bytes of the present head were passed on
+        self._last = b""  # the last of them, which may be the beginning of `_END`
+        self._left = 0  # how many bytes of the present body were not passed on yet
+        self._received = 0  # bytes of requests that are not answered yet
+        self._unread = 0  # bytes that the present answer holds
+        self._unsent = 0  # bytes in the transport's buffer, while that is full
+        self._is_paused = False  # aiohttp cannot take more
+        self._is_reading = True
+        self._abort: asyncio.TimerHandle | None = None
+
+    # For the event loop
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the connection was made: with TLS, after a successful handshake."""
+        return self._inner is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Make aiohttp's protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=MOST_UNSENT)
+        if self._connection.is_tls:
+            cast("_TlsTransport", transport).set_read_buffer_limits(high=RECEIVED_AT_ONCE)
+        self._connection.abort = self._transport.abort
+        self._inner = self._server()
+        self._inner.connection_made(_Outgoing(self, self._transport))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count nothing more, and tell aiohttp."""
+        self._budget.remove(self._connection)
+        self._stage, self._waiting = _Stage.END, b""
+        self._cancel_abort()
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count bytes, and pass them on when it is their turn."""
+        if self._stage is not _Stage.END:
+            self._received += len(data)
+            self._waiting += data
+            self._count()
+            self._pass_on()
+
+    def pause_writing(self) -> None:
+        """Count what is not sent, and give the caller a time limit."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self._count()
+        self.abort_later()
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Go on with the answer."""
+        self._unsent = 0
+        self._count()
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    # For aiohttp's protocol
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the handler of a request is running."""
+        return self._stage is _Stage.BODY or self._stage is _Stage.ANSWER
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop or continue passing on bytes, because aiohttp holds many that nobody has read."""
+        self._is_paused = paused
+        self._pass_on()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer without aiohttp, and close the connection."""
+        if self._stage is not _Stage.END:
+            self._stage, self._waiting = _Stage.END, b""
+            self._transport.write(_write(refusal))
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection when its answer is sent."""
+        self._stage, self._waiting = _Stage.END, b""
+        if not self._transport.is_closing():
+            if self._transport.get_write_buffer_size():
+                self.abort_later()
+            self._transport.close()
+
+    def abort_later(self) -> None:
+        """Abort the connection if the answer is not read in time."""
+        if self._abort is None:
+            self._abort = self._loop.call_later(self._patience, self._connection.abort)
+
+    def _cancel_abort(self) -> None:
+        if self._abort is not None:
+            self._abort.cancel()
+            self._abort = None
+
+    # Requests
+
+    async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
+        """Call `handler`, send its answer and release its body."""
+        self._begin(request)
+        try:
+            response = await handler(request)
+            await self._send(request, response)
+        except BaseException:
+            if self._stage is not _Stage.END:
+                self._stage = _Stage.BEGINNING  # aiohttp answers, and closes the connection
+            raise
+        self._end(is_last=not response.keep_alive)
+        return response
+
+    def _begin(self, request: web.BaseRequest) -> None:
+        self._head, self._last = 0, b""
+        if request.content.is_eof():
+            self._left = 0
+        else:
+            # Where the body ends is known only to aiohttp if no header has its length.
+            self._left = request.content_length or sys.maxsize
+        self._stage = _Stage.BODY
+        self._pass_on()
+
+    async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        # By default aiohttp sends its own name and Python's, with their versions.
+        response.headers.setdefault(hdrs.SERVER, SERVER)
+        is_early = not request.content.is_eof()
+        if is_early or self._left or response.headers.get(hdrs.CONNECTION) == "close":
+            response.force_close()
+        self._unread = _find_size(response)
+        self._count()
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except ConnectionError:
+            return
+        finally:
+            self._cancel_abort()
+        if isinstance(response, web.Response):
+            response.body = None
+        if is_early and not self._transport.is_closing():
+            # The caller may still read the answer, but nothing more is read from the caller.
+            self._stage, self._waiting = _Stage.END, b""
+            self._transport.pause_reading()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            await asyncio.sleep(LINGERING)
+            self._transport.abort()
+
+    def _end(self, *, is_last: bool) -> None:
+        self._unread = 0
+        self._received = len(self._waiting)
+        if is_last:
+            self._stage = _Stage.END
+        elif self._stage is not _Stage.END:
+            self._stage = _Stage.HEAD
+        self._count()
+        self._pass_on()
+
+    # Bytes
+
+    def _pass_on(self) -> None:
+        """Pass on what belongs to the present request, unless aiohttp cannot take more."""
+        while self._inner is not None and not self._is_paused:
+            if self._stage is _Stage.HEAD and self._waiting:
+                part = self._take_head()
+            elif self._stage is _Stage.BODY and self._left and self._waiting:
+                part = self._take(self._left)
+                self._left -= len(part)
+            else:
+                break
+            self._inner.data_received(part)
+        if self._stage is _Stage.BODY and not self._left:
+            self._stage = _Stage.ANSWER
+            self._connection.since = self._loop.time()
+        self._regulate()
+
+    def _take(self, count: int) -> bytes:
+        part, self._waiting = self._waiting[:count], self._waiting[count:]
+        return part
+
+    def _take_head(self) -> bytes:
+        """The next bytes of a head, which may be its last ones."""
+        if not self._head:
+            self._waiting = self._waiting.lstrip(b"\r\n")  # as RFC 9112, 2.2, demands
+        seen = self._last + self._waiting
+        end = seen.find(_END)
+        if end < 0:
+            self._last = seen[-len(_END) + 1 :]
+            part, self._waiting = self._waiting, b""
+        else:
+            part = self._take(end + len(_END) - len(self._last))
+            self._stage = _Stage.BEGINNING
+        self._head += len(part)
+        if self._head > LONGEST_HEAD:
+            self.refuse(_too_long(part))
+            return b""
+        return part
+
+    def _regulate(self) -> None:
+        """Read nothing from the caller while too many bytes wait to be passed on."""
+        is_reading = not self._is_paused and len(self._waiting) <= MOST_WAITING
+        if is_reading is self._is_reading or self._stage is _Stage.END:
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _count(self) -> None:
+        held = self._received + self._unread + self._unsent
+        self._budget.hold(self._connection, held)
+
+
+class _Outgoing(asyncio.Transport):
+    """The transport of aiohttp's protocol. It writes answers, and replaces those of aiohttp."""
+
+    def __init__(self, passage: Passage, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._passage = passage
+        self._transport = transport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._passage if name == _PASSAGE else self._transport.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._passage.is_answering:
+            self._transport.write(data)
+        else:
+            self._passage.refuse(_read_refusal(bytes(data)))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._passage.close()
+
+    def pause_reading(self) -> None:
+        self._passage.pause(paused=True)
+
+    def resume_reading(self) -> None:
+        self._passage.pause(paused=False)
+
+
+async def answer(request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
+    """Handle a request that came through a `Passage`."""
+    passage: Passage | None = request.get_extra_info(_PASSAGE)
+    if passage is None:
+        raise ConnectionResetError("the caller has gone")
+    return await passage.answer(request, handler)
+
+
+def _too_long(part: bytes) -> Refusal:
+    """The answer to a head that becomes too long with this part."""
+    if max(map(len, part.split(b"\r\n"))) > LONGEST_LINE:
+        detail = f"the first line and each header may have at most {LONGEST_LINE} bytes"
+        return Refusal(400, "Invalid HTTP", detail)
+    detail = f"first line and headers may have at most {LONGEST_HEAD} bytes together"
+    return Refusal(431, "Invalid HTTP", detail)
+
+
+def _find_size(response: web.StreamResponse) -> int:
+    """How many bytes of memory an answer's body takes."""
+    body = response.body if isinstance(response, web.Response) else None
+    if isinstance(body, Parts):
+        return body.held
+    return len(body) if isinstance(body, bytes | bytearray) else 0
+
+
+def _read_refusal(answer: bytes) -> Refusal:
+    """An error that aiohttp answers in text/plain."""
+    head, _, text = answer.partition(_END)
+    status = int(head.split()[1])
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Refusal(status, "Internal error", "Internal error")
+    # In aiohttp's messages the first line ends in a colon, and invalid bytes follow it.
+    line = text.decode(errors="replace").partition("\n")[0][:LONGEST_DETAIL].rstrip(": \r")
+    return Refusal(status, "Invalid HTTP", line or "Invalid HTTP")
+
+
+def _write(refusal: Refusal) -> bytes:
+    """The answer to a caller whose connection is closed next."""
+    status = HTTPStatus(refusal.problem.status)
+    body = msgspec.json.encode(refusal.problem)
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"{hdrs.CONTENT_TYPE}: {PROBLEM}",
+        f"{hdrs.CONTENT_LENGTH}: {len(body)}",
+        f"{hdrs.DATE}: {formatdate(usegmt=True)}",
+        f"{hdrs.SERVER}: {SERVER}",
+        f"{hdrs.CONNECTION}: close",
+    )
+    return "\r\n".join(head).encode() + _END + body
