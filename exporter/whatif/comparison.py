@@ -117,7 +117,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     for reason, words in REASONS.items():
         if reason in possible:
             yield f"  {words.name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
-    yield "Evictions always allowed", each(lambda a: f"{a.others:,}")
+    yield "Evictions of drains, not judged", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
     failed = {reason for account in accounts for reason in account.migrations.reasons}

@@ -348,7 +348,7 @@ OUTCOMES = {
 }
 BY_TAINT = "the drain taint of the node"
 """How an evacuation was requested that nobody's eviction began."""
-LEFT_OVER = "its node is schedulable"
+LEFT_OVER = "its node is schedulable again, so its drain is over"
 DIVERGED = "the descheduler considers it over, KubeVirt does not"
 
 

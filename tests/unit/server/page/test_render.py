@@ -223,7 +223,7 @@ class TestRows:
         row = page.text("e-uid-of-old")
 
         assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
-        assert "by unknown" in row
+        assert "source: unknown" in row
         assert "0 failed" in row
         assert "Remove what makes the VM non-migratable" in row
         assert "kubectl replace --raw /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
@@ -258,7 +258,7 @@ class TestRows:
         page = shown(busy_service())
 
         assert page.text("b-uid-of-soon").startswith(
-            "shop/soon on n1 cooldown at preEviction in 10 s 08:00:10 UTC 14 min 50 s"
+            "shop/soon on n1 cooldown checkpoint preEviction in 10 s 08:00:10 UTC 14 min 50 s"
         )
         assert "14 min 50 s of 15 min" in page.text("b-uid-of-soon")
         assert "migration_in_progress at filter the migration ends" in page.text("b-uid-of-moving")
