@@ -6,7 +6,7 @@ itself, but whose exception nobody would retrieve, uses `noting_failure`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -42,6 +42,13 @@ async def keep_running(
             pause = FIRST_PAUSE
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def run_in_slices(work: Iterable[None], *, most: int) -> None:
+    """Run work that yields after each object. Let other tasks run after every `most` objects."""
+    for number, _ in enumerate(work, 1):
+        if number % most == 0:
+            await asyncio.sleep(0)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from exporter.engine.facts.model import ConfigMap, Instant
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
 from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion
-from exporter.history.writer import WriteSignal, note_fault, run_in_slices
+from exporter.history.writer import SLICE, WriteSignal, note_fault
 from exporter.settings import ConfigMaps
+from exporter.tasks import run_in_slices
 
 
 DATA_KEY = "history"
@@ -94,7 +95,7 @@ class ConfigMapReader:
         known, now = self.shards.get(shard), self.clock()
         if found is None:
             self.shards.pop(shard, None)
-            await run_in_slices(self.changes.note_missing(shard, now))
+            await run_in_slices(self.changes.note_missing(shard, now), most=SLICE)
             return
         if known is not None and known.version == found.version:
             return
@@ -105,7 +106,9 @@ class ConfigMapReader:
         load = self.changes.load(shard, raw or b"", now, replaces=known is not None)
         if raw is None or not await self._try(load, shard, others):
             is_unreadable = raw is not None
-            await run_in_slices(self.changes.note_missing(shard, now, unreadable=is_unreadable))
+            await run_in_slices(
+                self.changes.note_missing(shard, now, unreadable=is_unreadable), most=SLICE
+            )
         self.shards[shard] = Stored(found.version, others)
 
     async def _try(self, merging: Iterator[None], shard: int, others: dict[str, bytes]) -> bool:
@@ -114,7 +117,7 @@ class ConfigMapReader:
         A shard of another format version is put into `others`.
         """
         try:
-            await run_in_slices(merging)
+            await run_in_slices(merging, most=SLICE)
         except UnknownVersion as unknown:
             key = f"{DATA_KEY}.v{unknown.version}"
             others[key] = unknown.raw

@@ -5,7 +5,7 @@ shutdown. Every failure is logged, counted and retried. Verdicts do not depend o
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -16,6 +16,7 @@ import structlog
 from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.health import Health, HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
+from exporter.tasks import run_in_slices
 
 
 SLICE = 100
@@ -30,13 +31,6 @@ def note_fault(
     """Count a fault of the stored history `times` times, and log it once."""
     status.faults[fault] += times
     log.warning("history_fault", fault=str(fault), why=why, **place)
-
-
-async def run_in_slices(work: Iterator[None]) -> None:
-    """Run work that yields after each VMI. Let other tasks run after every `SLICE` VMIs."""
-    for number, _ in enumerate(work, 1):
-        if number % SLICE == 0:
-            await asyncio.sleep(0)
 
 
 class WriteSignal:
@@ -88,7 +82,7 @@ class HistoryWriter:
         """Write the pending changes now, if this process may write."""
         changes, now = self.changes, self.clock()
         pruning = changes.prune(self._seen_through, now)
-        await run_in_slices(chain(pruning, changes.encode_changed(now)))
+        await run_in_slices(chain(pruning, changes.encode_changed(now)), most=SLICE)
         await self._write()
         if self.status.loaded:
             changes.settle_ends(is_writer=self.status.may_write())

@@ -6,8 +6,7 @@ a series ends when its object is gone.
 
 import asyncio
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import TypeAlias, TypeVar
@@ -17,15 +16,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from exporter.engine.evacuations.drain import (
-    Conditions,
     Diagnosed,
-    count_undiagnosed,
-    follow_drains,
-    recount,
+    OutcomeCount,
+    Snapshot,
+    take_snapshot,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
-from exporter.engine.facts.evidence import Evidence
-from exporter.engine.store.node_drains import Departed
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
 from exporter.metrics.families import (
@@ -76,23 +71,12 @@ def sample(view: View) -> Iterator[Piece]:
     function returns, so all pieces show the same instant.
     """
     conditions = view.health.read_conditions(view.store, view.stuck, view.now)
-    trust = conditions.trust
-    view.verdicts.advance(view.now, trust)
+    view.verdicts.advance(view.now, conditions.trust)
     summary = view.verdicts.summarize()
-    evacuating = [evidence.snapshot() for evidence in view.store.evacuating(trust)]
-    unsettled = [one for one in view.store.unsettled(trust) if one.marker is None]
-    counts, departed = count_undiagnosed(view.store, conditions), view.store.drains.read()
+    snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(
-            view,
-            summary,
-            evacuating,
-            unsettled,
-            conditions=conditions,
-            counts=counts,
-            departed=departed,
-        ),
+        _sample_vmis(view, summary, snapshot),
         [(family, family.sample(view)) for family in MIGRATIONS],
     )
 
@@ -223,38 +207,22 @@ def narrow(accept: str) -> str:
     return ""
 
 
-def _sample_vmis(
-    view: View,
-    summary: VerdictSummary,
-    evacuating: Sequence[Evidence],
-    unsettled: Sequence[Evidence],
-    *,
-    conditions: Conditions,
-    counts: dict[str, Counter[DrainOutcome]],
-    departed: Mapping[str, Departed],
-) -> Iterator[Piece]:
+def _sample_vmis(view: View, summary: VerdictSummary, snapshot: Snapshot) -> Iterator[Piece]:
     """The samples of single VMIs, evacuating VMIs first, and of their totals.
 
-    `counts` are the results of `count_undiagnosed`. `departed` are the VMs that have left each
-    node. Because this runs in slices, it reads only data that cannot change.
+    Because this runs in slices, it reads only data that cannot change.
     """
     yield VMIS, sample_verdicts(summary.verdicts, list_reasons(view.policy))
-    diagnosed: list[Diagnosed] = []
-    outcomes: list[DrainOutcome] = []
-    for some in _cut(evacuating):
-        if diagnosed:
+    count = OutcomeCount(snapshot)
+    for number, _ in enumerate(count, 1):
+        if number % SLICE == 0:
             yield VMIS, ()
-        for evidence in some:
-            diagnosis = conditions.diagnose(evidence)
-            outcome = recount(counts, evidence, diagnosis, conditions)
-            if diagnosis is not None:
-                diagnosed.append((evidence.vmi, diagnosis))
-                outcomes.append(outcome)
-    yield DRAINS, sample_drains(counts)
-    progress = follow_drains(departed, counts, zip(diagnosed, outcomes, strict=True), conditions)
+    yield DRAINS, sample_drains(count.counts)
+    progress = count.follow_drains()
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
-    yield from _sample_moves(view, diagnosed, unsettled, conditions)
+    diagnosed = [one for one, _ in count.evacuations]
+    yield from _sample_moves(view, diagnosed, snapshot)
     cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
     for place, column in enumerate(COOLING):
         for entries in _cut(cooling):
@@ -264,10 +232,7 @@ def _sample_vmis(
 
 
 def _sample_moves(
-    view: View,
-    diagnosed: Sequence[Diagnosed],
-    unsettled: Sequence[Evidence],
-    conditions: Conditions,
+    view: View, diagnosed: Sequence[Diagnosed], snapshot: Snapshot
 ) -> Iterator[Piece]:
     """The samples of evacuations and other moves, for as many VMIs as may have series."""
     for family in EVACUATIONS:
@@ -276,8 +241,9 @@ def _sample_moves(
                 family,
                 [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in part],
             )
-    for some in _cut(unsettled[: view.vmi_series]):
-        yield MOVES, sample_moves(some, conditions)
+    moving = [evidence for evidence in snapshot.unsettled if evidence.marker is None]
+    for some in _cut(moving[: view.vmi_series]):
+        yield MOVES, sample_moves(some, snapshot.conditions)
 
 
 def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:

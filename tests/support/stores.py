@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from exporter.engine.evacuations.drain import Conditions, OutcomeCount, take_snapshot
 from exporter.engine.facts.changes import (
     Forgotten,
     Listed,
@@ -59,10 +60,6 @@ class ClockedStore(Store):
     def on_node(self, node: str, trust: Trust | None = None) -> list[Evidence]:
         """Like `Store.on_node`."""
         return super().on_node(node, trust or self.trust)
-
-    def unsettled(self, trust: Trust | None = None) -> Iterator[Evidence]:
-        """Like `Store.unsettled`."""
-        return super().unsettled(trust or self.trust)
 
     def load(self, trust: Trust | None = None) -> Load | None:
         """Like `Store.load`."""
@@ -124,3 +121,13 @@ def pending_changes(store: Store, window: float = 86_400.0) -> PendingChanges:
     store.subscribe(changes.note_change, NoticeKind.MEMORY)
     store.evacuations.note_end = changes.note_end
     return changes
+
+
+def count_outcomes(store: Store, conditions: Conditions) -> OutcomeCount:
+    """The drain outcomes of all VMIs of a store, without a pause."""
+    view = VerdictView(store, Policy())
+    view.advance(conditions.now, conditions.trust)
+    count = OutcomeCount(take_snapshot(store, conditions, view.list_unsettled()))
+    for _ in count:
+        pass
+    return count

@@ -3,12 +3,12 @@
 The module `drain_outcomes` says what a drain does to one VM.
 
 The counts of all nodes come from totals that the store updates with each change. So this visits
-only VMIs that are not settled (`Store.unsettled`), that are evacuating, or that a budget protects.
+only VMIs that are not settled (`Evidence.unsettled`), or that a budget protects. A caller that must
+not block its event loop takes a `Snapshot`, and counts its VMIs in slices.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -169,72 +169,92 @@ class Forecast(Struct, frozen=True, kw_only=True):
         return bool(self.outcomes.get(DrainOutcome.EXTERNAL))
 
 
-def count_outcomes(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The number of VMIs by node and outcome, sorted by node."""
-    counts = count_undiagnosed(store, conditions)
-    for evidence in store.evacuating(conditions.trust):
-        recount(counts, evidence, conditions.diagnose(evidence), conditions)
-    return counts
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """What decides the drain outcomes of all VMIs, as of one instant. Nothing in it changes.
 
-
-def count_undiagnosed(store: Store, conditions: Conditions) -> dict[str, Counter[DrainOutcome]]:
-    """The counts as if no evacuation had failed; `recount` corrects them for one evacuation.
-
-    The mobility decides the outcome of most VMIs; the others are visited one by one.
+    `mobilities` counts the VMIs that have not ended, by node. `unsettled` is the evidence about
+    each VMI whose outcome depends on more than its mobility. `guarded` are the settled VMIs that
+    would restart if no budget forbade it. `drains` are those of the store.
     """
-    counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in sorted(store.nodes)}
-    counts.pop("", None)
-    full = {node for node in counts if conditions.is_full(node)}
 
-    def outcome(node: str, mobility: Mobility) -> DrainOutcome:
-        return decide_outcome(mobility, conditions.kubevirt, waits=node in full)
-
-    for (node, mobility), vmis in store.mobilities.items():
-        if node:
-            counts[node][outcome(node, mobility)] += vmis
-    unsettled = set()
-    for evidence in store.unsettled(conditions.trust):
-        unsettled.add(evidence.vmi.uid)
-        node, mobility = evidence.vmi.node, evidence.vmi.mobility
-        if node:
-            counts[node][outcome(node, mobility)] -= 1
-            counts[node][find_outcome(evidence, conditions, None)] += 1
-    for evidence in _find_guarded(store, conditions, unsettled):
-        if find_outcome(evidence, conditions, None) is DrainOutcome.STAYS:
-            counts[evidence.vmi.node][DrainOutcome.RESTARTS] -= 1
-            counts[evidence.vmi.node][DrainOutcome.STAYS] += 1
-    return counts
+    conditions: Conditions
+    mobilities: Mapping[tuple[str, Mobility], int]
+    unsettled: Sequence[Evidence]
+    guarded: Sequence[Vmi]
+    drains: Mapping[str, Departed]
 
 
-def _find_guarded(
-    store: Store, conditions: Conditions, without: AbstractSet[str]
-) -> Iterator[Evidence]:
-    """The VMIs, except those `without`, that a drain would restart if no budget forbade it."""
+def take_snapshot(store: Store, conditions: Conditions, unsettled: Sequence[Evidence]) -> Snapshot:
+    """The snapshot of a store; `unsettled` is `VerdictView.list_unsettled`."""
+    nodes, budgets = conditions.nodes, conditions.budgets
+    return Snapshot(
+        conditions=replace(
+            conditions,
+            nodes=None if nodes is None else nodes.copy(),
+            budgets=None if budgets is None else budgets.copy(),
+        ),
+        mobilities=dict(store.mobilities),
+        unsettled=unsettled,
+        guarded=[*_find_guarded(store, conditions)],
+        drains=store.drains.read(),
+    )
+
+
+def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Vmi]:
+    """The settled VMIs that a drain would restart if no budget forbade it."""
     if conditions.budgets is None:
         return
     for key in conditions.budgets.guarded():
-        found = store.find_pod(*key)
-        if found is None or found[1].finished or not found[1].node:
+        pod, vmi = store.find_pod(*key) or (None, None)
+        if vmi is None or vmi.finished or not vmi.node:
             continue
-        evidence = store.evidence(found[1].namespace, found[1].name, conditions.trust)
-        if evidence is None or evidence.launcher != found[0] or evidence.vmi.uid in without:
-            continue
-        if _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
-            yield evidence
+        if decide_outcome(vmi.mobility, conditions.kubevirt) is DrainOutcome.RESTARTS:
+            evidence = store.evidence(vmi.namespace, vmi.name, conditions.trust)
+            if evidence is not None and not evidence.unsettled and evidence.launcher == pod:
+                yield vmi
 
 
-def recount(
-    counts: Mapping[str, Counter[DrainOutcome]],
-    evidence: Evidence,
-    diagnosis: Diagnosis | None,
-    conditions: Conditions,
-) -> DrainOutcome:
-    """Correct the counts of `count_undiagnosed` for one VMI; returns the VMI's outcome."""
-    outcome = find_outcome(evidence, conditions, diagnosis)
-    if evidence.vmi.node in counts:
-        counts[evidence.vmi.node][find_outcome(evidence, conditions, None)] -= 1
-        counts[evidence.vmi.node][outcome] += 1
-    return outcome
+class OutcomeCount:
+    """Counts the drain outcomes of the VMIs of a snapshot.
+
+    Each step of the iteration visits one unsettled VMI. After the last step `counts` has the number
+    of VMIs by node and outcome, sorted by node, and `evacuations` has each evacuation with the
+    outcome of its VMI.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.evacuations: list[tuple[Diagnosed, DrainOutcome]] = []
+        nodes = sorted({node for node, _ in snapshot.mobilities if node})
+        self.counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in nodes}
+        self._full = {node for node in nodes if snapshot.conditions.is_full(node)}
+        for (node, mobility), vmis in snapshot.mobilities.items():
+            if node:
+                self.counts[node][self._decide(node, mobility)] += vmis
+        for vmi in snapshot.guarded:
+            self.counts[vmi.node][DrainOutcome.RESTARTS] -= 1
+            self.counts[vmi.node][DrainOutcome.STAYS] += 1
+
+    def __iter__(self) -> Iterator[None]:
+        conditions = self.snapshot.conditions
+        for evidence in self.snapshot.unsettled:
+            vmi, diagnosis = evidence.vmi, conditions.diagnose(evidence)
+            outcome = find_outcome(evidence, conditions, diagnosis)
+            if vmi.node:
+                self.counts[vmi.node][self._decide(vmi.node, vmi.mobility)] -= 1
+                self.counts[vmi.node][outcome] += 1
+            if diagnosis is not None:
+                self.evacuations.append(((vmi, diagnosis), outcome))
+            yield
+
+    def follow_drains(self) -> dict[str, DrainProgress]:
+        """The progress of each drain, by node."""
+        snapshot = self.snapshot
+        return follow_drains(snapshot.drains, self.counts, self.evacuations, snapshot.conditions)
+
+    def _decide(self, node: str, mobility: Mobility) -> DrainOutcome:
+        kubevirt = self.snapshot.conditions.kubevirt
+        return decide_outcome(mobility, kubevirt, waits=node in self._full)
 
 
 def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:
@@ -245,24 +265,15 @@ def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[Dr
     return total
 
 
-def forecast_nodes(
-    store: Store, conditions: Conditions, durations: Mapping[str, list[Seconds]]
-) -> list[Forecast]:
-    """The forecast of every node with VMIs, sorted by name.
+def forecast_nodes(count: OutcomeCount, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
+    """The forecast of every node with VMIs, sorted by name, from a complete count.
 
     `durations`: the results of `find_duration`, by node.
     """
-    counts = count_undiagnosed(store, conditions)
-    evacuating: list[tuple[Diagnosed, DrainOutcome]] = []
-    for evidence in store.evacuating(conditions.trust):
-        diagnosis = conditions.diagnose(evidence)
-        outcome = recount(counts, evidence, diagnosis, conditions)
-        if diagnosis is not None:
-            evacuating.append(((evidence.vmi, diagnosis), outcome))
-    progress = follow_drains(store.drains.read(), counts, evacuating, conditions)
+    progress, conditions = count.follow_drains(), count.snapshot.conditions
     return [
         _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
-        for node, outcomes in counts.items()
+        for node, outcomes in count.counts.items()
     ]
 
 

@@ -306,9 +306,9 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     def snapshot(self) -> "Evidence":
         """A copy for a later diagnosis, with a marker and history that do not change any more."""
-        if self.marker is None:
-            return self
-        marker = replace(self.marker, failed=dict(self.marker.failed))
+        marker = self.marker
+        if marker is not None:
+            marker = replace(marker, failed=dict(marker.failed))
         return replace(self, marker=marker, history=History(self.history.records()))
 
     def believed_at(self, now: Instant) -> "Evidence":
@@ -325,9 +325,10 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def unsettled(self) -> bool:
-        """Whether more than the VMI's mobility decides what a drain would do to it."""
-        return (
-            self.vmi.unsettled
+        """Whether more than its mobility and budgets decides what a drain would do to the VMI."""
+        return not self.vmi.finished and (
+            self.marker is not None
+            or self.vmi.unsettled
             or sum(not pod.finished for pod in self.pods) > 1
             or any(not vmim.finished or vmim.phase == "Failed" for vmim in self.vmims)
         )

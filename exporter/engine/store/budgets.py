@@ -22,6 +22,13 @@ class Budgets:
     def __len__(self) -> int:
         return sum(map(len, self._forbidding.values()))
 
+    def copy(self) -> "Budgets":
+        """A copy for `find` and `guarded`, which later changes do not reach."""
+        self._refresh()
+        other = Budgets({})
+        other._by_pod = self._by_pod.copy()
+        return other
+
     def keys(self) -> list[Key]:
         """The namespaces and names of the budgets."""
         return [(space, name) for space, budgets in self._forbidding.items() for name in budgets]

@@ -20,6 +20,14 @@ class NodeIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def copy(self) -> "NodeIndex":
+        """A copy, which later changes do not reach."""
+        other = NodeIndex()
+        other.known_since = self.known_since
+        other._nodes = self._nodes.copy()
+        other._uncordoned, other._tainted = self._uncordoned.copy(), self._tainted.copy()
+        return other
+
     def names(self) -> tuple[str, ...]:
         """The names of all nodes."""
         return tuple(self._nodes)

@@ -88,6 +88,7 @@ class Store:
         for record in self._vmis.by_key.values():
             record.changed_at += step
             record.handed_off_at += step
+        self._notify(NoticeKind.EVERYTHING)
 
     def subscribe(self, callback: Callable[[Notice], None], *kinds: NoticeKind) -> None:
         """Call `callback` with every notice of these kinds, while the change is applied."""
@@ -161,14 +162,24 @@ class Store:
         return None if pod is None or record is None else (pod, record.vmi)
 
     def is_idle(self, key: Key) -> bool:
-        """Whether a VMI has no migration and no evacuation, which is true for most VMIs.
+        """Whether nothing happens to a VMI, which is true for most VMIs.
 
-        Such a VMI can be blocked by the rules `platform_update` and `policy` only.
+        It has no migration, no evacuation and one launcher pod, and is not being deleted. Only the
+        rules `platform_update` and `policy` can block such a VMI, and a drain treats it as its
+        mobility and budgets say.
         """
-        vmi = self.vmi(key)
-        if vmi is None or vmi.finished:
+        record = self._vmis.by_key.get(key)
+        if record is None or record.vmi.finished:
             return True
-        return vmi.migration is None and not vmi.evacuation_node and not self._vmims.naming(key)
+        vmi = record.vmi
+        return (
+            vmi.migration is None
+            and record.marker is None
+            and not vmi.evacuation_node
+            and vmi.deleted_at is None
+            and vmi.uid not in self._launchers.crowded
+            and not self._vmims.naming(key)
+        )
 
     def evidence(self, namespace: str, name: str, trust: Trust) -> Evidence | None:
         """The evidence about one VMI, or None if there is no VMI of that name."""
@@ -187,21 +198,6 @@ class Store:
         """The evidence about every VMI that is on a node and has not ended."""
         records = self._vmis.on_node(node)
         return [self._gather(one, trust) for one in records if not one.vmi.finished]
-
-    def unsettled(self, trust: Trust) -> Iterator[Evidence]:
-        """The evidence about every VMI that a drain may treat otherwise than its mobility says.
-
-        These are the VMIs, except ended ones, with an unfinished or a failed VMIM, with more than
-        one active launcher pod, with a migration that has not ended, or in deletion.
-        """
-        unfinished = (binding.vmi_key for binding in self._vmims.unfinished)
-        crowded = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
-        keys = {*unfinished, *self._vmims.failing, *self._vmis.unsettled}
-        keys.update(record.key for record in crowded if record is not None)
-        for namespace, name in keys:
-            evidence = self.evidence(namespace, name, trust)
-            if evidence is not None and not evidence.vmi.finished and evidence.unsettled:
-                yield evidence
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons why a VMI does not move, newest first; see `ReasonTable`.
@@ -339,8 +335,10 @@ class Store:
             if self.evacuations.update(record, None, at):
                 if record.marker is None:
                     self._reasons.end(record.vmi)
-                self._note_evidence(record)
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
+                self._note_evidence(record)
+            elif record.marker is not None:  # it may have another date
+                self._note_evidence(record)
 
     def _put_pod(self, pod: Pod, at: Instant) -> bool:
         known = self._launchers.pods.get((pod.namespace, pod.name))

@@ -65,16 +65,12 @@ class VmiRecord(Struct, gc=False):
 
 
 class VmiIndex:
-    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node.
-
-    `unsettled` are the VMIs that are being deleted, or whose last migration has not ended.
-    """
+    """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, str], VmiRecord] = {}
         self.by_uid: dict[str, VmiRecord] = {}
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
-        self.unsettled: set[tuple[str, str]] = set()
 
     def add(self, vmi: Vmi) -> VmiRecord:
         """Add a VMI."""
@@ -112,9 +108,6 @@ class VmiIndex:
         return None if record is None or record.vmi.namespace != pod.namespace else record
 
     def _count(self, vmi: Vmi, vmis: int) -> None:
-        if vmi.unsettled:
-            change = self.unsettled.add if vmis > 0 else self.unsettled.discard
-            change((vmi.namespace, vmi.name))
         if vmi.finished:
             return
         kind = (vmi.node, vmi.mobility)

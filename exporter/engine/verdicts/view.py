@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -39,6 +39,8 @@ from exporter.engine.verdicts.rules import RULES, decide_both
 ALLOWED = "allowed"
 SPARE = 1_000
 """At least this many expiries of replaced entries are kept before the heap is rebuilt."""
+
+_Value = TypeVar("_Value")
 
 Tally: TypeAlias = Mapping[tuple[str, str], int]
 """The number of VMIs by verdict (`ALLOWED` or a reason) and node."""
@@ -108,6 +110,8 @@ class VerdictView:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cooling: dict[Key, Entry] = {}
         self._blocked: list[Key] = []
+        self._blocked_entries: list[Entry] = []
+        self._unsettled: dict[Key, Evidence] = {}
         self._outdated: set[Key] = set(store.keys())
         self._moving: set[Key] = set()
         self._expiries: list[tuple[Instant, Key]] = []
@@ -168,7 +172,15 @@ class VerdictView:
     def list_blocked(self) -> list[Entry]:
         """The entries of the blocked VMIs, sorted by namespace and name."""
         self._refresh_all()
-        return [self._entries[key] for key in self._blocked]
+        return self._blocked_entries.copy()
+
+    def list_unsettled(self) -> list[Evidence]:
+        """The evidence about each VMI whose drain outcome depends on more than its mobility.
+
+        The evidence does not change any more, so it can be diagnosed in slices.
+        """
+        self._refresh_all()
+        return list(self._unsettled.values())
 
     @property
     def moves(self) -> bool:
@@ -205,6 +217,8 @@ class VerdictView:
         evidence = self._store.evidence(*key, self._trust)
         if evidence is None:
             return None
+        if evidence.unsettled:
+            evidence = evidence.snapshot()
         entry = evaluate(evidence, self.policy, self._now)
         self._replace(key, entry)
         return entry
@@ -219,13 +233,12 @@ class VerdictView:
             self._count(blocked.reason, blocked.node, 1)
         if was != blocked:
             self.revision += 1
-        if (was is None) != (blocked is None):
-            place = bisect_left(self._blocked, key)
-            self._blocked[place : place + (blocked is None)] = () if blocked is None else (key,)
-        if entry is not None and entry.cooldown is not None and entry.cooldown.blocks:
-            self._cooling[key] = entry
-        else:
-            self._cooling.pop(key, None)
+        if was is not None or blocked is not None:
+            self._list(key, None if blocked is None else entry, was_listed=was is not None)
+        cools = entry is not None and entry.cooldown is not None and entry.cooldown.blocks
+        _put(self._cooling, key, entry if cools else None)
+        evidence = None if entry is None or not entry.evidence.unsettled else entry.evidence
+        _put(self._unsettled, key, evidence)
         self._moving.discard(key)
         if entry is None:
             return
@@ -239,10 +252,25 @@ class VerdictView:
                 entries = self._entries.items()
                 self._expiries = sorted((e.until, k) for k, e in entries if e.until < math.inf)
 
+    def _list(self, key: Key, entry: Entry | None, *, was_listed: bool) -> None:
+        """Add, replace or remove (None) an entry of the sorted list of blocked VMIs."""
+        place = bisect_left(self._blocked, key)
+        known = slice(place, place + was_listed)
+        self._blocked[known] = () if entry is None else (key,)
+        self._blocked_entries[known] = () if entry is None else (entry,)
+
     def _count(self, reason: Reason, node: str, vmis: int) -> None:
         self._counts[reason, node] += vmis
         if not self._counts[reason, node]:
             del self._counts[reason, node]
+
+
+def _put(values: dict[Key, _Value], key: Key, value: _Value | None) -> None:
+    """Put a value at its place, or remove it if it is None."""
+    if value is None:
+        values.pop(key, None)
+    else:
+        values[key] = value
 
 
 def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:

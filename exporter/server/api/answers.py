@@ -1,7 +1,7 @@
 """Builds the API's answers from verdicts, rules and history. Pure."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import convert, structs
@@ -9,7 +9,7 @@ from msgspec import convert, structs
 from exporter import __version__
 from exporter.engine.evacuations.advice import find_blocker, may_cancel
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
-from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast
+from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast, Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Seconds, Vmi, Vmim, Why
@@ -84,39 +84,54 @@ def write_verdict(
     )
 
 
-def list_evacuations(
-    evacuating: Iterable[Evidence],
-    unsettled: Iterable[Evidence],
-    conditions: Conditions,
-    health: Health,
-    *,
-    reasons: Callable[[Vmi], tuple[Why, ...]],
-) -> EvacuationsAnswer:
-    """Every evacuation with its diagnosis, the longest first, and every other stuck move.
+class EvacuationList:
+    """Describes the evacuations of a snapshot and every other stuck move.
 
-    The arguments are from the `Store`: `evacuating`, `unsettled` and `reasons`.
+    Each step of the iteration visits one unsettled VMI; `answer` is complete after the last step.
+    `reasons` is `Store.reasons`.
     """
-    now = conditions.now
-    answers = [
-        write_evacuation(evidence, conditions, reasons(evidence.vmi)) for evidence in evacuating
-    ]
-    found = [answer for answer in answers if answer is not None]
-    found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
-    moves = []
-    for evidence in unsettled:
-        vmi, move = evidence.vmi, write_move(evidence, conditions, reasons(evidence.vmi))
-        if move is not None and move.stuck:
-            fields = structs.asdict(move)
-            moves.append(StuckMove(namespace=vmi.namespace, name=vmi.name, node=vmi.node, **fields))
-    moves.sort(key=lambda one: (one.since or to_datetime(now), one.namespace, one.name))
-    return EvacuationsAnswer(
-        as_of=to_datetime(now),
-        observed_at=to_optional_datetime(health.observed_at),
-        stale=health.is_stale(now, (one.namespace for one in found)),
-        evacuations=found,
-        stuck_moves=moves,
-        blind_spots=health.rejected_resources(),
-    )
+
+    def __init__(
+        self, snapshot: Snapshot, health: Health, *, reasons: Callable[[Vmi], tuple[Why, ...]]
+    ) -> None:
+        self._snapshot = snapshot
+        self._health = health
+        self._reasons = reasons
+        # Those of an evacuation are dropped when it ends, which may be before it is visited.
+        evacuating = (one.vmi for one in snapshot.unsettled if one.marker is not None)
+        self._whys = {vmi.uid: reasons(vmi) for vmi in evacuating}
+        self._evacuations: list[EvacuationAnswer] = []
+        self._moves: list[StuckMove] = []
+
+    def __iter__(self) -> Iterator[None]:
+        conditions = self._snapshot.conditions
+        for evidence in self._snapshot.unsettled:
+            vmi = evidence.vmi
+            if evidence.marker is not None:
+                answer = write_evacuation(evidence, conditions, self._whys[vmi.uid])
+                self._evacuations += [] if answer is None else [answer]
+            elif (found := conditions.diagnose_move(evidence)) is not None and found.stuck:
+                move = write_move(evidence, found, conditions, self._reasons(vmi))
+                fields = structs.asdict(move)
+                self._moves.append(
+                    StuckMove(namespace=vmi.namespace, name=vmi.name, node=vmi.node, **fields)
+                )
+            yield
+
+    def answer(self) -> EvacuationsAnswer:
+        """The evacuations, the longest first, and the moves, the oldest first."""
+        now = self._snapshot.conditions.now
+        found, moves, health = self._evacuations, self._moves, self._health
+        found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
+        moves.sort(key=lambda one: (one.since or to_datetime(now), one.namespace, one.name))
+        return EvacuationsAnswer(
+            as_of=to_datetime(now),
+            observed_at=to_optional_datetime(health.observed_at),
+            stale=health.is_stale(now, (one.namespace for one in found)),
+            evacuations=found,
+            stuck_moves=moves,
+            blind_spots=health.rejected_resources(),
+        )
 
 
 def list_nodes(
@@ -299,12 +314,9 @@ def write_evacuation(
 
 
 def write_move(
-    evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
-) -> MoveAnswer | None:
-    """The move of a VMI without an evacuation, or None; `why` are the cluster's reasons."""
-    move = conditions.diagnose_move(evidence)
-    if move is None:
-        return None
+    evidence: Evidence, move: Move, conditions: Conditions, why: tuple[Why, ...]
+) -> MoveAnswer:
+    """The move of a VMI without an evacuation; `why` are the cluster's reasons."""
     advice = advise(evidence, move, why, load=conditions.load)
     return MoveAnswer(
         state=move.state,

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import product
 from time import perf_counter
 
 import msgspec
@@ -37,6 +37,8 @@ SLICE = 100
 class Blocked:
     """The entries of one checkpoint (or of both), sorted.
 
+    `encoded` are the parts of their JSON, which all callers share: 200 kB for 1,000 VMIs.
+
     `etag` covers the entries and `stale`, but no value that changes as time passes. The set was
     computed from the view at `revision`. It is valid from `computed_at` until `changes_at`, when it
     may change without an event. `reads` counts the calls of `BlockedSet.read` that had begun before
@@ -44,6 +46,7 @@ class Blocked:
     """
 
     entries: list[BlockedVmi]
+    encoded: list[bytes]
     stale: bool
     etag: str
     freshness: tuple[bool, frozenset[str]]
@@ -51,11 +54,6 @@ class Blocked:
     computed_at: Instant
     changes_at: Instant
     reads: int
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """The entries as JSON, encoded once for all callers: 200 kB for 1,000 VMIs."""
-        return msgspec.json.encode(self.entries)
 
 
 @dataclass
@@ -113,11 +111,12 @@ class BlockedSet:
         reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)
         wanted = sorted(Checkpoint) if checkpoint is None else [checkpoint]
         entries: list[BlockedVmi] = []
+        encoded: list[bytes] = []
         digest = hashlib.sha256()
-        for count, entry in enumerate(found, 1):
-            if count % SLICE == 0:
-                await asyncio.sleep(0)
-            for one in wanted:
+        for at in range(0, len(found), SLICE):
+            await asyncio.sleep(0)
+            begin = len(entries)
+            for entry, one in product(found[at : at + SLICE], wanted):
                 verdict, vmi = entry.verdict(one), entry.evidence.vmi
                 if verdict.reason is not None:
                     end = verdict.not_before
@@ -134,11 +133,15 @@ class BlockedSet:
                     # The ETag does not cover `not_before`, which can change as time passes.
                     identity = (*structs.astuple(blocked)[:-1], verdict.released_at)
                     digest.update(msgspec.json.encode(identity))
+            if begin < len(entries):
+                part = msgspec.json.encode(entries[begin:])[1:-1]
+                encoded.append(b"," + part if begin else part)
         stale, lost = freshness
-        stale = stale or any(entry.namespace in lost for entry in entries)
+        stale = stale or bool(lost and any(entry.namespace in lost for entry in entries))
         digest.update(b"stale" if stale else b"")
         return Blocked(
             entries=entries,
+            encoded=encoded,
             stale=stale,
             etag=f'"{digest.hexdigest()[:32]}"',
             freshness=freshness,

@@ -51,12 +51,14 @@ def explain_vmi(
     vmi = evidence.vmi
     policy = policy.of(vmi)
     diagnosis = conditions.diagnose(evidence)
-    moved = diagnosis or conditions.diagnose_move(evidence)
+    move = conditions.diagnose_move(evidence)
     drain = None if vmi.finished else find_outcome(evidence, conditions, diagnosis)
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
         answer = entry.verdict(checkpoint)
-        return write_verdict(vmi.namespace, vmi.name, answer, now, diagnosis=moved, drain=drain)
+        return write_verdict(
+            vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis or move, drain=drain
+        )
 
     return VmiAnswer(
         as_of=to_datetime(now),
@@ -73,7 +75,7 @@ def explain_vmi(
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=write_evacuation(evidence, conditions, why),
-        move=write_move(evidence, conditions, why),
+        move=None if move is None else write_move(evidence, move, conditions, why),
         drain=drain,
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)

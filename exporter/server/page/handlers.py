@@ -24,7 +24,11 @@ async def answer_page(
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)
-    page = build_page(service, blocked, filters, service.clock(), named=named)
+    snapshot = await service.take_snapshot()
+    described = await service.describe_evacuations(snapshot)
+    count = await service.count_outcomes(snapshot)
+    now = service.clock()
+    page = build_page(service, blocked, filters, now, described=described, count=count, named=named)
     return _html(await asyncio.to_thread(render_page, page, service.links, linked=linked))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from exporter.engine.evacuations.drain import forecast_nodes
+from exporter.engine.evacuations.drain import OutcomeCount, forecast_nodes
 from exporter.engine.facts.model import Instant, Resource, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
 from exporter.engine.facts.states import State
@@ -217,13 +217,21 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
 
 
 def build_page(
-    service: Service, blocked: BlockedVms, filters: PageFilter, now: Instant, *, named: bool
+    service: Service,
+    blocked: BlockedVms,
+    filters: PageFilter,
+    now: Instant,
+    *,
+    described: EvacuationsAnswer,
+    count: OutcomeCount,
+    named: bool,
 ) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`.
 
-    `blocked` is the result of `summarize_blocked` with these filters.
+    `blocked` is the result of `summarize_blocked` with these filters. `described` and `count` are
+    of one snapshot.
     """
-    forecasts = forecast_nodes(service.store, service.read_conditions(now), durations={})
+    forecasts = forecast_nodes(count, durations={})
     outcomes = {one.node: one.outcomes for one in forecasts}
     status = service.describe_status(blocked.reasons, outcomes, now)
     shown = status
@@ -261,7 +269,6 @@ def build_page(
     nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
     # Without names, a filter must not say whether there is a VM that matches it.
     counted = filters if named else PageFilter()
-    described = service.describe_evacuations(now)
     moving = [
         one
         for one in described.evacuations
@@ -332,7 +339,9 @@ def _list_vms(
     return Vms(
         found=found,
         evacuations=Rows(
-            shown=tuple(explained(map(_of_vmi, moving[:ROWS]))),
+            shown=tuple(
+                vmi for vmi in explained(map(_of_vmi, moving[:ROWS])) if vmi.evacuation is not None
+            ),
             matching=len(moving),
             total=len(evacuations),
         ),

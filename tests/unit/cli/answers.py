@@ -6,7 +6,7 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
-from exporter.engine.evacuations.drain import Conditions
+from exporter.engine.evacuations.drain import Conditions, Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Checkpoint, EndReason, Requester, Trigger, Why
@@ -14,7 +14,7 @@ from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.health import Health
-from exporter.server.api.answers import describe_status, list_evacuations
+from exporter.server.api.answers import EvacuationList, describe_status
 from exporter.server.api.schemas import (
     BlockedAnswer,
     BlockedVmi,
@@ -106,7 +106,13 @@ def status_of(
         trust=health.read_trust(now),
         now=now,
     )
-    evacuations = list_evacuations(evacuating, (), conditions, health, reasons=lambda _vmi: why)
+    snapshot = Snapshot(
+        conditions=conditions, mobilities={}, unsettled=evacuating, guarded=(), drains={}
+    )
+    found = EvacuationList(snapshot, health, reasons=lambda _vmi: why)
+    for _ in found:
+        pass
+    evacuations = found.answer()
     answer = BlockedAnswer(
         as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )

@@ -20,7 +20,7 @@ from exporter.engine.facts.trust import Trust
 from exporter.server.api.answers import describe_drain, list_nodes
 from exporter.server.api.evacuation_schemas import DrainAnswer
 from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, count_outcomes
 from tests.unit.cli.answers import PIPED
 from tests.unit.engine.evacuations.test_drain import a_failure, a_movable, a_moved, now_in
 from tests.unit.engine.store.test_node_drains import a_drain, asked
@@ -172,7 +172,7 @@ def test_a_cordoned_node_is_named_so() -> None:
 def test_silence_is_a_warning() -> None:
     """Without contact with the API server the output has a warning."""
     store = a_mixed_store()
-    forecasts = forecast_nodes(store, now_in(store), {})
+    forecasts = forecast_nodes(count_outcomes(store, now_in(store)), {})
     answer = list_nodes(forecasts, ["shop"], NOW + 500.0, some_health())
     assert "Warning: no contact with the API server" in show_nodes(answer, PIPED)
 

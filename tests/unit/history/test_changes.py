@@ -12,7 +12,8 @@ from exporter.engine.facts.model import Fact, MigrationState, Resource, Vmi, Vmi
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.history.changes import AWAITED_FOR, PendingChanges
 from exporter.history.format import SHARDS, seal, shard_of
-from exporter.history.writer import SLICE, run_in_slices
+from exporter.history.writer import SLICE
+from exporter.tasks import run_in_slices
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -117,7 +118,7 @@ class TestFollowing:
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(count())
-        await run_in_slices(changes.encode_changed(NOW))
+        await run_in_slices(changes.encode_changed(NOW), most=SLICE)
         counting.cancel()
 
         assert encoded == [SLICE, 2 * SLICE]

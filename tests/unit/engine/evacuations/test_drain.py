@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.drain import (
     Conditions,
-    count_outcomes,
     find_duration,
     forecast_node,
     forecast_nodes,
@@ -45,7 +44,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, a_trust
+from tests.support.stores import ClockedStore, a_trust, count_outcomes
 
 
 LEAVES, WAITS, FAILS = DrainOutcome.LEAVES, DrainOutcome.WAITS, DrainOutcome.FAILS
@@ -80,7 +79,7 @@ def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
     forecast, _ = forecast_node(store, node, now_in(store))
     durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
     known = {node: [one for one in durations if one is not None]}
-    assert forecast in forecast_nodes(store, now_in(store), known)
+    assert forecast in forecast_nodes(count_outcomes(store, now_in(store)), known)
     return forecast.at_least
 
 
@@ -145,7 +144,7 @@ def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: Drain
     store = a_store(*facts)
 
     assert outcomes_of(store) == {"db1": outcome}
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({outcome: 1})}
 
 
 def test_full_limits_are_waited_for() -> None:
@@ -157,7 +156,7 @@ def test_full_limits_are_waited_for() -> None:
 
     store.put(KubeVirtSettings(MigrationLimits(5, 1)))
     assert outcomes_of(store) == {"db1": WAITS, "db2": WAITS}
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 2})}
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({WAITS: 2})}
 
 
 def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
@@ -165,8 +164,8 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
     store = a_store(a_movable(1), a_movable(2, phase="Succeeded"), a_movable(3, node=""))
 
     assert outcomes_of(store) == {"db1": LEAVES}
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({LEAVES: 1})}
-    assert [one.node for one in forecast_nodes(store, now_in(store), {})] == ["n1"]
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({LEAVES: 1})}
+    assert [one.node for one in forecast_nodes(count_outcomes(store, now_in(store)), {})] == ["n1"]
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:
@@ -184,10 +183,10 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
     store.put(a_movable(5, migratable=False))
     forecast, _ = forecast_node(store, "n1", now_in(store))
     assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
-    nodes = forecast_nodes(store, now_in(store), {"n1": [60.0]})
+    nodes = forecast_nodes(count_outcomes(store, now_in(store)), {"n1": [60.0]})
     assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
     assert [one.vmis for one in nodes] == [4, 1]
-    total = sum_outcomes(count_outcomes(store, now_in(store)))
+    total = sum_outcomes(count_outcomes(store, now_in(store)).counts)
     assert total == {LEAVES: 2, RESTARTS: 1, EXTERNAL: 1, STAYS: 1}
 
 
@@ -213,15 +212,17 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
 
     assert candidate.outcome is outcome
     assert forecast.can_be_emptied == (outcome in (LEAVES, EXTERNAL))
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({outcome: 1})}
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({outcome: 1})}
 
 
 def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
     """While the watch of VMIMs is dead, an unfinished VMIM does not give the outcome `waits`."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), KubeVirtSettings(MigrationLimits(0, 2)))
 
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({WAITS: 1})}
-    assert count_outcomes(store, now_in(store, Resource.VMIMS)) == {"n1": Counter({LEAVES: 1})}
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({WAITS: 1})}
+    assert count_outcomes(store, now_in(store, Resource.VMIMS)).counts == {
+        "n1": Counter({LEAVES: 1})
+    }
 
 
 def test_what_cannot_be_read_is_not_waited_for() -> None:
@@ -232,7 +233,7 @@ def test_what_cannot_be_read_is_not_waited_for() -> None:
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), now=NOW - DEAD_AFTER)
     store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     assert outcomes_of(store) == {"db1": LEAVES}
-    assert count_outcomes(store, now_in(store)) == {"n1": Counter({LEAVES: 1})}
+    assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({LEAVES: 1})}
 
 
 def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
@@ -241,7 +242,7 @@ def test_too_many_failures_count_while_the_watch_of_vmis_is_dead() -> None:
     for number in range(3):
         store.put(a_failure(number, NOW - 500.0 + number, created=NOW - 550.0))
 
-    assert count_outcomes(store, now_in(store, Resource.VMIS)) == {"n1": Counter({FAILS: 1})}
+    assert count_outcomes(store, now_in(store, Resource.VMIS)).counts == {"n1": Counter({FAILS: 1})}
 
 
 @pytest.mark.parametrize(
@@ -495,7 +496,7 @@ def test_what_counts_before_anybody_drains(facts: list[Fact], outcome: DrainOutc
     """A state that does not depend on an evacuation decides the outcome before there is one."""
     store = a_store(*facts, now=NOW - 4000.0)
     assert outcomes_of(store) == {"db1": outcome}
-    assert +count_outcomes(store, now_in(store))["n1"] == {outcome: 1}
+    assert +count_outcomes(store, now_in(store)).counts["n1"] == {outcome: 1}
     _, (candidate,) = forecast_node(store, "n1", now_in(store))
     assert (candidate.diagnosis is not None) is (outcome is FAILS)
 
@@ -544,4 +545,4 @@ def test_the_counts_are_those_of_the_single_vms(news: list[Any], trust: Trust) -
     expected = {n: forecast_node(store, n, conditions)[0].outcomes for n in sorted(store.nodes)}
     expected.pop("", None)
 
-    assert count_outcomes(store, conditions) == expected
+    assert count_outcomes(store, conditions).counts == expected

@@ -502,8 +502,10 @@ class TestMarker:
         marker.note_request(10.0)
         evidence.history.put("m1", Migration(end=NOW), keep=1)
         assert (still.marker, len(still.history)) == (a_marker(), 0)
-        bare = some_evidence()
-        assert bare.snapshot() is bare
+        moving = some_evidence()
+        still = moving.snapshot()
+        moving.history.put("m1", Migration(end=NOW), keep=1)
+        assert (still.marker, len(still.history)) == (None, 0)
 
 
 class TestLacking:

@@ -6,7 +6,6 @@ import pytest
 
 from exporter.engine.evacuations.drain import (
     Conditions,
-    count_outcomes,
     forecast_node,
     read_conditions,
 )
@@ -22,7 +21,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim
-from tests.support.stores import ClockedStore, a_trust
+from tests.support.stores import ClockedStore, a_trust, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_movable
 
 
@@ -56,7 +55,7 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
     """The outcome of each VM on n1; `count_outcomes` must give the same counts."""
     now = conditions(store, **sees)
     forecast, candidates = forecast_node(store, "n1", now)
-    assert +count_outcomes(store, now)["n1"] == forecast.outcomes
+    assert +count_outcomes(store, now).counts["n1"] == forecast.outcomes
     return {one.evidence.vmi.name: one.outcome for one in candidates}
 
 

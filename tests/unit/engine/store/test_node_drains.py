@@ -30,7 +30,7 @@ from exporter.engine.store.node_drains import (
     measure_progress,
 )
 from tests.support.builders import NAMESPACE, NOW, a_cordon, a_state, a_store, a_vmim
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_movable
 
 
@@ -54,7 +54,9 @@ def gone(number: int, left_at: float) -> Vmi:
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
     """The progress of a node's drain, which must be the same in both forecasts."""
     conditions = now_in(store)
-    by_name = {one.node: one.progress for one in forecast_nodes(store, conditions, {})}
+    by_name = {
+        one.node: one.progress for one in forecast_nodes(count_outcomes(store, conditions), {})
+    }
     single = forecast_node(store, node, conditions)[0].progress
     assert by_name.get(node) == single
     assert single is not None

@@ -20,12 +20,12 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from exporter.words.evacuations import advise
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_verdict_view
 
 
 TAINTED = NOW - 3600.0
@@ -384,3 +384,21 @@ class TestRestart:
         found = diagnose(store)
         assert found is not None
         assert (found.failed_attempts, found.state) == (0, State.NO_MIGRATION)
+
+
+def test_the_view_has_the_present_date_of_a_request() -> None:
+    """A taint that gets a date, or a step of our clock, also changes the evidence of the view."""
+    store = a_store(a_tainted(at=None), a_movable())
+    view = a_verdict_view(store, Policy())
+
+    def check() -> None:
+        (kept,), (present,) = view.list_unsettled(), store.evacuating()
+        assert (kept.marker, kept.changed_at) == (present.marker, present.changed_at)
+
+    check()
+    store.put(a_tainted())
+    check()
+    store.shift(60.0)
+    check()
+    store.put(Node(name="n1"))
+    assert view.list_unsettled() == []

@@ -9,9 +9,10 @@ from typing import TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Change, Observed, Removed, Unreadable
-from exporter.engine.facts.evidence import Remembered
+from exporter.engine.facts.evidence import Evidence, Remembered
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -430,7 +431,14 @@ def check(played: Play) -> None:
         assert entry.cooldown == measure_cooldown(evidence, played.policy, now)
         blocked += [] if entry.verdict(None).allowed else [vmi.name]
     assert [entry.evidence.vmi.name for entry in view.list_blocked()] == sorted(blocked)
+    unsettled = [one for one in played.store.all_evidence() if one.unsettled]
+    assert by_name(view.list_unsettled()) == by_name(unsettled)
     check_unchanged(played, math.nextafter(min(view.changes_at(), now + 1e6), now))
+
+
+def by_name(found: Iterable[Evidence]) -> dict[str, Evidence]:
+    """The evidence by the VMI's name, without the trust: contacts are news, but no change."""
+    return {one.vmi.name: replace(one.snapshot(), trust=NamespaceTrust()) for one in found}
 
 
 def check_unchanged(played: Play, later: Instant) -> None:

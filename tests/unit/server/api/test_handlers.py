@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from exporter.engine.facts.policy import Policy, Reason
 from exporter.health import Health, Watched
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.kube.watch.feed import Feed
-from exporter.server.api.handlers import SHARED_FROM, Service
+from exporter.server.api.evacuation_schemas import EvacuationsAnswer
+from exporter.server.api.handlers import DIAGNOSED, SHARED_FROM, Service
 from exporter.server.api.openapi import ROUTES, Route, write_openapi
 from exporter.server.api.schemas import BlockedAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
@@ -1096,3 +1098,35 @@ class TestOthers:
 
         assert [line["event"] for line in logs] == ["eviction_blocked"] * 2
         assert {line["pod"] for line in logs} == {"p1"}
+
+
+async def test_an_answer_about_all_vms_is_of_one_instant() -> None:
+    """Other tasks run while all VMs are described; their changes are in the next answer."""
+    api = ServedApi()
+    service, vmis = api.service, 3 * DIAGNOSED
+    for number in range(vmis):
+        api.store.put(
+            an_evacuating_vmi(age=60.0, name=f"db{number}", uid=f"{number}", evacuation_node="n1")
+        )
+    snapshot = await service.take_snapshot()
+
+    async def describe() -> tuple[EvacuationsAnswer, dict[str, Counter[DrainOutcome]]]:
+        evacuations = await service.describe_evacuations(snapshot)
+        return evacuations, (await service.count_outcomes(snapshot)).counts
+
+    quiet, turns = await describe(), 0
+
+    async def change() -> None:
+        nonlocal turns
+        for number in range(vmis):
+            api.store.put(a_vmi(name=f"db{number}", uid=f"{number}", node="n2"))
+            turns += 1
+            await asyncio.sleep(0)
+
+    changing = asyncio.create_task(change())
+    assert await describe() == quiet
+    changing.cancel()
+    assert turns >= 2 * vmis // DIAGNOSED
+    assert len(quiet[0].evacuations) == sum(quiet[1]["n1"].values()) == vmis
+    later = await service.describe_evacuations(await service.take_snapshot())
+    assert len(later.evacuations) == vmis - turns

@@ -1,13 +1,15 @@
 """The page model agrees with the API, describes one instant, and can omit the names of VMs."""
 
+import asyncio
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from exporter.engine.evacuations.drain import count_outcomes
+from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
     EVIDENCE_RESOURCES,
@@ -21,6 +23,8 @@ from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
 from exporter.health import Watched
+from exporter.server.api.answers import EvacuationList
+from exporter.server.api.evacuation_schemas import EvacuationAnswer
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import (
     ROWS,
@@ -34,7 +38,7 @@ from exporter.server.page.model import (
 )
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
-from tests.support.stores import put
+from tests.support.stores import count_outcomes, put
 from tests.support.verdicts import decide
 from tests.unit.server.api.test_handlers import ServedApi, a_health, cooling
 
@@ -83,7 +87,21 @@ def build_model(
     """Build the page model; `named` says whether it has the names of single VMs."""
     filters = filters or PageFilter()
     blocked = summarize_blocked(read(service.blocked, None).entries, filters)
-    return build_page(service, blocked, filters, now, named=named)
+    service.view.advance(now, service.health.read_trust(now))
+    unsettled = service.view.list_unsettled()
+    snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
+    count = OutcomeCount(snapshot)
+    found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
+    for _ in chain(count, found):
+        pass
+    return build_page(
+        service, blocked, filters, now, described=found.answer(), count=count, named=named
+    )
+
+
+async def evacuations_of(service: Service) -> list[EvacuationAnswer]:
+    """The evacuations in the API."""
+    return (await service.describe_evacuations(await service.take_snapshot())).evacuations
 
 
 def vms_of(model: PageModel) -> Vms:
@@ -111,7 +129,7 @@ class TestTheSame:
         model = build_model(service)
 
         rows = vms_of(model).evacuations
-        found = service.describe_evacuations(NOW).evacuations
+        found = asyncio.run(evacuations_of(service))
         assert [vmi.evacuation for vmi in rows.shown] == found
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
         assert (sum(model.states.values()), model.figures.stuck) == (3, 1)
@@ -146,7 +164,7 @@ class TestTheSame:
         service.view.advance(NOW, service.health.read_trust(NOW))
         blocked = service.view.summarize().count_blocked()
         for now in (NOW, NOW + 200):
-            outcomes = count_outcomes(service.store, service.read_conditions(now))
+            outcomes = count_outcomes(service.store, service.read_conditions(now)).counts
 
             status = service.describe_status(blocked, outcomes, now)
             assert build_model(service, now=now).status == status
