@@ -1,4 +1,4 @@
-"""Imports the main job a quarter faster.
+"""Imports the main job with a fifth less CPU time and 4.5 MiB less memory.
 
 Some imported libraries do work that is never used here; `lean_imports` prevents that work. A test
 fails if a part of `lean_imports` is not needed any more.
