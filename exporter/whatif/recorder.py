@@ -1,4 +1,4 @@
-"""Records a cluster: the exporter's own watch, with a store that writes each change to a file.
+"""Records a cluster: the exporter's own watch, with each change of the store written to a file.
 
 Only changes of the store are written. So a relist writes no event twice, and an object that the new
 list lacks is recorded as deleted.
@@ -21,6 +21,7 @@ from exporter.engine.facts.changes import Change, Key, Listed, Observed, Removed
 from exporter.engine.facts.model import (
     EVIDENCE_RESOURCES,
     EndReason,
+    Fact,
     Instant,
     KubeVirtSettings,
     Outcome,
@@ -109,15 +110,17 @@ class LineFile:
             raise CannotRecord(f"{self._path}: {error.strerror}") from error
 
 
-class Recorder(Store):
-    """A store that writes each change to `file`; `counts` are the events by resource and kind.
+class Recorder:
+    """Writes each change of `store` to `file`; `counts` are the events by resource and kind.
 
     It writes a VMI's labels whose keys overrides of `policy` use, and its priority class if an
     override uses one.
     """
 
-    def __init__(self, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
-        super().__init__(endings_kept=Policy().endings_kept)
+    def __init__(self, store: Store, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
+        store.note_applied = self.note_applied
+        self._store = store
+        self._objects: Counter[Resource] = Counter()
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
         self._lines = file
         self._rejected: set[str] = set()
@@ -129,7 +132,7 @@ class Recorder(Store):
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
-        """Keep, for the next `apply`, the labels that overrides use, or why a VMIM failed."""
+        """Keep, for the next change, the labels that overrides use, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:
@@ -142,12 +145,12 @@ class Recorder(Store):
             if priority_class and any(one.priority_classes for one in self._policy.overrides):
                 self._matched["spec"] = {"priorityClassName": priority_class}
 
-    def apply(self, change: Change, at: Instant) -> int:
-        """Apply a change, and record it if it changed the store."""
+    def note_applied(self, change: Change, at: Instant, changed: int) -> None:
+        """Record a change that the store has applied if it changed the store."""
         if isinstance(change, Observed):
-            return self._apply_fact(change, at)
-        changed = super().apply(change, at)
-        if isinstance(change, Removed) and changed:
+            self._record_fact(change.fact, at, is_news=bool(changed))
+        elif isinstance(change, Removed) and changed:
+            self._objects[change.resource] = self._store.count(change.resource)
             if change.resource is Resource.VMIS:
                 self._matched_of.pop((change.namespace, change.name), None)
             names = {"namespace": change.namespace, "name": change.name}
@@ -156,26 +159,22 @@ class Recorder(Store):
         elif isinstance(change, Listed):
             self._rejected.discard(change.resource)
             self._write(at, Kind.SYNCED, change.resource)
-        return changed
 
-    def _apply_fact(self, change: Observed, at: Instant) -> int:
-        """Apply an object, and record it if it changed or other overrides match it now."""
-        fact, resource = change.fact, _RESOURCES[type(change.fact)]
-        known = self.count(resource)
-        changed = super().apply(change, at)
+    def _record_fact(self, fact: Fact, at: Instant, *, is_news: bool) -> None:
+        """Record an object if it is news, or if other overrides match it now."""
+        resource = _RESOURCES[type(fact)]
+        known, self._objects[resource] = self._objects[resource], self._store.count(resource)
         matched, self._matched = self._matched, {}
-        is_news = bool(changed)
         if isinstance(fact, Vmi) and self._policy.overrides:
             key = (fact.namespace, fact.name)
             is_news = is_news or self._matched_of.get(key, {}) != matched
             self._matched_of[key] = matched
         if is_news:
-            kind = Kind.ADDED if self.count(resource) > known else Kind.MODIFIED
+            kind = Kind.ADDED if self._objects[resource] > known else Kind.MODIFIED
             body = write_object(fact)
             for part, fields in matched.items():
                 body.setdefault(part, {}).update(fields)
             self._write(at, kind, resource, body, self._reason)
-        return changed
 
     def note_rejections(self, health: Health, now: Instant) -> None:
         """Record each resource that can be listed in no watched namespace, but not twice."""
@@ -217,14 +216,15 @@ async def record(
     Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`.
     """
     file = LineFile(path)
-    recorder = Recorder(file, settings.policy)
+    store = Store(endings_kept=Policy().endings_kept)
+    recorder = Recorder(store, file, settings.policy)
     watches = list_watches(settings.namespaces, EVIDENCE_RESOURCES)
     health = Health(settings.kube.stale_after, settings.kube.dead_after, watches)
     try:
         async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
             watch = Informers(
                 api,
-                recorder,
+                store,
                 health,
                 settings.kube,
                 clock=clock,

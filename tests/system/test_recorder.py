@@ -14,6 +14,7 @@ import pytest
 
 from exporter.engine.facts.changes import Observed, Removed
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Resource, Vmi
+from exporter.engine.store.store import Store
 from exporter.health import Health, Watched
 from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import parse_object
@@ -23,6 +24,7 @@ from exporter.whatif.recording import CannotRecord, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.support.api_servers import Stage
 from tests.support.builders import (
+    KEEP,
     NAME,
     NAMESPACE,
     NOW,
@@ -210,11 +212,12 @@ def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_a_repetition_is_no_line(tmp_path: Path) -> None:
     """A repeated object or deletion adds no line to the recording."""
     file = LineFile(tmp_path / "cluster.ndjson")
-    recorder = Recorder(file)
+    store = Store(endings_kept=KEEP)
+    Recorder(store, file)
     for _ in range(3):
-        recorder.apply(Observed(a_vmi()), NOW)
-    recorder.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
-    recorder.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
+        store.apply(Observed(a_vmi()), NOW)
+    store.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
+    store.apply(Removed(Resource.VMIS, NAMESPACE, NAME, UID), NOW)
     file.close()
 
     assert file.lines == 3
@@ -223,13 +226,14 @@ def test_a_repetition_is_no_line(tmp_path: Path) -> None:
 def test_why_a_migration_failed_is_in_the_file(tmp_path: Path) -> None:
     """A recording has the reason of a failure as one word, without KubeVirt's text."""
     file = LineFile(tmp_path / "cluster.ndjson")
-    recorder = Recorder(file)
+    store = Store(endings_kept=KEEP)
+    recorder = Recorder(store, file)
     state = a_state_json(failed=True, failureReason="virError(Code=9, Message='of shop')")
     entered = transitions_json(Scheduled=NOW - 700.0, Failed=NOW - 600.0)
     made = a_vmim_json(phase="Failed", migrationState=state, phaseTransitionTimestamps=entered)
     changed = parse_object(Resource.VMIMS, msgspec.json.encode(made))
     recorder.note(changed)
-    recorder.apply(Observed(changed.fact), NOW)
+    store.apply(Observed(changed.fact), NOW)
     file.close()
 
     (event,) = read(tmp_path / "cluster.ndjson")
@@ -242,14 +246,15 @@ def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
     match = {"vmiLabels": {"tier": "gold"}, "priorityClasses": ["high"]}
     policy = read_settings({"policy": {"overrides": [{"name": "gold", "match": match}]}}).policy
     file = LineFile(tmp_path / "cluster.ndjson")
-    recorder = Recorder(file, policy)
+    store = Store(endings_kept=KEEP)
+    recorder = Recorder(store, file, policy)
     for tier, other in (("gold", "1"), ("gold", "2"), ("none", "2"), ("none", "2")):
         made = a_vmi_json()
         made["spec"]["priorityClassName"] = "high"
         made["metadata"]["labels"] = {"tier": tier, "password": other}
         changed = parse_object(Resource.VMIS, msgspec.json.encode(made))
         recorder.note(changed)
-        recorder.apply(Observed(changed.fact), NOW)
+        store.apply(Observed(changed.fact), NOW)
     file.close()
 
     traits = [event.traits for event in read(tmp_path / "cluster.ndjson")]
@@ -263,7 +268,8 @@ def test_what_is_seen_in_one_namespace_is_not_rejected(tmp_path: Path) -> None:
     """A resource that is readable in one namespace is not recorded as forbidden."""
     path = tmp_path / "cluster.ndjson"
     file = LineFile(path)
-    recorder = Recorder(file)
+    store = Store(endings_kept=KEEP)
+    recorder = Recorder(store, file)
     here = Watched(Resource.VMIMS, "here", synced=True)
     health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", rejected="403")])
     recorder.note_rejections(health, NOW)

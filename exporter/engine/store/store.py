@@ -64,11 +64,13 @@ class Store:
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
     `evacuations` follows the evacuations, `drains` has the present drains, `node_index` the nodes,
-    and `budgets` the launcher pods that no one may evict.
+    and `budgets` the launcher pods that no one may evict. `note_applied` is called after each
+    change, with the result of `apply`.
     """
 
     def __init__(self, *, endings_kept: int) -> None:
         self.kubevirt: KubeVirtSettings | None = None
+        self.note_applied: Callable[[Change, Instant, int], None] = lambda *_: None
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
         self._load: Load | None = None
         self._objects = objects = ClusterObjects(keep=endings_kept)
@@ -122,6 +124,7 @@ class Store:
         self._update_evacuations(self.evacuations.find_expired(at), at)
         if changed:
             self._load = None
+        self.note_applied(change, at, changed)
         return changed
 
     # Reads
