@@ -261,7 +261,9 @@ class TestRows:
             "shop/soon on n1 cooldown checkpoint preEviction in 10 s 08:00:10 UTC 14 min 50 s"
         )
         assert "14 min 50 s of 15 min" in page.text("b-uid-of-soon")
-        assert "migration_in_progress checkpoint filter the migration ends" in page.text("b-uid-of-moving")
+        assert "migration_in_progress checkpoint filter the migration ends" in page.text(
+            "b-uid-of-moving"
+        )
         assert "startTimestamp is 2027-01-15T07:59:00Z" in page.text("b-uid-of-moving")
         (bar,) = (
             one
