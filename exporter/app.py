@@ -351,7 +351,7 @@ async def _listeners(
         listeners.append(listener("admission", admission, listen.admission, settings.tls_admission))
     if listen.local is not None:
         local = make_query_app(service)
-        own = replace(auth, socket_mode=0o600, socket_group=None)
+        own = replace(auth, socket_mode=0o600)
         listeners.append(listener("local", local, (listen.local,), Tls(), auth=own))
     async with AsyncExitStack() as stack:
         urls = {one.name: await stack.enter_async_context(one.served()) for one in listeners}

@@ -23,7 +23,6 @@ from exporter.settings.values import (
     parse_cipher_suites,
     parse_duration,
     parse_file_mode,
-    parse_group,
     parse_history,
     parse_labels,
     parse_lease_duration,
@@ -105,7 +104,6 @@ class KubeSettings:
     dead_after: Timeout = 600.0
     read_timeout: Timeout = 120.0
     watch_timeout: Timeout = 600.0
-    page_size: int = 500
     rejected_retry: Timeout = 300.0
     history_interval: Timeout = 15.0
     lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
@@ -164,8 +162,7 @@ class AuthSettings:
     """The authentication of each listener.
 
     `allow_insecure_query`: serve the query API to the network without protection. `cache`: how
-    long the API server's answer about a token is reused. Unix sockets get `socket_mode` and
-    `socket_group`, if set.
+    long the API server's answer about a token is reused. Unix sockets get `socket_mode`.
     """
 
     query: Authentication = Authentication.NONE
@@ -173,7 +170,6 @@ class AuthSettings:
     allow_insecure_query: bool = False
     cache: Seconds = 30.0
     socket_mode: Annotated[int, parse_file_mode] = 0o660
-    socket_group: Annotated[str | None, parse_group] = None
 
 
 class AdmissionMode(StrEnum):

@@ -280,12 +280,6 @@ def parse_file_mode(value: object) -> int:
     return int(value, 8)
 
 
-def parse_group(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"expected the name or number of a group, got {value!r}")
-    return str(value)
-
-
 def parse_one_of(*choices: str) -> Callable[[object], str]:
     return partial(parse_choice, choices)
 

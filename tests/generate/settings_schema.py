@@ -15,7 +15,6 @@ from exporter.settings.values import (
     parse_count,
     parse_duration,
     parse_file_mode,
-    parse_group,
     parse_history,
     parse_labels,
     parse_lease_duration,
@@ -58,7 +57,6 @@ SCHEMAS: dict[Callable[..., Any], Schema] = {
     parse_name: _TEXT,
     parse_path: _TEXT,
     parse_file_mode: {"type": "string", "pattern": "^0?[0-7]{3}$"},
-    parse_group: {"type": ["string", "integer"]},
     parse_runbook_link: _LINK,
     parse_vm_link: _LINK,
 }

@@ -116,14 +116,15 @@ class TestOnBothServers:
             await watch.knows(namespace, "a")
             assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
 
-    async def test_lists_in_pages_where_asked_to(self, stage: Stage) -> None:
+    async def test_lists_in_pages_where_asked_to(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A list of five objects in pages of two is complete, and the watch continues from it."""
+        monkeypatch.setattr("exporter.kube.watch.reflector.PAGE_SIZE", 2)
         namespace = await stage.make_namespace()
         for number in range(5):
             await stage.admin.create(VMIS, vmi(f"v{number}", namespace))
-        async with following(
-            stage.login, namespaces=(namespace,), reflector=Paging, page_size=2
-        ) as watch:
+        async with following(stage.login, namespaces=(namespace,), reflector=Paging) as watch:
             await watch.ready()
             assert watch.names(namespace) == {f"v{number}" for number in range(5)}
             await stage.admin.create(VMIS, vmi("later", namespace))

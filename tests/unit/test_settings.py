@@ -106,7 +106,6 @@ kube:
   deadAfter: 2m
   readTimeout: 3m
   watchTimeout: 4m
-  pageSize: 7
   rejectedRetry: 6m
   retryBackoff: 2s
   historyInterval: 8s
@@ -136,7 +135,6 @@ auth:
   allowInsecureQuery: true
   cache: 7s
   socketMode: "0600"
-  socketGroup: 7
 links: {runbooks: "http://b/{alert}", grafana: "https://g/{node}", console: "https://c/{namespace}/{name}"}
 log: {format: json, level: debug}
 """
@@ -173,7 +171,7 @@ def test_every_key(tmp_path: Path) -> None:
     versions = TlsVersions(MinVersion.TLS_1_3, ("ECDHE-RSA-AES128-GCM-SHA256",))
     assert settings.tls_query == Tls(Path("/c"), Path("/k"), Path("/a"), versions)
     assert settings.admission.users == ("descheduler",)
-    assert (settings.auth.socket_mode, settings.auth.socket_group) == (0o600, "7")
+    assert settings.auth.socket_mode == 0o600
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ time resets the backoff."""
 FUTILE_TRIES = 8
 """List again after this many watches in a row that the API server answered without an event (about
 20 s of backoff)."""
+PAGE_SIZE = 500
+"""Objects per page of a list that the API server cannot stream, as in client-go's pager."""
 FINAL_AFTER = 4
 """After this many errors 401, 403 or 404 in a row, the error counts as final. An API server that
 has just started returns such errors until it has loaded its roles and custom resources."""
@@ -152,7 +154,7 @@ class Reflector:
             body = await self.api.list_page(
                 self.watched.resource,
                 self.watched.namespace,
-                limit=self.settings.page_size,
+                limit=PAGE_SIZE,
                 token=token,
             )
             try:

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import shutil
 import socket
 import stat
 from collections import Counter
@@ -124,7 +123,7 @@ class Listener:
                 return await _bind_port(address)
             if await _is_served(address.path):
                 raise CannotListen(f"{address}: another process listens there")
-            return [_bind_path(Path(address.path), self.auth.socket_mode, self.auth.socket_group)]
+            return [_bind_path(Path(address.path), self.auth.socket_mode)]
         except (OSError, LookupError, ValueError, OverflowError) as error:
             if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise CannotListen(
@@ -157,8 +156,8 @@ async def _bind_port(address: Address) -> list[socket.socket]:
     return bound
 
 
-def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
-    """Bind a unix socket that nobody else can open before its mode and group are set.
+def _bind_path(path: Path, mode: int) -> socket.socket:
+    """Bind a unix socket that nobody else can open before its mode is set.
 
     A socket that another process has left behind is replaced. Raises OSError, LookupError or
     OverflowError.
@@ -169,8 +168,6 @@ def _bind_path(path: Path, mode: int, group: str | None) -> socket.socket:
     before = os.umask(0o177)
     try:
         listening.bind(str(path))
-        if group is not None:
-            shutil.chown(path, group=int(group) if group.isdigit() else group)
         path.chmod(mode)
         listening.listen(BACKLOG)
         listening.settimeout(0.0)
