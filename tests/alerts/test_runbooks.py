@@ -49,10 +49,10 @@ METRIC = re.compile(r"\b(?:\w+:)?(?:kubevirt_|descheduler_kubevirt_)\w+(?::\w+)?
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a runbook, in order."""
+    """The commands of a runbook, in order; a block can be pasted, so it has no prompt."""
     lines = [line for block in fenced(text, "bash") for line in block.splitlines()]
-    assert all(line.startswith("$ ") for line in lines)
-    return [line.removeprefix("$ ") for line in lines]
+    assert not any(line.startswith("$") for line in lines)
+    return [line for line in lines if not line.startswith("#")]
 
 
 def section(text: str, heading: str) -> str:
