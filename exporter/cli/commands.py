@@ -273,6 +273,7 @@ Three things to try, from another terminal in this directory:
 
 The commands in the answers of `explain` and in the runbooks work on this cluster after
   export KUBECONFIG={kubeconfig}
+except those below "# on a real cluster only".
 
 Ctrl-C ends it.
 """

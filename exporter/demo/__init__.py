@@ -115,7 +115,8 @@ class Demo:
             rules=Rules(faster=SHORTENED * speed),
             pace=Pace(speed=speed, exit=Pace().exit / SHORTENED),
         )
-        self.server: SimulatedApiServer = PracticeServer(self.cluster)
+        self._exporter_url = ""
+        self.server: SimulatedApiServer = PracticeServer(self.cluster, lambda: self._exporter_url)
 
     @property
     def example(self) -> tuple[str, str]:
@@ -129,7 +130,11 @@ class Demo:
         return self.server.url
 
     def announce(self, query_url: str, metrics_url: str) -> str:
-        """The path of the demo's kubeconfig, or why it could not be written."""
+        """Say where the exporter is; returns the path of the demo's kubeconfig.
+
+        If it could not be written, it returns why.
+        """
+        self._exporter_url = query_url
         try:
             return str(write_places(self.url, query_url, metrics_url))
         except OSError as error:

@@ -1,15 +1,18 @@
 """The simulated API server for people with kubectl: discovery, evictions, cancelling, logs, events.
 
-With it, each command of the runbooks about a VM can be tried on the demo. The paths and answers are
-those of kube-apiserver and virt-api (`evacuate_cancel.go`).
+With it, the commands of the runbooks can be tried on the demo, except those that are marked as for
+a real cluster. The paths and answers are those of kube-apiserver and virt-api
+(`evacuate_cancel.go`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from aiohttp import web
 
-from exporter.demo import objects, status, webhooks
+from exporter.demo import exporter_pod, objects, status, webhooks
 from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_json
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
@@ -19,19 +22,26 @@ from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS, decode
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 EVENTS = ApiResource("", "v1", "events", "Event")
+QUOTAS = ApiResource("", "v1", "resourcequotas", "ResourceQuota")
 SHORT_NAMES = {"VirtualMachineInstance": ["vmi"], "VirtualMachineInstanceMigration": ["vmim"]}
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 INTERCEPTOR = "virt-launcher-eviction-interceptor.kubevirt.io"
 
 
 class PracticeServer(SimulatedApiServer):
-    """Serves a cluster's store, and the other endpoints that kubectl and the runbooks need."""
+    """Serves a cluster's store, and the other endpoints that kubectl and the runbooks need.
 
-    def __init__(self, cluster: Cluster) -> None:
+    `find_exporter` returns the URL of the exporter that the commands in its pod ask.
+    """
+
+    def __init__(self, cluster: Cluster, find_exporter: Callable[[], str] = str) -> None:
         super().__init__(cluster.store)
         self._cluster = cluster
+        self._find_exporter = find_exporter
 
     async def _handle(self, http: web.Request) -> web.StreamResponse:
+        if http.path.endswith(f"/pods/{exporter_pod.NAME}/exec"):
+            return await exporter_pod.execute(http, self._find_exporter())
         try:
             answer = await self._practise(http)
         except StatusError as error:
@@ -52,6 +62,10 @@ class PracticeServer(SimulatedApiServer):
                 answer = self.store.patch(NODES, None, name, changes, subresource=False)
             case "POST", ["api", "v1", _, namespace, "pods", name, "eviction"]:
                 answer = self._evict(namespace, name)
+            case "POST", ["apis", _, "v1", "namespaces", namespace, MIGRATIONS.plural]:
+                asked = await http.json()
+                asked["metadata"]["namespace"] = namespace
+                return self.store.create(MIGRATIONS, webhooks.admit_migration(asked))
             case "PUT", ["apis", _, "v1", _, namespace, _, name, "evacuate", "cancel"]:
                 answer = self._cancel(namespace, name, await http.json())
             case _:
@@ -60,10 +74,19 @@ class PracticeServer(SimulatedApiServer):
 
     def _read(self, http: web.Request, path: list[str]) -> object:
         match path:
-            case ["api", "v1", *_, "events"]:
-                return {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": []}
-            case ["api", "v1", "pods"] if "spec.nodeName" in http.query_string:
-                return self._list_pods(http.query["fieldSelector"])
+            case ["api", "v1", *_, EVENTS.plural | QUOTAS.plural as plural]:
+                kind = EVENTS.kind if plural == EVENTS.plural else QUOTAS.kind
+                return {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": []}
+            case ["api", "v1", *within, "pods"] if exporter_pod.LABEL in http.query_string:
+                return exporter_pod.find_pods(within[1] if within else None)
+            case ["api", "v1", "namespaces", exporter_pod.NAMESPACE, "pods", exporter_pod.NAME]:
+                return exporter_pod.POD
+            case ["api", "v1", "namespaces", _, "pods", exporter_pod.NAME, "log"]:
+                raise web.HTTPOk(text=exporter_pod.LOG)
+            case ["api", "v1", *_, "pods"] if "spec.nodeName" in http.query_string:
+                return self._list_pods(
+                    http.query["fieldSelector"], http.query.get("labelSelector", "")
+                )
             case ["api", "v1", _, namespace, "pods", name, "log"]:
                 raise web.HTTPOk(text=self._read_log(namespace, name))
             case _:
@@ -109,37 +132,63 @@ class PracticeServer(SimulatedApiServer):
         ]
         return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
 
-    def _list_pods(self, selector: str) -> Object:
-        """The pods of a node, for `kubectl describe node` and `kubectl drain`."""
+    def _list_pods(self, selector: str, label: str) -> Object:
+        """The pods of a node, for `kubectl describe node` and `kubectl drain`.
+
+        `label` is one label that they must have, as KEY=VALUE; "" for all.
+        """
         terms = (term.replace("==", "=").split("=", 1) for term in selector.split(","))
         wanted = {name: value for name, value in terms if not name.endswith("!")}
         pods = [decode(entry) for entry in self.store.caches[PODS].all()]
-        found = [pod for pod in pods if objects.node_of(pod) == wanted["spec.nodeName"]]
+        key, _, value = label.partition("=")
+        found = [
+            pod
+            for pod in pods
+            if objects.node_of(pod) == wanted["spec.nodeName"]
+            and (not label or objects.labels(pod).get(key) == value)
+        ]
         unfinished = [pod for pod in found if not objects.is_final(pod)]
         shown = unfinished if "status.phase!=" in selector else found
         return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": shown}
 
 
 _VERSION = {"groupVersion": "kubevirt.io/v1", "version": "v1"}
+KUBEVIRT = "apis/kubevirt.io/v1"
+_MIGRATION = f"/{KUBEVIRT}/namespaces/{{namespace}}/{MIGRATIONS.plural}/{{name}}"
+_PATCH = {
+    "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+    "x-kubernetes-group-version-kind": {
+        "group": MIGRATIONS.group,
+        "version": MIGRATIONS.version,
+        "kind": MIGRATIONS.kind,
+    },
+}
+"""By this `kubectl create` knows that the server validates a migration."""
 _KUBEVIRT = {"name": "kubevirt.io", "versions": [_VERSION], "preferredVersion": _VERSION}
 
 
 def _discover(path: list[str]) -> object:
+    found: object = None
     match path:
         case ["api"]:
-            return {"kind": "APIVersions", "versions": ["v1"]}
+            found = {"kind": "APIVersions", "versions": ["v1"]}
         case ["apis"]:
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_KUBEVIRT]}
+            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_KUBEVIRT]}
         case ["api", "v1"]:
-            return _list_resources("")
+            found = _list_resources("")
         case ["apis", "kubevirt.io", "v1"]:
-            return _list_resources("kubevirt.io")
+            found = _list_resources("kubevirt.io")
+        case ["openapi", "v3"]:
+            found = {"paths": {KUBEVIRT: {"serverRelativeURL": f"/openapi/v3/{KUBEVIRT}"}}}
+        case ["openapi", "v3", *_]:
+            found = {"openapi": "3.0.0", "paths": {_MIGRATION: {"patch": _PATCH}}}
         case _:
-            return None
+            pass
+    return found
 
 
 def _list_resources(group: str) -> Object:
-    resources = [one for one in (*RESOURCES, EVENTS) if one.group == group]
+    resources = [one for one in (*RESOURCES, EVENTS, QUOTAS) if one.group == group]
     listed: list[Object] = [
         {
             "name": one.plural,

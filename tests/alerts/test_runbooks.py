@@ -48,11 +48,20 @@ KNOWN = {
 METRIC = re.compile(r"\b(?:\w+:)?(?:kubevirt_|descheduler_kubevirt_)\w+(?::\w+)?")
 
 
+REAL_ONLY = "# on a real cluster only"
+
+
 def commands(text: str) -> list[str]:
     """The commands of a runbook, in order; a block can be pasted, so it has no prompt."""
     lines = [line for block in fenced(text, "bash") for line in block.splitlines()]
     assert not any(line.startswith("$") for line in lines)
     return [line for line in lines if not line.startswith("#")]
+
+
+def demo_commands(text: str) -> list[str]:
+    """The commands of a runbook that the demo supports: those that are not below `REAL_ONLY`."""
+    blocks = (block.partition(f"{REAL_ONLY}\n")[0] for block in fenced(text, "bash"))
+    return [line for block in blocks for line in block.splitlines()]
 
 
 def section(text: str, heading: str) -> str:
@@ -62,6 +71,7 @@ def section(text: str, heading: str) -> str:
     return " ".join(inside[1].split())
 
 
+DEMO_COMMANDS = list(dict.fromkeys(one for text in TEXTS.values() for one in demo_commands(text)))
 CANCEL = next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in one)
 EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in commands(text)))
 
