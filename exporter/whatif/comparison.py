@@ -48,7 +48,7 @@ def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
     )
     console.print(
         f"{write_instant(comparison.began)} to {write_instant(comparison.ended)}"
-        f" ({_span(comparison.ended - comparison.began)}), "
+        f" ({_span(comparison.ended - comparison.began)}),"
         f" {write_count(comparison.events, 'event')}, {write_count(comparison.vms, 'VM')}"
     )
     console.print()
@@ -116,7 +116,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     possible = {reason for policy in policies for reason in list_reasons(policy)}
     for reason, words in REASONS.items():
         if reason in possible:
-            yield f"  {words.name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
+            yield f"    {words.name}", each(lambda a, r=reason: f"{a.blocked[r]:,}")
     yield "Evictions of drains, not judged", each(lambda a: f"{a.others:,}")
     yield "Migrations that happened", each(lambda a: f"{a.migrations.ended:,}")
     yield "  of them failed", each(lambda a: f"{a.migrations.failed:,}")
