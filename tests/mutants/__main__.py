@@ -59,7 +59,10 @@ _TESTS = {
     "engine/store/unreadable": "store evidence",
     "engine/store/migrations": "migrations store evidence",
     "engine/store/launchers": "launchers drain store evidence",
-    "engine/store/tracker": "tracker taints evidence reasons store node_drains requesters",
+    "engine/store/tracker": (
+        "evacuation_ends tracker taints evidence reasons store node_drains requesters"
+        " history/changes history/replicas"
+    ),
     "engine/store/vmi_record": "store evidence history/changes history/replicas",
     "engine/facts/model": (
         "./settings cooldown diagnosis evidence drain view budgets"

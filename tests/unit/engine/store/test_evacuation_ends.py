@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.model import Outcome, Resource, Trigger
+from exporter.engine.facts.model import Node, Outcome, Resource, Trigger
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.requesters import Source
 from tests.support.builders import (
@@ -59,6 +59,10 @@ def test_each_outcome(after: Any, outcome: EvacuationOutcome, duration: float) -
         else:
             store.put(after)
     (end,) = ends
+    goes_on = (
+        after is not None and after.uid == UID and after.evacuation_node and not after.finished
+    )
+    assert (UID in store.evacuations) is bool(goes_on)
     assert (end.vmi_uid, end.node, end.outcome, end.duration) == (UID, "n1", outcome, duration)
 
 
@@ -88,6 +92,7 @@ def test_another_replica_has_read_the_next_evacuation(*, is_read: bool) -> None:
         remembered = other.remember(UID)
         assert remembered is not None
         store.recall(remembered)
+    store.put(Node(name="n1", schedulable=False))
     store.put(a_vmi())
     outcomes = [EvacuationOutcome.SUCCEEDED, EvacuationOutcome.CANCELLED]
     assert [end.outcome for end in ends] == outcomes[: 1 + is_read]
@@ -132,8 +137,8 @@ class TestRestart:
         if vmi is not None:
             store.put(vmi)
         assert ends == []
-        for _ in range(2):
-            store.forget(UID, is_gone=True)
+        forgotten = [store.forget(UID, is_gone=True) for _ in range(2)]
+        assert forgotten == [True, False]
         assert [end.outcome for end in ends] == [outcome]
         remembered = store.remember(UID)
         assert remembered is None or remembered.marker is None

@@ -281,7 +281,7 @@ class TestNodesNotSeen:
         assert not [*store.evacuating()]
 
     def test_several_end_one_after_the_other(self) -> None:
-        """Each evacuation ends at its own time."""
+        """Each evacuation ends at its own time, and one by an eviction goes on."""
         store = self.a_blind_store(
             a_movable(),
             a_movable(name="db2", uid="u2"),
@@ -289,13 +289,15 @@ class TestNodesNotSeen:
             an_attempt(2, created=NOW - 30.0, vmi_name="db2"),
             a_movable(name="db3", uid="u3"),
             an_attempt(3, created=NOW - 9.0, vmi_name="db3"),
+            a_movable(name="db4", uid="u4", evacuation_node="n1"),
         )
         left = []
         for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0, NOW + 651.0):
             store.now = at
             store.put(a_pod(name="other", uid=f"{at}", vmi_uid="other"))
-            left.append([one.vmi.name for one in store.evacuating()])
+            left.append([one.vmi.name for one in store.evacuating() if one.vmi.name != "db4"])
         assert left == [["db1", "db2", "db3"], ["db2", "db3"], ["db2", "db3"], ["db3"], []]
+        assert [one.vmi.name for one in store.evacuating()] == ["db4"]
 
     def test_a_new_attempt_keeps_it_open(self) -> None:
         """The next attempt continues the evacuation."""
