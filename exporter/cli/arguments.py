@@ -45,8 +45,8 @@ def make_parser() -> argparse.ArgumentParser:
         "vmi",
         type=_vmi_or_name,
         metavar="[NAMESPACE/]NAME",
-        help="the name of the VMI, not of its pod; without a namespace, it is searched for on all"
-        " nodes",
+        help="the name of the VMI, not of its pod; without a namespace, it is searched for in all"
+        " namespaces",
     )
     _add_asking(
         commands,

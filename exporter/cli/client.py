@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
@@ -24,7 +24,7 @@ from exporter.credentials import (
 )
 from exporter.engine.facts.model import Seconds
 from exporter.errors import CommandFailed, Exit
-from exporter.server.api.evacuation_schemas import DrainAnswer, NodesAnswer
+from exporter.server.api.schemas import VmisAnswer
 from exporter.server.fields import Problem
 from exporter.text import clean
 
@@ -112,28 +112,19 @@ class Exporter:
             raise NoSuchVmi(f"{missing}: {_POD_HINT}") from None
 
     async def find_namespace(self, name: str) -> str:
-        """The namespace of the only VMI with this name; VMIs that run on no node are not found.
+        """The namespace of the only VMI with this name.
 
-        Asks for the VMIs of each node, because the API has no list of all VMIs. Raises NoSuchVmi if
-        no namespace or more than one has such a VMI.
+        Raises NoSuchVmi if no namespace or more than one has such a VMI.
         """
-        found = set[str]()
-        for one in decode(await self.read("/v1/nodes"), NodesAnswer).nodes:
-            try:
-                body = await self.read_node(one.node)
-            except NoSuchNode:  # its last VMI has left since
-                continue
-            vmis = decode(body, DrainAnswer).candidates
-            found |= {vmi.namespace for vmi in vmis if vmi.name == name}
+        body = await self.read(f"/v1/vmis?{urlencode({'name': name})}")
+        found = decode(body, VmisAnswer).namespaces
         if not found:
-            hint = "if it runs on no node, give its namespace too: NAMESPACE/NAME"
-            if name.startswith(_POD_PREFIX):
-                hint = _POD_HINT
-            raise NoSuchVmi(f"no VMI {name!r} on any node: {hint}")
+            hint = f": {_POD_HINT}" if name.startswith(_POD_PREFIX) else ""
+            raise NoSuchVmi(f"no VMI {name!r} in any namespace{hint}")
         if len(found) > 1:
-            choices = ", ".join(f"{namespace}/{name}" for namespace in sorted(found))
+            choices = ", ".join(f"{namespace}/{name}" for namespace in found)
             raise NoSuchVmi(f"{len(found)} namespaces have a VMI {name!r}, choose one: {choices}")
-        return found.pop()
+        return found[0]
 
     async def read_node(self, node: str) -> bytes:
         """GET /v1/nodes/{node}. Raises NoSuchNode."""

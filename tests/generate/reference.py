@@ -38,6 +38,7 @@ Json: TypeAlias = dict[str, Any]
 NAMES = {
     "verdicts": "Verdicts",
     "blocked": "The blocked set",
+    "vmis": "VMIs of one name",
     "vmi": "One VMI",
     "evacuations": "Evacuations",
     "nodes": "Nodes",
@@ -77,6 +78,7 @@ class Example:
 EXAMPLES = {
     "verdicts": Example("/v1/verdicts", {"candidates": [{"namespace": "bank", "name": "churn-1"}]}),
     "blocked": Example("/v1/blocked"),
+    "vmis": Example("/v1/vmis?name=churn-1"),
     "vmi": Example("/v1/vmis/bank/churn-1"),
     "evacuations": Example("/v1/evacuations"),
     "nodes": Example("/v1/nodes"),
@@ -189,10 +191,10 @@ def _endpoint(route: Route, document: Json, answers: Mapping[str, Answer]) -> It
     if "requestBody" in operation:
         asked += f" with a {_body(operation['requestBody'])}"
     yield f"{asked} answers with {_body(operation['responses']['200'])}."
-    optional = [one for one in operation.get("parameters", ()) if not one["required"]]
-    if optional:
+    beside = [one for one in operation.get("parameters", ()) if one["in"] != "path"]
+    if beside:
         yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
-    for one in optional:
+    for one in beside:
         yield (f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | {one['description']} |")
     yield from ("", *_fence("bash", EXAMPLES[route.name].curl))
     if route.name in SHOWN:

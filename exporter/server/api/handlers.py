@@ -47,10 +47,12 @@ from exporter.server.api.explanation import explain_vmi
 from exporter.server.api.long_polls import LongPolls
 from exporter.server.api.openapi import write_openapi
 from exporter.server.api.requests import (
+    LONGEST_NAME,
     Candidate,
     VerdictRequest,
     accepts_gzip,
     decode_verdicts,
+    read_asked_name,
     read_body,
     read_checkpoint,
     read_etags,
@@ -63,6 +65,7 @@ from exporter.server.api.schemas import (
     VerdictAnswer,
     VerdictsAnswer,
     VmiAnswer,
+    VmisAnswer,
 )
 from exporter.server.http.bodies import Parts
 from exporter.server.http.problems import RETRY_SOON, Refusal
@@ -168,6 +171,13 @@ class Service:
             )
         return web.Response(body=Parts(parts, "application/json", shared=True), headers=headers)
 
+    async def answer_vmis(self, request: web.Request) -> web.Response:
+        """GET /v1/vmis?name=NAME."""
+        self._require_ready()
+        name = read_asked_name(request)
+        namespaces = sorted(namespace for namespace, one in self.store.keys() if one == name)  # noqa: SIM118 (a Store is no mapping)
+        return _json(VmisAnswer(namespaces=namespaces))
+
     async def answer_vmi(self, request: web.Request) -> web.Response:
         """GET /v1/vmis/{namespace}/{name}."""
         return _json(self.explain(request))
@@ -175,7 +185,10 @@ class Service:
     def explain(self, request: web.Request) -> VmiAnswer:
         """Everything known about the VMI in the path. Raises `Refusal`."""
         self._require_ready()
-        namespace, name = read_name(request, "namespace", 63), read_name(request, "name", 253)
+        namespace, name = (
+            read_name(request, "namespace", 63),
+            read_name(request, "name", LONGEST_NAME),
+        )
         answer = self.describe_vmi(namespace, name, self.clock())
         if answer is None:
             raise Refusal(404, "No such VMI", f"no VMI {name!r} in namespace {namespace!r}")
@@ -232,7 +245,7 @@ class Service:
     async def answer_node(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
         self._require_ready()
-        node = read_name(request, "node", 253)
+        node = read_name(request, "node", LONGEST_NAME)
         if node not in self.store.nodes:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
         return _json(self.describe_node(node, self.clock()))

@@ -27,6 +27,7 @@ from exporter.server.api.schemas import (
     StatusAnswer,
     VerdictsAnswer,
     VmiAnswer,
+    VmisAnswer,
 )
 from exporter.server.fields import Problem
 from exporter.words.evacuations import OUTCOMES
@@ -128,6 +129,24 @@ ROUTES: tuple[Route, ...] = (
         ),
         problems=(422, 503),
         not_modified=True,
+    ),
+    Route(
+        name="vmis",
+        path="/v1/vmis",
+        summary="Which namespaces have a VMI of this name?",
+        answer=VmisAnswer,
+        parameters=(
+            _describe(
+                "name",
+                "query",
+                "The VMI's name; required.",
+                type="string",
+                minLength=1,
+                maxLength=253,
+            )
+            | {"required": True},
+        ),
+        problems=(422, 503),
     ),
     Route(
         name="vmi",

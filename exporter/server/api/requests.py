@@ -17,6 +17,8 @@ from exporter.settings import LONGEST_WAIT, Address, Limits
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
 
+LONGEST_NAME = 253
+"""The most characters that Kubernetes allows for the name of a VMI or a node."""
 _PORT = re.compile(r":[0-9]*$", re.ASCII)
 _TYPES = re.compile(r"`[^`$]*`")
 """A type in backticks in an error message of msgspec. A path in backticks begins with $."""
@@ -155,6 +157,14 @@ def read_name(request: web.Request, field: str, longest: int) -> str:
     name = request.match_info[field]
     if len(name) > longest:
         raise Refusal(422, "Too long", f"{field}: at most {longest} characters")
+    return name
+
+
+def read_asked_name(request: web.Request) -> str:
+    """The query parameter `name`. Raises `Refusal` if it is missing, empty or too long."""
+    name = request.query.get("name", "")
+    if not 0 < len(name) <= LONGEST_NAME:
+        raise Refusal(422, "No name", f"name: expected 1 to {LONGEST_NAME} characters")
     return name
 
 

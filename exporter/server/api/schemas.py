@@ -60,6 +60,13 @@ class VerdictsAnswer(Struct, rename="camel", kw_only=True):
     verdicts: list[VerdictAnswer]
 
 
+class VmisAnswer(Struct, rename="camel", kw_only=True):
+    """The VMIs of one name."""
+
+    namespaces: list[str]
+    """the namespaces that have a VMI of this name, sorted"""
+
+
 class BlockedVmi(Struct, rename="camel", kw_only=True, frozen=True, gc=False):
     """A VMI and a checkpoint at which it is blocked."""
 

@@ -231,17 +231,21 @@ async def test_explain_answers(exporter: str) -> None:
 
 
 async def test_explain_finds_the_namespace_of_a_name() -> None:
-    """`explain` of a name finds its VMI on any node, or lists the namespaces that have one."""
+    """`explain` of a name finds its VMI, also on no node, or lists the namespaces that have one."""
     api = ServedApi()
     api.cool()
+    api.store.put(a_vmi(name="pending", uid="4", node=""))
     api.store.put(a_vmi(name="db2", uid="2", node="n2"))
     api.store.put(a_vmi(name="db2", uid="3", namespace="bank", node="n3"))
     async with serving(make_query_app(api.service)) as url:
         only = await ask("explain", "--url", url, "db1")
+        waiting = await ask("explain", "--url", url, "pending")
         several = await ask("explain", "--url", url, "db2")
 
     assert (only[0], only[2]) == (Exit.OK, "")
     assert only[1].startswith("shop/db1 may not be moved now: it is cooling down")
+    assert (waiting[0], waiting[2]) == (Exit.OK, "")
+    assert waiting[1].startswith("shop/pending ")
     assert several == (
         Exit.NO_SUCH_VMI,
         "",
@@ -312,7 +316,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
     ("arguments", "code", "said"),
     [
         ("explain shop/db9", Exit.NO_SUCH_VMI, "no VMI 'db9'"),
-        ("explain db9", Exit.NO_SUCH_VMI, "no VMI 'db9' on any node: if it runs on no node"),
+        ("explain db9", Exit.NO_SUCH_VMI, "no VMI 'db9' in any namespace"),
         ("explain virt-launcher-db1-x", Exit.NO_SUCH_VMI, "that is the name of a pod"),
         ("explain a/b --url unix:/no", Exit.CANNOT_ASK, "--url URL"),
         ("explain a/b --url here:1", Exit.USAGE, "expected http://"),

@@ -521,6 +521,7 @@ class TestRefusals:
             ("/v1/blocked?checkpoint=", "checkpoint"),
             *((f"/v1/blocked?wait={one}", "wait") for one in ("61", "-0.1", "soon", "", "nan")),
             ("/v1/blocked?wait=inf", "wait"),
+            *((f"/v1/vmis{one}", "name") for one in ("", "?name=", f"?name={'x' * 254}")),
             (f"/v1/vmis/{'a' * 64}/x", "namespace"),
             (f"/v1/vmis/a/{'x' * 254}", "name"),
             (f"/v1/nodes/{'n' * 254}", "node"),
@@ -978,7 +979,8 @@ class TestNodes:
 
 def path_of(route: Route) -> str:
     """The path of a route, for db1 and its node."""
-    return route.path.format(namespace="shop", name="db1", node="n1")
+    asked = "?name=db1" if route.name == "vmis" else ""
+    return route.path.format(namespace="shop", name="db1", node="n1") + asked
 
 
 class TestListeners:
@@ -1017,6 +1019,18 @@ class TestOthers:
     async def test_the_document_is_the_one_generated(self, api: ServedApi) -> None:
         """/openapi.json is the generated document."""
         assert (await api.get("/openapi.json")).json == DOCUMENT
+
+    @pytest.mark.parametrize(
+        ("name", "namespaces"), [("db1", ["bank", "shop"]), ("nobody", []), ("%ED%A0%80", [])]
+    )
+    async def test_a_name_has_its_namespaces(
+        self, api: ServedApi, name: str, namespaces: list[str]
+    ) -> None:
+        """/v1/vmis lists the namespaces that have a VMI of the name, also if it has no node."""
+        api.cool()
+        api.store.put(a_vmi(name="db1", uid="9", namespace="bank", node=""))
+
+        assert (await api.get(f"/v1/vmis?name={name}")).json == {"namespaces": namespaces}
 
     async def test_the_page_is_guarded_by_its_headers(self, api: ServedApi) -> None:
         """The page has its Content-Security-Policy and the other security headers."""
