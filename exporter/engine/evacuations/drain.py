@@ -391,7 +391,7 @@ def _find_own_outcome(
         is_late = now > vmi.deleted_at + conditions.stuck.after
         return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
     fails, waits = False, conditions.is_full(vmi.node)
-    evidence = conditions.update_trust(evidence).believed_at(now)
+    evidence = evidence.believed_at(now)
     mobility = measure_mobility(evidence)
     if diagnosis is not None:
         limit = conditions.stuck.failed_attempts

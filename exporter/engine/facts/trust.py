@@ -71,7 +71,10 @@ class Trust(Struct, frozen=True):
 
     def believes(self, *resources: Resource) -> bool:
         """Whether the objects of these resources in every watched namespace are known."""
-        return all(one.believes(resource) for one in self._places for resource in resources)
+        for one in self._places:
+            if not (one.unseen.isdisjoint(resources) and one.dead.isdisjoint(resources)):
+                return False
+        return True
 
     @property
     def has_dead(self) -> bool:
