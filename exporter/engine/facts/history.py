@@ -49,20 +49,16 @@ class Migration(Struct, frozen=True, gc=False):
 
 
 class Ending(Struct, frozen=True, gc=False):
-    """A migration that has ended by our clock.
-
-    `written_end` is the end in the object, which may be up to `CLOCK_SKEW` later than `end`.
-    """
+    """A migration that has ended; `end` may be up to `CLOCK_SKEW` ahead of our clock."""
 
     end: Instant
-    written_end: Instant
     start: Instant | None = None
     outcome: Outcome = Outcome.UNKNOWN
 
     @property
     def duration(self) -> Seconds:
         """How long the migration took; 0 if the start is unknown or later than the end."""
-        return 0.0 if self.start is None else max(0.0, self.written_end - self.start)
+        return 0.0 if self.start is None else max(0.0, self.end - self.start)
 
 
 def settle(end: Instant | None, now: Instant) -> Instant | None:
@@ -173,7 +169,7 @@ class History(Struct, gc=False):
         """A copy of all records by key."""
         return dict(self._records)
 
-    def written_ends(self) -> Iterator[Instant]:
+    def known_ends(self) -> Iterator[Instant]:
         """All ends in the records, including those too far ahead of our clock."""
         ends = (record.known_end for record in self._records.values())
         return (end for end in ends if end is not None)
@@ -186,21 +182,20 @@ class History(Struct, gc=False):
         settled = []
         named_seconds = set()
         for key, record in self._records.items():
-            written = record.known_end
-            end = settle(written, now)
-            if end is None or written is None:
+            end = record.known_end
+            if end is None or settle(end, now) is None:
                 continue
             if not is_end_key(key):
-                named_seconds.add(int(written))
-            settled.append((key, record, Ending(end, written, record.start, record.outcome)))
+                named_seconds.add(int(end))
+            settled.append((key, record, Ending(end, record.start, record.outcome)))
         endings = []
         for key, record, ending in settled:
             if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):
                 continue
-            if is_end_key(key) and int(ending.written_end) in named_seconds:
+            if is_end_key(key) and int(ending.end) in named_seconds:
                 continue
             endings.append(ending)
-        endings.sort(key=lambda ending: ending.written_end)
+        endings.sort(key=lambda ending: ending.end)
         return endings
 
     def _forget(self, keep: int) -> None:

@@ -36,6 +36,8 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     """The cooldown of one VMI at one instant.
 
     `blocks` is true while the cooldown runs. `not_before` and `released_at` are those of `Verdict`.
+    `moves`: the last end lies ahead of our clock and counts as now, so `end` and `not_before` get
+    later as time passes.
     """
 
     end: Instant
@@ -47,13 +49,14 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     not_before: Instant
     released_at: Instant
     blocks: bool
+    moves: bool
 
 
-def written_ends(evidence: Evidence) -> Iterator[Instant]:
+def known_ends(evidence: Evidence) -> Iterator[Instant]:
     """All ends of migrations in the VMI and its history, including those ahead of our clock."""
     if (end := evidence.migration_end) is not None:
         yield end
-    yield from evidence.history.written_ends()
+    yield from evidence.history.known_ends()
 
 
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
@@ -65,20 +68,21 @@ def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
     in_window = len(count_in_window(endings, policy, now))
     base = max(policy.migration_cooldown, last.duration)
     backed = back_off(base, in_window)
-    not_before = _release(last.end, base, endings, policy, now)
-    ahead = last.written_end > last.end
+    end = min(last.end, now)
+    not_before = released_at = _release(end, base, endings, policy, now)
+    if last.end > end:
+        released_at = _release(last.end, base, endings, policy, now)
     return Cooldown(
-        end=last.end,
+        end=end,
         duration=last.duration,
         migrations_in_window=in_window,
         base=base,
         backed=backed,
         effective=cap(backed, policy),
         not_before=not_before,
-        released_at=(
-            _release(last.written_end, base, endings, policy, now) if ahead else not_before
-        ),
+        released_at=released_at,
         blocks=now < not_before,
+        moves=last.end > end,
     )
 
 
@@ -88,9 +92,12 @@ def count_migrations(evidence: Evidence, policy: Policy, now: Instant) -> int:
 
 
 def count_in_window(endings: list[Ending], policy: Policy, now: Instant) -> list[Ending]:
-    """The endings that count towards the backoff: `now - window < end <= now`."""
+    """The endings that count towards the backoff: those less than a window old.
+
+    An end ahead of our clock counts as now.
+    """
     window = policy.migration_history_window
-    return [ending for ending in endings if ending.end <= now < ending.end + window]
+    return [ending for ending in endings if now < min(ending.end, now) + window]
 
 
 def back_off(base: Seconds, migrations: int) -> Seconds:
@@ -120,11 +127,10 @@ def _last_ended(
         outcome = max(state.outcome, evidence.history.find(state.uid, state.end).outcome)
         if outcome is Outcome.FAILED and not policy.count_failed_migrations:
             return endings[-1] if endings else None
-        written = evidence.migration_end
-        end = settle(written, now)
-        if end is None or written is None:
+        end = evidence.migration_end
+        if end is None or settle(end, now) is None:
             return None
-        return Ending(end=end, written_end=written, start=state.start, outcome=outcome)
+        return Ending(end=end, start=state.start, outcome=outcome)
     is_over = evidence.is_contradicted(now)
     if state.start is None and evidence.trust.sees(Resource.VMIMS):
         # A hand-off emptied the struct. That migration is over if its VMIM is finished or deleted.
@@ -143,7 +149,7 @@ def _release(
     counted = count_in_window(endings, policy, now)
     free_at = end + cap(back_off(base, len(counted)), policy)
     for gone, oldest in enumerate(counted, start=1):
-        leaves_at = oldest.written_end + policy.migration_history_window
+        leaves_at = oldest.end + policy.migration_history_window
         if free_at <= leaves_at:
             break
         free_at = max(leaves_at, end + cap(back_off(base, len(counted) - gone), policy))

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
 from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import settle
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
     Checkpoint,
@@ -32,7 +33,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.cooldown import Cooldown, written_ends
+from exporter.engine.verdicts.cooldown import Cooldown, known_ends
 from exporter.engine.verdicts.rules import RULES, decide_both
 
 
@@ -49,9 +50,8 @@ Tally: TypeAlias = Mapping[tuple[str, str], int]
 class Entry(Struct, frozen=True, eq=False, gc=False):
     """The verdicts of one VMI, valid until just before `until`.
 
-    `moves`: an end lies slightly ahead of our clock and counts as now, so the end of the cooldown
-    gets later as time passes. Such an entry is valid at one instant only, but whether it blocks
-    does not change before `until`.
+    If its cooldown `moves`, the entry is valid at one instant only, but whether it blocks does not
+    change before `until`.
     """
 
     evidence: Evidence
@@ -277,7 +277,8 @@ def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:
     """The entry of one VMI at `now`."""
     policy = policy.of(evidence.vmi)
     filtered, pre_eviction, cooldown = decide_both(evidence, policy, now)
-    until, moves = _find_expiry(evidence, cooldown, policy, now)
+    until = _find_expiry(evidence, cooldown, policy, now)
+    moves = cooldown is not None and cooldown.moves
     return Entry(evidence, filtered, pre_eviction, cooldown, until, moves)
 
 
@@ -306,25 +307,23 @@ def _identify(entry: Entry | None) -> _Block | None:
 
 def _find_expiry(
     evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
-) -> tuple[Instant, bool]:
-    """The next instant at which the clock alone may block or release the VMI, and `Entry.moves`.
+) -> Instant:
+    """The next instant at which the clock alone may block or release the VMI.
 
     Such an instant is the end of the cooldown, the time at which a fact becomes too old to be
     believed, or the time at which a migration leaves the window. For an end ahead of our clock it
     is that end if it is at most `CLOCK_SKEW` ahead, or else `CLOCK_SKEW` before that end.
     """
-    until, moves = math.inf, False
+    until = math.inf
     if cooldown is not None and cooldown.blocks:
         until = cooldown.released_at
     for at in evidence.distrusted_from():
         if now < at < until:
             until = at
-    for end in written_ends(evidence):
+    for end in known_ends(evidence):
         at = end + policy.migration_history_window
         if end > now:
-            is_near = end <= now + CLOCK_SKEW
-            moves = moves or is_near
-            at = end if is_near else end - CLOCK_SKEW
+            at = end - CLOCK_SKEW if settle(end, now) is None else end
         if now < at < until:
             until = at
-    return until, moves
+    return until

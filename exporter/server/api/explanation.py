@@ -109,7 +109,7 @@ def explain_vmi(
 def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
     endings = history.endings(now, count_failed=policy.count_failed_migrations)
     counted: Counter[tuple[Instant | None, Instant | None, Outcome]] = Counter(
-        (e.written_end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
+        (e.end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
     )
     dated = []
     # Records without a UID come last. If two records are of the same ending, only the first counts.

@@ -385,6 +385,7 @@ def test_arithmetic_is_told() -> None:
         not_before=NOW + 1_400.0,
         released_at=NOW + 1_400.0,
         blocks=True,
+        moves=False,
     )
 
 
@@ -578,6 +579,10 @@ def test_release_of_an_end_ahead_of_the_clock() -> None:
         cooldown = measured(evidence, a_policy(), NOW + later)
         assert cooldown.not_before == NOW + later + cooldown.effective
         assert cooldown.released_at == NOW + 200.0 + cooldown.effective
+        assert (cooldown.end, cooldown.migrations_in_window) == (NOW + later, 1)
+        assert cooldown.moves
+    assert not measured(evidence, a_policy(), NOW + 200.0).moves
+    assert measured(evidence, a_policy(migration_history_window=0.0)).migrations_in_window == 0
 
 
 POLICIES = st.builds(
