@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import structlog
@@ -13,7 +14,13 @@ from aiohttp.http import HttpProcessingError
 from exporter.engine.facts.model import Seconds
 from exporter.server.http.budget import Connection, ConnectionBudget
 from exporter.server.http.certificates import Certificates
-from exporter.server.http.passage import LINGERING, LONGEST_LINE, RECEIVED_AT_ONCE, Passage, answer
+from exporter.server.http.passage import (
+    LINGERING,
+    LONGEST_LINE,
+    RECEIVED_AT_ONCE,
+    Passage,
+    find_passage,
+)
 from exporter.settings import Limits
 
 
@@ -107,8 +114,8 @@ class Connections:
             if not passage.is_made:
                 self.budget.remove(connection)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await answer(request, self.server.request_handler)
+    def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        return find_passage(request).answer(request, self.server.request_handler)
 
 
 def _make_logger() -> logging.Logger:

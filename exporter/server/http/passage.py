@@ -53,8 +53,11 @@ class _Stage(Enum):
     """aiohttp has a whole head, and has not called the handler yet."""
     BODY = auto()
     ANSWER = auto()
-    END = auto()
+    CLOSING = auto()
     """The connection is about to be closed."""
+
+
+_HEAD, _BEGINNING, _BODY, _ANSWER, _CLOSING = _Stage  # faster than attributes in Python 3.11
 
 
 class _TlsTransport(Protocol):
@@ -84,11 +87,13 @@ class Passage(asyncio.Protocol):
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._inner: web.RequestHandler | None = None
-        self._stage = _Stage.HEAD
+        self._stage = _HEAD
         self._waiting = b""  # received, and not passed on yet
         self._head = 0  # how many bytes of the present head were passed on
         self._last = b""  # the last of them, which may be the beginning of `_END`
+        self._ahead = b""  # what was passed on together with the end of the present head
         self._left = 0  # how many bytes of the present body were not passed on yet
+        self._held = 0  # bytes that count beyond the connection's cost
         self._received = 0  # bytes of requests that are not answered yet
         self._unread = 0  # bytes that the present answer holds
         self._unsent = 0  # bytes in the transport's buffer, while that is full
@@ -116,14 +121,14 @@ class Passage(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count nothing more, and tell aiohttp."""
         self._budget.remove(self._connection)
-        self._stage, self._waiting = _Stage.END, b""
+        self._stage, self._waiting = _CLOSING, b""
         self._cancel_abort()
         if self._inner is not None:
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Count bytes, and pass them on when it is their turn."""
-        if self._stage is not _Stage.END:
+        if self._stage is not _CLOSING:
             self._received += len(data)
             self._waiting += data
             self._count()
@@ -149,7 +154,7 @@ class Passage(asyncio.Protocol):
     @property
     def is_answering(self) -> bool:
         """Whether the handler of a request is running."""
-        return self._stage is _Stage.BODY or self._stage is _Stage.ANSWER
+        return self._stage is _BODY or self._stage is _ANSWER
 
     def pause(self, *, paused: bool) -> None:
         """Stop or continue passing on bytes, because aiohttp holds many that nobody has read."""
@@ -158,14 +163,14 @@ class Passage(asyncio.Protocol):
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer without aiohttp, and close the connection."""
-        if self._stage is not _Stage.END:
-            self._stage, self._waiting = _Stage.END, b""
+        if self._stage is not _CLOSING:
+            self._stage, self._waiting = _CLOSING, b""
             self._transport.write(_write(refusal))
             self.close()
 
     def close(self) -> None:
         """Close the connection when its answer is sent."""
-        self._stage, self._waiting = _Stage.END, b""
+        self._stage, self._waiting = _CLOSING, b""
         if not self._transport.is_closing():
             if self._transport.get_write_buffer_size():
                 self.abort_later()
@@ -190,20 +195,22 @@ class Passage(asyncio.Protocol):
             response = await handler(request)
             await self._send(request, response)
         except BaseException:
-            if self._stage is not _Stage.END:
-                self._stage = _Stage.BEGINNING  # aiohttp answers, and closes the connection
+            if self._stage is not _CLOSING:
+                self._stage = _BEGINNING  # aiohttp answers, and closes the connection
             raise
         self._end(is_last=not response.keep_alive)
         return response
 
     def _begin(self, request: web.BaseRequest) -> None:
-        self._head, self._last = 0, b""
-        if request.content.is_eof():
-            self._left = 0
-        else:
+        length = 0
+        if request.body_exists:
             # Where the body ends is known only to aiohttp if no header has its length.
-            self._left = request.content_length or sys.maxsize
-        self._stage = _Stage.BODY
+            length = request.content_length or sys.maxsize
+        ahead, self._ahead = self._ahead, b""
+        self._left = max(0, length - len(ahead))
+        self._head = max(0, len(ahead) - length)
+        self._last = ahead[length:][-len(_END) + 1 :]
+        self._stage = _BODY
         self._pass_on()
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
@@ -225,7 +232,7 @@ class Passage(asyncio.Protocol):
             response.body = None
         if is_early and not self._transport.is_closing():
             # The caller may still read the answer, but nothing more is read from the caller.
-            self._stage, self._waiting = _Stage.END, b""
+            self._stage, self._waiting = _CLOSING, b""
             self._transport.pause_reading()
             if self._transport.can_write_eof():
                 self._transport.write_eof()
@@ -236,9 +243,9 @@ class Passage(asyncio.Protocol):
         self._unread = 0
         self._received = len(self._waiting)
         if is_last:
-            self._stage = _Stage.END
-        elif self._stage is not _Stage.END:
-            self._stage = _Stage.HEAD
+            self._stage = _CLOSING
+        elif self._stage is not _CLOSING:
+            self._stage = _HEAD
         self._count()
         self._pass_on()
 
@@ -247,16 +254,16 @@ class Passage(asyncio.Protocol):
     def _pass_on(self) -> None:
         """Pass on what belongs to the present request, unless aiohttp cannot take more."""
         while self._inner is not None and not self._is_paused:
-            if self._stage is _Stage.HEAD and self._waiting:
+            if self._stage is _HEAD and self._waiting:
                 part = self._take_head()
-            elif self._stage is _Stage.BODY and self._left and self._waiting:
+            elif self._stage is _BODY and self._left and self._waiting:
                 part = self._take(self._left)
                 self._left -= len(part)
             else:
                 break
             self._inner.data_received(part)
-        if self._stage is _Stage.BODY and not self._left:
-            self._stage = _Stage.ANSWER
+        if self._stage is _BODY and not self._left:
+            self._stage = _ANSWER
             self._connection.since = self._loop.time()
         self._regulate()
 
@@ -274,18 +281,23 @@ class Passage(asyncio.Protocol):
             self._last = seen[-len(_END) + 1 :]
             part, self._waiting = self._waiting, b""
         else:
-            part = self._take(end + len(_END) - len(self._last))
-            self._stage = _Stage.BEGINNING
+            end += len(_END) - len(self._last)
+            part = self._take(end)
+            self._stage = _BEGINNING
         self._head += len(part)
         if self._head > LONGEST_HEAD:
             self.refuse(_too_long(part))
             return b""
+        if len(self._waiting) <= LONGEST_HEAD and _END not in self._waiting:
+            # Most bodies arrive with their head. There is no other whole head in them.
+            self._ahead, self._waiting = self._waiting, b""
+            part += self._ahead
         return part
 
     def _regulate(self) -> None:
         """Read nothing from the caller while too many bytes wait to be passed on."""
         is_reading = not self._is_paused and len(self._waiting) <= MOST_WAITING
-        if is_reading is self._is_reading or self._stage is _Stage.END:
+        if is_reading is self._is_reading or self._stage is _CLOSING:
             return
         self._is_reading = is_reading
         if is_reading:
@@ -295,7 +307,11 @@ class Passage(asyncio.Protocol):
 
     def _count(self) -> None:
         held = self._received + self._unread + self._unsent
-        self._budget.hold(self._connection, held)
+        if held <= LONGEST_HEAD:
+            held = 0  # within the connection's cost
+        if held != self._held:
+            self._held = held
+            self._budget.hold(self._connection, held)
 
 
 class _Outgoing(asyncio.Transport):
@@ -331,12 +347,12 @@ class _Outgoing(asyncio.Transport):
         self._passage.pause(paused=False)
 
 
-async def answer(request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
-    """Handle a request that came through a `Passage`."""
+def find_passage(request: web.BaseRequest) -> Passage:
+    """The passage that a request came through. Raises ConnectionError if its caller has gone."""
     passage: Passage | None = request.get_extra_info(_PASSAGE)
     if passage is None:
         raise ConnectionResetError("the caller has gone")
-    return await passage.answer(request, handler)
+    return passage
 
 
 def _too_long(part: bytes) -> Refusal:
