@@ -260,12 +260,13 @@ _HEAD = ("| field | type | meaning |", "|---|---|---|")
 
 
 def _kind(schema: Json) -> str:
-    """A schema in words: `string (1 to 63 characters) or null`."""
+    """A schema in words: `string (1 to 63 characters)?`. The ? means that it may be null."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[`{name}`](#{'words' if name in WORDS else _anchor(name)})"
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
+        kinds = [_kind(one) for one in schema["anyOf"] if one != {"type": "null"}]
+        return " or ".join(kinds) + ("?" if len(kinds) < len(schema["anyOf"]) else "")
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     limits = [text.format(schema[key]) for key, text in _LIMITS.items() if key in schema]
