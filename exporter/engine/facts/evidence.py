@@ -326,12 +326,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def unsettled(self) -> bool:
         """Whether more than its mobility and budgets decides what a drain would do to the VMI."""
-        return not self.vmi.finished and (
-            self.marker is not None
-            or self.vmi.unsettled
-            or sum(not pod.finished for pod in self.pods) > 1
-            or any(not vmim.finished or vmim.phase == "Failed" for vmim in self.vmims)
-        )
+        vmi = self.vmi
+        if vmi.finished:
+            return False
+        if self.marker is not None or vmi.unsettled:
+            return True
+        for vmim in self.vmims:  # not `any`: this is asked about each VMI that changes
+            if not vmim.finished or vmim.phase == "Failed":
+                return True
+        return len(self.pods) > 1 and sum(not pod.finished for pod in self.pods) > 1
 
     def unfinished(self) -> Vmim | None:
         """An unfinished VMIM of this VMI, if there is one."""

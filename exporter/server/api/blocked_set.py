@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from time import perf_counter
 
 import msgspec
@@ -113,10 +113,10 @@ class BlockedSet:
         entries: list[BlockedVmi] = []
         encoded: list[bytes] = []
         digest = hashlib.sha256()
-        for at in range(0, len(found), SLICE):
+        while some := [*islice(found, SLICE)]:
             await asyncio.sleep(0)
             begin = len(entries)
-            for entry, one in product(found[at : at + SLICE], wanted):
+            for entry, one in product(some, wanted):
                 verdict, vmi = entry.verdict(one), entry.evidence.vmi
                 if verdict.reason is not None:
                     end = verdict.not_before

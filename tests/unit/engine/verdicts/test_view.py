@@ -206,7 +206,7 @@ def test_of_a_vmi_that_is_gone_nothing_is_kept(end: Instant) -> None:
     summarized(view)
     assert count_kept(view) > 0
     store.remove(Resource.VMIS, NAMESPACE, NAME, UID)
-    assert view.list_blocked() == []
+    assert list(view.list_blocked()) == []
     summarized(view, NOW + 90_000.0)
     assert count_kept(view) == 0
 
@@ -218,7 +218,7 @@ def test_a_change_for_all_vmis_counts_at_once() -> None:
     view = a_verdict_view(store, policy)
     assert summarized(view)[0] == {(ALLOWED, "n1"): 2}
     store.put(KubeVirtSettings(updating=True))
-    assert len(view.list_blocked()) == 2
+    assert len(list(view.list_blocked())) == 2
     store.put(KubeVirtSettings())
     assert view.summarize().verdicts == {(ALLOWED, "n1"): 2}
 
