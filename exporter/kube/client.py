@@ -31,6 +31,8 @@ LONGEST_RETRY_AFTER: Seconds = 60.0
 """The longest pause that is accepted from `Retry-After`: a longer pause would delay a watch."""
 LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
+LONGEST_ERROR = 2**16
+"""The most bytes that are read of the body of an error."""
 LARGEST_CHUNK = 2**17
 """The most bytes read at once. A list arrives in chunks of up to 4 MiB. Processing 4 MiB blocks the
 event loop for 14 ms; this many bytes take 0.5 ms."""
@@ -373,13 +375,23 @@ def _make_client(configuration: Configuration, login: Login) -> ApiClient:
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     try:
-        message = parse_status_message(await response.read())
+        message = parse_status_message(await _read_error(response))
     except (aiohttp.ClientError, TimeoutError, OSError):
         message = ""
     why = message or response.reason or ""
     value = response.headers.get("Retry-After", "")
     seconds = float(value) if value.isascii() and value.isdigit() else 0.0
     return error_of(response.status, why, retry_after=min(seconds, LONGEST_RETRY_AFTER))
+
+
+async def _read_error(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an error, or its first bytes, which are no `Status`."""
+    read = bytearray()
+    async for part in response.content.iter_any():
+        read += part
+        if len(read) > LONGEST_ERROR:
+            break
+    return bytes(read)
 
 
 def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:

@@ -33,6 +33,8 @@ from exporter.text import clean
 
 MESSAGE_LIMIT = 1024
 """The most characters of a plugin's error output in our message."""
+LONGEST_OUTPUT = 2**20
+"""The most bytes that a login plugin may write to each of its outputs."""
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TOKEN = "BearerToken"  # noqa: S105 (the name under which kubernetes_asyncio keeps the token)
 _MALFORMED = AssertionError, AttributeError, LookupError, TypeError, ValueError, *MALFORMED
@@ -75,9 +77,10 @@ async def log_in(login: Login) -> Configuration:
             where = f"no service account of a pod ({error}), and the default kubeconfig"
         else:
             return configuration
-    elif not login.kubeconfig.is_file():
+    elif not login.kubeconfig.exists():
         raise NoCredentials(f"{where}: there is no such kubeconfig file")
     try:
+        await asyncio.to_thread(_check_files, file)
         loader = await credentials.load_kube_config(
             config_file=file, client_configuration=configuration, persist_config=False
         )
@@ -102,6 +105,29 @@ def find_namespace(login: Login) -> str:
         if context is not None:
             return str(context["context"].get("namespace") or "default")
     return "default"
+
+
+def _check_files(file: str | None) -> None:
+    """Raises `ConfigException` for a kubeconfig or `tokenFile` that is not a regular file.
+
+    A read of a FIFO may never end, and kubernetes_asyncio reads in the event loop.
+    """
+    location = file or kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    found = [
+        path for one in location.split(os.pathsep) if (path := Path(one).expanduser()).exists()
+    ]
+    for path in found:
+        _check_regular(path)
+    merged = kube_config.KubeConfigMerger(location).config if found else None
+    for user in [] if merged is None else merged.value["users"]:
+        named = user.value["user"].get("tokenFile")
+        if named is not None:
+            _check_regular(Path(user.path).parent / named)
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise ConfigException(f"{path} is not a regular file")
 
 
 def _check_token_file(file: str | None, context: Any) -> None:
@@ -176,8 +202,11 @@ class ExecPlugin(ExecProvider):
             start_new_session=True,
         )
         try:
-            output, errors = await process.communicate()
-        except asyncio.CancelledError:
+            output, errors = await asyncio.gather(
+                self._read(process.stdout), self._read(process.stderr)
+            )
+            await process.wait()
+        except (asyncio.CancelledError, ConfigException):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
@@ -193,6 +222,15 @@ class ExecPlugin(ExecProvider):
             expected = f"expected the kubeconfig's apiVersion, {self.api_version}"
             raise ConfigException(f"{self.args[0]}: {expected}, got {credential.apiVersion!r}")
         return credential.status
+
+    async def _read(self, stream: asyncio.StreamReader | None) -> bytes:
+        """What the plugin writes. Raises `ConfigException` for more than `LONGEST_OUTPUT` bytes."""
+        read = bytearray()
+        while stream is not None and (part := await stream.read(LONGEST_OUTPUT)):
+            read += part
+            if len(read) > LONGEST_OUTPUT:
+                raise ConfigException(f"{self.args[0]} wrote more than {LONGEST_OUTPUT} bytes")
+        return bytes(read)
 
 
 kube_config.ExecProvider = ExecPlugin  # type: ignore[attr-defined]

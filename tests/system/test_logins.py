@@ -1,5 +1,6 @@
 """Logins that hang or give what is no token, shown by the whole program."""
 
+import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import poll
+from tests.cluster import PATIENCE, poll
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
@@ -173,3 +174,34 @@ async def test_a_nested_answer_of_a_plugin(simulated: SimulatedStage, tmp_path: 
         assert await exporter.process.wait() == 5
         (stopped,) = exporter.events("stopped")
         assert str(login) in stopped["why"]
+
+
+async def test_an_endless_answer_of_a_plugin(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """A plugin that writes without end is ended, and the memory for its answer is bounded."""
+    plugin = Plugin(tmp_path)
+    plugin.answer.unlink()
+    plugin.answer.symlink_to("/dev/zero")
+    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        async with asyncio.timeout(PATIENCE):
+            assert await exporter.process.wait() == 5
+        (stopped,) = exporter.events("stopped")
+        assert "wrote more than 1048576 bytes" in stopped["why"]
+    assert not plugin.running()
+
+
+@pytest.mark.parametrize("which", ["token", "login"])
+async def test_a_file_whose_read_never_ends(
+    simulated: SimulatedStage, tmp_path: Path, which: str
+) -> None:
+    """A FIFO as `tokenFile` or kubeconfig is an error with its path."""
+    token = tmp_path / "token"
+    token.write_text("good")
+    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    (tmp_path / which).unlink()
+    os.mkfifo(tmp_path / which)
+    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
+        async with asyncio.timeout(PATIENCE):
+            assert await exporter.process.wait() == 5
+        (stopped,) = exporter.events("stopped")
+        assert f"{tmp_path / which} is not a regular file" in stopped["why"]

@@ -82,6 +82,26 @@ async def test_each_watch_has_a_connection() -> None:
         over.set()
 
 
+async def test_an_error_without_end() -> None:
+    """Of an error's body, only the first bytes are read; the status is known without it."""
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=500, reason="Broken")
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(client.LONGEST_ERROR))
+            sent += client.LONGEST_ERROR
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with serving(app) as url, ApiServer(Login(url=url), read_timeout=5.0) as api:
+        with pytest.raises(Unreachable, match="500 Broken"):
+            await api.read(Resource.CONFIGMAPS, "shop", "history")
+    assert sent < 2**26, "what fits into buffers"
+
+
 async def test_requests_wait_for_the_same_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
