@@ -114,8 +114,10 @@ class TimeSeries(Struct):
 
 
 class MigrationCounts(Struct):
-    """The migrations that happened; `per_vm` counts only VMs that migrated.
+    """The migrations that happened.
 
+    `per_vm` has the VMs with a migration that did not fail, and `per_failing_vm` those whose
+    migrations all failed: KubeVirt tries them again and again, and no cooldown can prevent that.
     `reasons` says why VMIMs failed, even before their hand-off. A reason that the recording does
     not show is `other`.
     """
@@ -124,6 +126,7 @@ class MigrationCounts(Struct):
     failed: int = 0
     reasons: Counter[EndReason] = field(default_factory=Counter)
     per_vm: Distribution = field(default_factory=Distribution)
+    per_failing_vm: Distribution = field(default_factory=Distribution)
 
 
 class StuckEvacuation(Struct, frozen=True, kw_only=True, rename="camel"):

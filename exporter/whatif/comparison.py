@@ -19,6 +19,7 @@ from exporter.whatif.account import (
     Account,
     Comparison,
     Distribution,
+    MigrationCounts,
     StuckEvacuation,
     TimeSeries,
 )
@@ -126,11 +127,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     for cause in EndReason:
         if cause in failed:
             yield f"  {cause}", each(lambda a, c=cause: f"{a.migrations.reasons[c]:,}")
-    yield "VMs that migrated", each(lambda a: f"{a.migrations.per_vm.total():,}")
-    yield "  per VM: mean", each(lambda a: f"{a.migrations.per_vm.mean:.1f}")
-    for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
-        yield f"  per VM: {name}", each(lambda a, s=share: f"{a.migrations.per_vm.quantile(s):,}")
-    yield "  per VM: most", each(lambda a: f"{max(a.migrations.per_vm, default=0):,}")
+    yield from _migrations_per_vm([account.migrations for account in accounts])
     yield "Time under cooldown", each(lambda a: _span(a.cooldown_seconds))
     whole = comparison.vm_seconds
     yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
@@ -143,6 +140,20 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     ):
         yield f"  {name}: half within", each(lambda a, p=pick: _minutes(p(a), 0.5))
         yield f"  {name}: longest", each(lambda a, p=pick: _minutes(p(a), 1.0))
+
+
+def _migrations_per_vm(counts: list[MigrationCounts]) -> Iterator[tuple[str, list[str]]]:
+    """How often VMs migrated, and apart from them the VMs whose migrations all failed."""
+    moved, failing = [one.per_vm for one in counts], [one.per_failing_vm for one in counts]
+    yield "VMs that migrated", [f"{one.total():,}" for one in moved]
+    yield "  per VM: mean", [f"{one.mean:.1f}" for one in moved]
+    for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
+        yield f"  per VM: {name}", [f"{one.quantile(share):,}" for one in moved]
+    yield "  per VM: most", [f"{max(one, default=0):,}" for one in moved]
+    if any(failing):
+        yield "VMs whose migrations all failed", [f"{one.total():,}" for one in failing]
+        sums = [sum(number * vms for number, vms in one.items()) for one in failing]
+        yield "  their migrations", [f"{one:,}" for one in sums]
 
 
 def _draw_stuck(comparison: Comparison) -> Table:
@@ -211,6 +222,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "failed": migrations.failed,
             "failedAttempts": dict(sorted(migrations.reasons.items())),
             "perVm": _distribution_json(migrations.per_vm),
+            "perFailingVm": _distribution_json(migrations.per_failing_vm),
         },
         "cooldown": {
             "seconds": round(account.cooldown_seconds, 3),

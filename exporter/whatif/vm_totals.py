@@ -24,6 +24,7 @@ class _Totals(Struct):
 
     seen: MigrationState | None
     migrations: int = 0
+    failed: int = 0
     measured: tuple[MigrationState | None, int, str] = (None, 0, "")
     since: Instant = 0.0
     until: Instant = 0.0
@@ -47,9 +48,11 @@ class VmTotals:
             return
         if seen and seen.ended and (seen.uid, seen.start) == (state.uid, state.start):
             return
+        has_failed = state.outcome is Outcome.FAILED
         totals.migrations += 1
+        totals.failed += has_failed
         self.account.migrations.ended += 1
-        self.account.migrations.failed += state.outcome is Outcome.FAILED
+        self.account.migrations.failed += has_failed
 
     def measure_cooldown(self, evidence: Evidence, now: Instant) -> None:
         """Compute the VM's cooldown again if it may have changed.
@@ -83,7 +86,9 @@ class VmTotals:
         self._add_cooldown(totals, now)
         self.account.vms_at_cap += totals.at_cap
         if totals.migrations:
-            self.account.migrations.per_vm[totals.migrations] += 1
+            counts = self.account.migrations
+            never_moved = totals.failed == totals.migrations
+            (counts.per_failing_vm if never_moved else counts.per_vm)[totals.migrations] += 1
 
     def close(self, now: Instant) -> None:
         """Add the totals of all VMs at the end of the recording."""

@@ -472,6 +472,17 @@ class TestTime:
 
         assert tale.account(2 * HOUR).migrations.per_vm == {3: 1, 1: 1}
 
+    def test_vms_that_only_fail_are_counted_apart(self) -> None:
+        """A VM whose migrations all failed does not hide how often the others were moved."""
+        tale = Tale("broken", "flaky")
+        for number in range(4):
+            tale.attempt(number * 5 * MINUTE + 10, "broken", by_hand=True, fails=True)
+        tale.attempt(10, "flaky", by_hand=True, fails=True)
+        tale.attempt(5 * MINUTE, "flaky", by_hand=True)
+        migrations = tale.account(HOUR).migrations
+
+        assert (migrations.per_vm, migrations.per_failing_vm) == ({2: 1}, {4: 1})
+
 
 class TestStuck:
     """Stuck evacuations, and when the alert would have fired."""
@@ -641,7 +652,8 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
     assert reference.others == ours.others == recommended.others == none.others
     for account in (reference, ours, recommended):
         assert account.migrations.ended <= none.migrations.ended
-        moves = sum(each * vms for each, vms in account.migrations.per_vm.items())
+        per_vm = (account.migrations.per_vm, account.migrations.per_failing_vm)
+        moves = sum(each * vms for one in per_vm for each, vms in one.items())
         assert moves == account.migrations.ended
         assert sum(account.allowed_over_time.bins) == account.allowed
         assert sum(account.blocked_over_time.bins) == account.blocked.total()
