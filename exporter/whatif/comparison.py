@@ -58,6 +58,8 @@ def show(comparison: Comparison, *, width: int | None, colored: bool) -> str:
     for name, cells in _rows(comparison):
         table.add_row(Text(name, style="" if name.startswith(" ") else "bold"), *map(Text, cells))
     console.print(table)
+    console.print()
+    console.print("Each column is the recording without the evictions that the policy blocks.")
     if any(account.touched for account in comparison.accounts):
         console.print()
         console.print("Exceptions from the policy, and the VMs to which each applied")
