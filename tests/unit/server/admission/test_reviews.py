@@ -16,6 +16,7 @@ from exporter.engine.facts.model import (
     Taint,
 )
 from exporter.engine.facts.policy import Policy, Reason
+from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.engine.store.store import Store
 from exporter.health import Health, Watched
 from exporter.server.admission.reviews import (
@@ -244,6 +245,20 @@ def test_the_target_pod_of_a_migration_is_held(
     if outcome is ReviewOutcome.DENIED:
         assert judgement.verdict is not None
         assert judgement.verdict.reason is Reason.MIGRATION_IN_PROGRESS
+
+
+@pytest.mark.parametrize(
+    ("ago", "outcome"),
+    [(DEAD_AFTER - 1.0, ReviewOutcome.DENIED), (DEAD_AFTER, ReviewOutcome.ALLOWED)],
+)
+def test_a_vmim_that_cannot_be_read_holds_no_target_pod(ago: float, outcome: ReviewOutcome) -> None:
+    """A VMIM that has been unreadable for `dead_after` denies no eviction of its target pod."""
+    target = a_pod(name="virt-launcher-db1-target", uid="p2", node="n2", migration_uid="m1")
+    store = a_store(a_vmim(), target, migration=None)
+    store.now = NOW - ago
+    store.note_unreadable(Resource.VMIMS, "shop", "mig-1")
+
+    assert judged(a_review(name=target.name), store=store).outcome is outcome
 
 
 def test_the_target_pod_of_an_earlier_migration_is_not_held_by_a_later_one() -> None:
