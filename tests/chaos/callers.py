@@ -57,7 +57,7 @@ class Callers:
             for path in ("evacuations", "status", "vmis/{namespace}/{name}"):
                 url = f"{self.exporter.query}/v1/" + path.format_map(self._candidate())
                 await self._ask("GET", url, path)
-            await asyncio.sleep(1)
+            await asyncio.sleep(3)
 
     async def wait_for_change(self) -> None:
         """Wait for a change of the blocked set, again and again."""
@@ -83,7 +83,7 @@ class Callers:
                 await writer.drain()
                 writer.transport.abort()
                 self.answered["left"] += 1
-            await asyncio.sleep(1)
+            await asyncio.sleep(3)
 
     async def review(self, store: ObjectStore) -> None:
         """Send reviews of evictions of launcher pods, each on a new connection."""
