@@ -148,6 +148,10 @@ class Store:
         is_kubevirt = resource is Resource.KUBEVIRTS and self.kubevirt is not None
         return int(is_kubevirt) or self._objects.count(resource)
 
+    def vmis(self) -> list[Vmi]:
+        """All VMIs."""
+        return [record.vmi for record in self._vmis.by_key.values()]
+
     def vmi(self, key: Key) -> Vmi | None:
         """A VMI, or None if there is no VMI of that name."""
         record = self._vmis.by_key.get(key)

@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 
 from exporter.server.api.handlers import Service
 from exporter.server.http.problems import Refusal
-from exporter.server.page.model import build_page, read_filter, summarize_blocked
+from exporter.server.page.model import build_page, read_filter, search_vms, summarize_blocked
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
 
 
@@ -24,11 +24,22 @@ async def answer_page(
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
     blocked = await asyncio.to_thread(summarize_blocked, entries, filters)
+    searches = named and (filters.vm or filters.namespace)
+    vmis = service.store.vmis() if searches else []
+    searched = await asyncio.to_thread(search_vms, vmis, filters)
     snapshot = await service.take_snapshot()
     described = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)
-    now = service.clock()
-    page = build_page(service, blocked, filters, now, described=described, count=count, named=named)
+    page = build_page(
+        service,
+        blocked,
+        filters,
+        service.clock(),
+        described=described,
+        count=count,
+        searched=searched,
+        named=named,
+    )
     return _html(await asyncio.to_thread(render_page, page, service.links, linked=linked))
 
 

@@ -5,12 +5,12 @@ the API.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -216,6 +216,28 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
     )
 
 
+class FoundVms(NamedTuple):
+    """The VMs that a filter finds.
+
+    `matching` is the number of those that have not ended. `named` is the number with a matching
+    name, ended ones included, and `first` the keys of the first `ROWS` of them.
+    """
+
+    matching: int = 0
+    named: int = 0
+    first: Sequence[tuple[str, str]] = ()
+
+
+def search_vms(vmis: Iterable[Vmi], filters: PageFilter) -> FoundVms:
+    """Find VMs by name, namespace and node."""
+    named = [vmi for vmi in vmis if filters.vm in f"{vmi.namespace}/{vmi.name}"]
+    return FoundVms(
+        matching=sum(not vmi.finished and _matches(filters, vmi) for vmi in named),
+        named=len(named),
+        first=nsmallest(ROWS, ((vmi.namespace, vmi.name) for vmi in named)),
+    )
+
+
 def build_page(
     service: Service,
     blocked: BlockedVms,
@@ -224,12 +246,14 @@ def build_page(
     *,
     described: EvacuationsAnswer,
     count: OutcomeCount,
+    searched: FoundVms,
     named: bool,
 ) -> PageModel:
     """Build the page model at `now`; it names single VMs only if `named`.
 
     `blocked` is the result of `summarize_blocked` with these filters. `described` and `count` are
-    of one snapshot.
+    of one snapshot. `searched` is the result of `search_vms` if the filters name VMs or a
+    namespace.
     """
     forecasts = forecast_nodes(count, durations={})
     outcomes = {one.node: one.outcomes for one in forecasts}
@@ -278,7 +302,9 @@ def build_page(
     ]
     moving.sort(key=_EVACUATION_KEYS[filters.sort])
     states = Counter(one.state for one in moving)
-    vmis = _count_vmis(service, counted)
+    vmis = service.store.nodes[counted.node] if counted.node else service.store.nodes.total()
+    if counted.vm or counted.namespace:
+        vmis = searched.matching
     return structs.replace(
         page,
         states={state: states[state] for state in State if states[state]},
@@ -295,19 +321,12 @@ def build_page(
         drained=service.describe_node(filters.node, now)
         if named and filters.node in outcomes
         else None,
-        vms=_list_vms(service, blocked, filters, now, moving=moving, described=described)
+        vms=_list_vms(
+            service, blocked, filters, now, moving=moving, described=described, searched=searched
+        )
         if named
         else None,
     )
-
-
-def _count_vmis(service: Service, filters: PageFilter) -> int:
-    """How many VMs have a name, a namespace and a node that match the filter."""
-    store = service.store
-    if not (filters.vm or filters.namespace):
-        return store.nodes[filters.node] if filters.node else store.nodes.total()
-    found = (store.vmi(key) for key in store.keys())  # noqa: SIM118 (a Store is no mapping)
-    return sum(vmi is not None and not vmi.finished and _matches(filters, vmi) for vmi in found)
 
 
 def _list_vms(
@@ -318,6 +337,7 @@ def _list_vms(
     *,
     moving: list[EvacuationAnswer],
     described: EvacuationsAnswer,
+    searched: FoundVms,
 ) -> Vms:
     evacuations = described.evacuations
     moves = [one for one in described.stuck_moves if _matches(filters, one)]
@@ -330,10 +350,9 @@ def _list_vms(
 
     found = None
     if filters.vm:
-        keys = [key for key in service.store.keys() if filters.vm in "/".join(key)]  # noqa: SIM118 (a Store is no mapping)
         found = Rows(
-            shown=tuple(explained(nsmallest(ROWS, keys))),
-            matching=len(keys),
+            shown=tuple(explained(searched.first)),
+            matching=searched.named,
             total=service.store.count(Resource.VMIS),
         )
     return Vms(

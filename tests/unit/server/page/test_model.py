@@ -34,6 +34,7 @@ from exporter.server.page.model import (
     Vms,
     build_page,
     read_filter,
+    search_vms,
     summarize_blocked,
 )
 from tests.support.blocked import read
@@ -91,11 +92,19 @@ def build_model(
     unsettled = service.view.list_unsettled()
     snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
     count = OutcomeCount(snapshot)
+    searched = search_vms(service.store.vmis(), filters)
     found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
     for _ in chain(count, found):
         pass
     return build_page(
-        service, blocked, filters, now, described=found.answer(), count=count, named=named
+        service,
+        blocked,
+        filters,
+        now,
+        described=found.answer(),
+        count=count,
+        searched=searched,
+        named=named,
     )
 
 
