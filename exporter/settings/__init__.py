@@ -14,6 +14,7 @@ from msgspec import structs
 
 from exporter.engine.facts.model import Seconds
 from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, PolicyValues, StuckPolicy
+from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.settings.document import InvalidSettings, Section, read_yaml, write_key
 from exporter.settings.values import (
     Address,
@@ -101,7 +102,7 @@ class KubeSettings:
     sync_timeout: Timeout = 30.0
     wait_for_kubevirt: bool = False
     stale_after: Timeout = 180.0
-    dead_after: Timeout = 600.0
+    dead_after: Timeout = DEAD_AFTER
     read_timeout: Timeout = 120.0
     watch_timeout: Timeout = 600.0
     rejected_retry: Timeout = 300.0

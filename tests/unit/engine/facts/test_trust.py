@@ -4,6 +4,7 @@ import pytest
 
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.trust import NamespaceTrust, Trust
+from exporter.settings import KubeSettings
 from tests.support.builders import NOW
 
 
@@ -23,6 +24,11 @@ def test_of_a_namespace(trust: NamespaceTrust, *, sees: bool, believes: bool) ->
     """The last objects of a dead resource are seen, but not believed."""
     assert (trust.sees(VMIMS), trust.believes(VMIMS)) == (sees, believes)
     assert (trust.sees(PODS), trust.believes(PODS)) == (True, True)
+
+
+def test_objects_are_believed_for_as_long_as_the_settings_say() -> None:
+    """Without settings, an object that cannot be read is believed for their default."""
+    assert NamespaceTrust().dead_after == KubeSettings().dead_after == 600.0
 
 
 def test_since_an_instant() -> None:
