@@ -22,6 +22,8 @@ from exporter.engine.store.load import Load
 
 _STUCK = "KubeVirtEvacuationStuck"
 _FAILING = "KubeVirtEvacuationFailingRepeatedly"
+_MOVE = "KubeVirtMigrationStuck"
+"""The runbook of every move without an evacuation: that of the only alert about it."""
 BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
 """What may be raised if it is not known which of KubeVirt's limits is reached."""
 
@@ -400,7 +402,7 @@ def advise(
             taint=quote(taint),
             cancel=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
         ),
-        action.runbook,
+        _MOVE if isinstance(diagnosis, Move) else action.runbook,
         cause,
     )
 
