@@ -36,8 +36,9 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
     async with opened(ServedApi(policy=POLICIES.get(reason, a_policy()))) as api:
         for fact in FACTS[reason]:
             api.store.put(fact)
-        verdict = await api.verdict()
+        # Before a verdict about the VM, which keeps an idle VM in the view.
         blocked = await api.get("/v1/blocked")
+        verdict = await api.verdict()
         explained = await api.get(f"/v1/vmis/{NAMESPACE}/db1")
         status = await api.get("/v1/status")
         metrics = (await api.get("/metrics")).body.decode()
