@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
+from typing import TypeVar
 
-from msgspec import convert, structs
+from msgspec import Struct, convert, structs
 
 from exporter import __version__
 from exporter.engine.evacuations.advice import find_blocker, may_cancel
@@ -22,15 +24,12 @@ from exporter.server.api.evacuation_schemas import (
     DrainProgressAnswer,
     EvacuationAnswer,
     EvacuationsAnswer,
-    LastSeenAnswer,
     MoveAnswer,
     NodeAnswer,
     NodeCandidate,
     NodesAnswer,
     PendingAnswer,
-    RequesterAnswer,
     StuckMove,
-    WhyAnswer,
 )
 from exporter.server.api.schemas import (
     HistoryStatus,
@@ -43,11 +42,25 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 from exporter.words.evacuations import advise, write_cancel, write_cancel_path
 
 
+A = TypeVar("A", bound=Struct)
+
 convert_attributes = partial(convert, from_attributes=True, strict=False)
 """Copies attributes of the same names; instants become datetimes.
 
 An instant outside the calendar is an error, but neither our clock nor `parse_instant` returns one.
 """
+
+
+def fill(answer: type[A], *sources: object, **others: object) -> A:
+    """An answer whose fields are the attributes of that name of the sources.
+
+    The first source that has the attribute counts. `others` are the fields of other names.
+    """
+    for name in answer.__struct_fields__:
+        if name not in others:
+            others[name] = getattr(next(one for one in sources if hasattr(one, name)), name)
+    filled: A = convert_attributes(SimpleNamespace(**others), answer)
+    return filled
 
 
 def write_verdict(
@@ -160,14 +173,9 @@ def write_node(forecast: Forecast) -> NodeAnswer:
         conditions=facts.conditions if facts else (),
         drain=None
         if progress is None
-        else DrainProgressAnswer(
-            since=to_datetime(progress.since),
-            asked=progress.asked,
-            left=progress.left,
-            remaining=progress.remaining,
-            failing=progress.failing,
-            external=progress.external,
-            last_left_at=to_optional_datetime(progress.last_left_at),
+        else fill(
+            DrainProgressAnswer,
+            progress,
             seconds_per_vmi=_round(progress.seconds_per_vmi),
             estimate_seconds=_round(progress.estimate),
         ),
@@ -191,14 +199,13 @@ def _write_candidate(one: DrainCandidate, conditions: Conditions) -> NodeCandida
     advice = None
     if one.diagnosis is not None:
         advice = advise(one.evidence, one.diagnosis, one.reasons, taint=conditions.drain_taint)
-    return NodeCandidate(
-        namespace=one.evidence.vmi.namespace,
-        name=one.evidence.vmi.name,
-        outcome=one.outcome,
+    return fill(
+        NodeCandidate,
+        one,
+        one.evidence.vmi,
         state=None if one.diagnosis is None else one.diagnosis.state,
-        why=convert_attributes(one.reasons, list[WhyAnswer]),
-        cause=convert_attributes(find_blocker(one.reasons), WhyAnswer | None),
-        failed_attempts=one.failed_attempts,
+        why=one.reasons,
+        cause=find_blocker(one.reasons),
         last_duration_seconds=_round(one.last_duration),
         next_step=None if advice is None else advice.sentence,
         command=None if advice is None else advice.command,
@@ -229,14 +236,12 @@ def describe_status(
         ready=health.ready,
         waiting_for=health.waiting_for(),
         resources=[
-            ResourceAnswer(
-                resource=watched.resource,
-                namespace=watched.namespace,
-                synced=watched.synced,
+            fill(
+                ResourceAnswer,
+                watched,
                 rejected=watched.rejected or None,
                 trouble=watched.trouble or None,
-                contact_at=to_optional_datetime(watched.contact),
-                invalid_objects=watched.invalid_objects,
+                contact_at=watched.contact,
             )
             for watched in health.watched
         ],
@@ -271,35 +276,23 @@ def write_evacuation(
         return None
     vmi, backoff = evidence.vmi, diagnosis.backoff
     advice = advise(evidence, diagnosis, why, load=conditions.load, taint=conditions.drain_taint)
-    return EvacuationAnswer(
-        namespace=vmi.namespace,
-        name=vmi.name,
+    return fill(
+        EvacuationAnswer,
+        vmi,
+        diagnosis,
+        advice,
         vmi_uid=vmi.uid,
-        node=vmi.node,
         evacuation_node_name=diagnosis.node,
-        eviction_strategy=vmi.eviction_strategy,
-        source=diagnosis.source,
         requested_through=diagnosis.through,
-        requested_at=to_datetime(diagnosis.requested_at),
-        requested_by=convert_attributes(evidence.requested_by, RequesterAnswer | None),
+        requested_by=evidence.requested_by,
         age_seconds=round(max(0.0, now - diagnosis.requested_at), 3),
-        state=diagnosis.state,
-        stuck=diagnosis.stuck,
-        stuck_by=list(diagnosis.stuck_by),
-        failed_attempts=diagnosis.failed_attempts,
         backoff=None
         if backoff is None
         else BackoffAnswer(seconds=backoff.seconds, next_try_at=to_datetime(backoff.next_try)),
-        leftover=diagnosis.leftover,
-        diverged=diagnosis.diverged,
         attempt=None if diagnosis.attempt is None else write_vmim(diagnosis.attempt),
         mode=(vmi.migration.mode or None) if vmi.migration and vmi.migration.running else None,
-        why=convert_attributes(why, list[WhyAnswer]),
-        cause=convert_attributes(advice.cause, WhyAnswer | None),
+        why=why,
         next_step=advice.sentence,
-        command=advice.command,
-        runbook=advice.runbook,
-        last_seen=convert_attributes(diagnosis.last_seen, LastSeenAnswer | None),
         cancel=CancelAnswer(
             method="PUT",
             path=write_cancel_path(vmi.namespace, vmi.name),
@@ -318,29 +311,12 @@ def write_move(
 ) -> MoveAnswer:
     """The move of a VMI without an evacuation; `why` are the cluster's reasons."""
     advice = advise(evidence, move, why, load=conditions.load)
-    return MoveAnswer(
-        state=move.state,
-        trigger=move.trigger,
-        since=to_optional_datetime(move.since),
-        stuck=move.stuck,
-        failed_attempts=move.failed_attempts,
-        why=convert_attributes(why, list[WhyAnswer]),
-        cause=convert_attributes(advice.cause, WhyAnswer | None),
-        next_step=advice.sentence,
-        command=advice.command,
-        runbook=advice.runbook,
-    )
+    return fill(MoveAnswer, move, advice, why=why, next_step=advice.sentence)
 
 
 def write_vmim(vmim: Vmim) -> PendingAnswer:
     """An unfinished VMIM."""
-    return PendingAnswer(
-        name=vmim.name,
-        uid=vmim.uid,
-        phase=vmim.phase,
-        created_at=to_optional_datetime(vmim.created),
-        handed_off=vmim.handed_off,
-    )
+    return fill(PendingAnswer, vmim, created_at=vmim.created)
 
 
 def _round(seconds: Seconds | None) -> Seconds | None:

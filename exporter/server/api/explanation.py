@@ -16,6 +16,7 @@ from exporter.engine.verdicts.view import Entry
 from exporter.health import Health
 from exporter.server.api.answers import (
     convert_attributes,
+    fill,
     write_evacuation,
     write_move,
     write_verdict,
@@ -60,18 +61,16 @@ def explain_vmi(
             vmi.namespace, vmi.name, answer, now, diagnosis=diagnosis or move, drain=drain
         )
 
-    return VmiAnswer(
+    return fill(
+        VmiAnswer,
+        vmi,
         as_of=to_datetime(now),
         observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),
         stale=health.is_stale(now, (vmi.namespace,)),
         unreadable_since=to_optional_datetime(
             min((since for _, since in evidence.unreadable), default=None)
         ),
-        namespace=vmi.namespace,
-        name=vmi.name,
         vmi_uid=vmi.uid,
-        node=vmi.node,
-        phase=vmi.phase,
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
         evacuation=write_evacuation(evidence, conditions, why),
