@@ -33,6 +33,7 @@ from tests.generate.manifests import (
     pod_templates,
 )
 from tests.generate.rules import all_alerts, load_groups
+from tests.support.documents import chapters, table
 from tests.support.program import ROOT
 
 
@@ -475,3 +476,31 @@ def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
         )
 
     assert same(values, schema)
+
+
+def test_the_comparison_names_values_of_the_chart() -> None:
+    """The chart has each value in the column "here", and none of the other chart's names."""
+    heading = "Compared with kube-state-metrics"
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    schema["properties"]["config"] = schema["definitions"]["config"]
+    introduction, _, _ = chapters(CHART / "README.md")[heading].partition("\n|")
+    _, _, same = introduction.partition("mean the same")
+    rows = table(CHART / "README.md", heading)
+
+    def names(text: str) -> set[str]:
+        return set(re.findall(r"`([^`]+)`", text))
+
+    def has(name: str) -> bool:
+        place = schema
+        for part in name.split("."):
+            place = place.get("properties", {}).get(part)
+            if place is None:
+                return False
+        return True
+
+    shared, ours = names(same), set().union(*(names(row[1]) for row in rows))
+    theirs = set().union(*(names(row[0]) for row in rows))
+    assert shared
+    assert ours
+    assert {name for name in shared | ours if not has(name)} == set()
+    assert {name for name in theirs if has(name)} == set()

@@ -220,15 +220,17 @@ def derive_chart(text: str) -> str:
 
 def derive_chart_readme(text: str) -> str:
     """The chart's README with a row for each value: key, default and meaning."""
-    head, marker, _ = text.partition(_VALUES_HEAD)
+    head, marker, rest = text.partition(_VALUES_HEAD)
+    _, blank, tail = rest.partition("\n\n")
     assert marker
+    assert blank
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     rows = [
         f"| `{key}` | `{json.dumps(default)}` | {meaning} |\n"
         for key, default, meaning in _list_values("", values, schema)
     ]
-    return head + marker + "".join(rows)
+    return head + marker + "".join(rows) + "\n" + tail
 
 
 def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[str, Any, str]]:
