@@ -290,6 +290,16 @@ def test_until_when_an_entry_is_valid(
     assert entry.until == NOW + until
 
 
+def test_an_end_that_is_now_leaves_the_window_later() -> None:
+    """A migration that ends now, without a cooldown, is counted until it leaves the window."""
+    store = a_store(a_vmi(migration=a_state(start=None, end=NOW)))
+    view = a_verdict_view(store, a_policy(migration_cooldown=0.0))
+    view.advance(NOW, Trust())
+    entry = view.find(NAMESPACE, NAME)
+    assert entry is not None
+    assert entry.until == NOW + 86_400.0
+
+
 def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
     """The revision grows only when a VMI is blocked, released or blocked for another reason."""
     store = a_store(a_vmi(migration=a_state(end=NOW + 60.0)), a_vmi(name="db2", uid="2"))
