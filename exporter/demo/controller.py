@@ -34,6 +34,8 @@ class Rules:
     faster: float = 1.0
     per_cluster: int = objects.PARALLEL_PER_CLUSTER
     per_node: int = objects.PARALLEL_OUTBOUND_PER_NODE
+    queues: bool = True
+    """False: no VMIM is made for an evacuation while a limit is reached, as up to KubeVirt 1.8."""
     leaves_zombies: bool = False
     """Bug #18087: if a target pod with published ports is lost, the VMI gets no `endTimestamp`."""
 

@@ -141,6 +141,11 @@ class VirtController:
             outbound += source in (other["status"].get("nodeName"), state.get("sourceNode"))
         return running, outbound
 
+    def _is_full(self, vmi: Object) -> bool:
+        """Whether KubeVirt starts no migration of this VMI now."""
+        running, outbound = self._count_running(vmi)
+        return running >= self._rules.per_cluster or outbound >= self._rules.per_node
+
     def _reconcile_vmi(self, key: str) -> None:
         vmi = self._client.vmi(key)
         if vmi is None:
@@ -159,6 +164,10 @@ class VirtController:
             self._client.write(PODS, pod, controller.sync_pod(synced, pod, self._queue.now))
         self._collect_pods(pods)
         if controller.needs_evacuation(synced, self._client.migrations(key), pods):
+            if not self._rules.queues and self._is_full(synced):
+                pause = self._rules.wait(controller.CAPACITY_RETRY).total_seconds()
+                self._queue.after(pause, lambda: self._reconcile_vmi(key), f"vmi {key}")
+                return
             evacuation = webhooks.admit_migration(objects.build_evacuation(synced))
             self._client.store.create(MIGRATIONS, evacuation)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.evacuations.advice import Obstacle, find_obstacle
+from exporter.engine.evacuations.advice import Obstacle, find_failing_target, find_obstacle
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move, find_target
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
@@ -35,6 +35,7 @@ class Action(Struct, frozen=True):
     VMIM's UID), `{cancel}` (the command that cancels), `{node}` (the node that the VM is to leave),
     `{taint}` (the key of KubeVirt's drain taint) and, in the sentence, `{launcher}` (the pod that
     runs the VM), `{missing}` (the resources that are not seen), `{target}` (the target pod's node),
+    `{failing}` (the node on which the last `{failures}` attempts failed),
     `{limit}` (the limit of migrations that is reached, and who uses it) and `{setting}` (its name).
     """
 
@@ -100,8 +101,10 @@ STATES = {
         Action("Cancel the evacuation: the VM has left that node already.", "{cancel}"),
     ),
     State.MIGRATION_STALLED: StateWords(
-        "a migration has run for longer than `stuck.migrationTimeout`, or its VMIM is still"
-        " `Running` that long after the migration has ended; or it has not begun within"
+        "a migration has run for longer than `stuck.migrationTimeout` or, in pre-copy, for longer"
+        " than KubeVirt lets it (`completionTimeoutPerGiB` times the memory) and three times as"
+        " long as the VM's last one; or its VMIM is still `Running` `stuck.migrationTimeout` after"
+        " the migration has ended; or it has not begun within"
         " `stuck.after` since its hand-off to the target pod, or the VM's node has not answered"
         " for `stuck.after`",
     ),
@@ -220,7 +223,7 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.STALLED: Action(
         "Abort the migration by deleting its VMIM: it has run for longer than"
-        " stuck.migrationTimeout, and is not post-copy.",
+        " it may, and is not post-copy.",
         "kubectl -n {namespace} delete virtualmachineinstancemigration {attempt}",
     ),
     Obstacle.HAND_OFF: Action(
@@ -278,6 +281,12 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     Obstacle.MIGRATION_ERROR: Action(
         "Read the launcher's log around the error of libvirt or QEMU, and repair what it names.",
         _LOG,
+        _FAILING,
+    ),
+    Obstacle.TARGET_NODE_FAILING: Action(
+        "Cordon {failing}, and look at its virt-handler: the last {failures} attempts failed"
+        " there.",
+        "kubectl -n kubevirt get pods -l kubevirt.io=virt-handler -o wide",
         _FAILING,
     ),
     Obstacle.QUIET: Action(
@@ -383,12 +392,15 @@ def advise(
     name = launcher.name if launcher is not None and active == [launcher] else "the one"
     target = None if attempt is None else find_target(attempt, evidence.pods)
     target_node = "" if target is None else target.node
+    failing, failures = find_failing_target(evidence) or ("", 0)
     return Advice(
         action.sentence.format(
             launcher=f"{name} on {vmi.node}",
             missing=" and ".join(diagnosis.missing),
             node=diagnosis.node,
             taint=taint,
+            failing=failing,
+            failures=failures,
             target=f"{target_node}, the target's node" if target_node else "the target's node",
             limit="KubeVirt's limits are reached" if limit is None else limit.text,
             setting=BOTH_LIMITS if limit is None else limit.setting,

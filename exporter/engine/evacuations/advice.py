@@ -5,6 +5,7 @@ few seconds. `exporter.words.evacuations` has what the person on call should do 
 """
 
 from enum import StrEnum
+from itertools import takewhile
 
 from exporter.engine.evacuations.diagnosis import (
     Diagnosis,
@@ -44,6 +45,7 @@ class Obstacle(StrEnum):
     TARGET_LOST = "target_lost"
     TARGET_DELETED = "target_deleted"
     NOT_CONVERGING = "not_converging"
+    TARGET_NODE_FAILING = "target_node_failing"
     MIGRATION_ERROR = "migration_error"
     QUIET = "quiet"
     UNEXPLAINED = "unexplained"
@@ -68,12 +70,26 @@ def find_obstacle(
     obstacle = _judge(evidence, diagnosis, cause)
     if obstacle is Obstacle.TARGET_NOT_STARTED and _is_target_lost(why):
         obstacle = Obstacle.TARGET_LOST
+    if obstacle in _OF_AN_ATTEMPT and find_failing_target(evidence) is not None:
+        obstacle = Obstacle.TARGET_NODE_FAILING
     if isinstance(diagnosis, Diagnosis):
         if diagnosis.leftover and diagnosis.tainted:
             obstacle = Obstacle.TAINT_LEFT
         elif diagnosis.given_up and may_cancel(evidence):
             obstacle = Obstacle.LEFTOVER
     return obstacle, cause
+
+
+def find_failing_target(evidence: Evidence) -> tuple[str, int] | None:
+    """The node on which the last attempts failed, and how many of them; None if they are few."""
+    ended = (one for one in evidence.vmims if one.finished and not one.aborted)
+    newest = sorted(ended, key=lambda one: one.created or 0.0, reverse=True)
+    failed = list(takewhile(lambda one: one.phase == "Failed", newest))
+    if not failed or not failed[0].target_node:
+        return None
+    node = failed[0].target_node
+    there = sum(1 for _ in takewhile(lambda one: one.target_node == node, failed))
+    return (node, there) if there >= FAILED_ON_ONE_NODE else None
 
 
 def find_cause(why: tuple[Why, ...]) -> Why | None:
@@ -196,6 +212,10 @@ def _judge_cause(cause: Why, state: State) -> State | Obstacle:
     return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
 
 
+FAILED_ON_ONE_NODE = 3
+"""So many attempts in a row on one node say that the node, and not the VM, is the cause."""
+_OF_AN_ATTEMPT = frozenset({Obstacle.MIGRATION_ERROR, Obstacle.UNEXPLAINED, Obstacle.TARGET_LOST})
+"""The obstacles that a node can cause to every VM that comes."""
 BY_CAUSE = frozenset(
     {
         State.MIGRATION_STALLED,

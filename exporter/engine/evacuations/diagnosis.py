@@ -45,6 +45,7 @@ from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
+    MigrationState,
     Outcome,
     Pod,
     Resource,
@@ -66,6 +67,8 @@ NEXT_ATTEMPT: Seconds = 120.0
 marker of a VMI that has left its node."""
 FAILED_WITHIN: Seconds = 3600.0
 """A move without an unfinished VMIM is over this long after its last failure."""
+TIMES_THE_LAST = 3
+"""A migration stalls only after this many times the duration of the VM's last one."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
@@ -389,7 +392,7 @@ def _is_stalled(
         source = None if nodes is None else nodes.find(evidence.vmi.node)
         if source is not None and source.is_silent:
             return now - max(state.start, source.silent_since or state.start) > stuck.after
-        return now - state.start > stuck.migration_timeout
+        return now - state.start > _find_time_limit(evidence, state, stuck)
     end = evidence.migration_end
     return (
         attempt is not None
@@ -398,6 +401,18 @@ def _is_stalled(
         and end is not None
         and now - end > stuck.migration_timeout
     )
+
+
+def _find_time_limit(evidence: Evidence, state: MigrationState, stuck: StuckPolicy) -> Seconds:
+    """How long a migration may run before it counts as stalled.
+
+    KubeVirt aborts a copy after its own limit, unless its virt-handler hangs or may continue in
+    post-copy. A slow network makes honest migrations slow, but not so much slower than the last.
+    """
+    if state.time_limit is None or state.mode == "PostCopy":
+        return stuck.migration_timeout
+    last = evidence.history.last_duration() or 0.0
+    return min(stuck.migration_timeout, max(state.time_limit, TIMES_THE_LAST * last))
 
 
 def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
@@ -457,7 +472,9 @@ def _find_causes(
     causes = []
     if state is State.SHUTTING_DOWN:
         return (Cause.AGE,) if due is not None and now > due else ()
-    if due is not None and now > due:
+    if state is State.MIGRATION_STALLED:
+        causes.append(Cause.AGE)
+    elif due is not None and now > due:
         in_time = state is State.MIGRATING and (began is None or began <= due)
         if not in_time:
             causes.append(Cause.AGE)

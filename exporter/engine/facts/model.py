@@ -172,7 +172,8 @@ class MigrationState(Struct, frozen=True, gc=False):
 
     `ended` is true if there is an end timestamp, even one that cannot be parsed (then `end` is
     None). `source_node` is the node that the VMI left or is leaving. `failure` is why it failed, if
-    it did; `OTHER` if KubeVirt does not say.
+    it did; `OTHER` if KubeVirt does not say. `time_limit`: how long KubeVirt lets it copy; None if
+    that is unknown.
     """
 
     uid: str = ""
@@ -184,6 +185,7 @@ class MigrationState(Struct, frozen=True, gc=False):
     source_node: str = ""
     target_node: str = ""
     failure: EndReason = EndReason.OTHER
+    time_limit: Seconds | None = None
 
     @property
     def running(self) -> bool:

@@ -6,6 +6,8 @@ saves 0.9 kB per VMI. An empty string, null and an absent field are equivalent. 
 `pkg/virt-controller/services/template.go` and `watch/descheduler`.
 """
 
+import math
+import re
 from functools import lru_cache
 from sys import intern
 from typing import Any
@@ -21,6 +23,7 @@ from exporter.engine.facts.model import (
     Pod,
     Priority,
     Requirement,
+    Seconds,
     Taint,
     Trigger,
     Vmi,
@@ -59,6 +62,10 @@ _HANDED_OFF_PHASES = frozenset(
 """A VMIM reaches these phases only after `handleTargetPodHandoff`."""
 _SYNC_PHASES = frozenset({"WaitingForSync", "Synchronizing"})
 """In these phases the two halves of a decentralised migration wait for each other."""
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGT", 1)
+}
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?)([a-zA-Z]*)", re.ASCII)
 _OUTCOMES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 """The final phases of a VMIM."""
 _PRIORITIES = {priority.value: priority for priority in Priority}
@@ -81,7 +88,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         created=parse_instant(metadata.creationTimestamp),
         node=intern(status.nodeName or ""),
         evacuation_node=intern(status.evacuationNodeName or ""),
-        migration=None if state is None else _read_state(state),
+        migration=None if state is None else _read_state(state, _read_time_limit(found)),
         other_uids=() if state is None else _other_uids(state),
         eviction_strategy=intern((found.spec.evictionStrategy if found.spec else None) or ""),
         eviction_requested_at=(
@@ -97,7 +104,43 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     )
 
 
-def _read_state(state: wire.ReportedState) -> MigrationState:
+def _read_time_limit(found: wire.VmiObject) -> Seconds | None:
+    """How long KubeVirt lets a migration copy the VM's memory.
+
+    `completionTimeoutPerGiB` for each GB, rounded up (`live-migration-source.go`,
+    `getVMIMigrationDataSize`). None if disks are copied too, because their size is unknown.
+    """
+    spec, status = found.spec or wire.VmiSpec(), found.status or wire.VmiStatus()
+    state = status.migrationState
+    configuration = None if state is None else state.migrationConfiguration
+    if spec.domain is None or configuration is None or status.migrationMethod == "BlockMigration":
+        return None
+    memory, resources = spec.domain.memory, spec.domain.resources
+    size = None if memory is None else _read_bytes(memory.guest)
+    if size is None and resources is not None:
+        size = _read_bytes((resources.requests or {}).get("memory"))
+    per_gigabyte = configuration.completionTimeoutPerGiB
+    if size is None or not per_gigabyte:
+        return None
+    return float(per_gigabyte * math.ceil(size / _UNITS["G"]))
+
+
+@lru_cache(maxsize=1024)
+def _parse_bytes(quantity: str) -> float | None:
+    found = _QUANTITY.fullmatch(quantity)
+    if found is None or found[2] not in _UNITS:
+        return None
+    return float(found[1]) * float(_UNITS[found[2]])
+
+
+def _read_bytes(quantity: Any) -> float | None:
+    """A quantity of memory in bytes, or None if it is no such quantity."""
+    if isinstance(quantity, int) and not isinstance(quantity, bool):
+        return float(quantity)
+    return _parse_bytes(quantity) if isinstance(quantity, str) else None
+
+
+def _read_state(state: wire.ReportedState, time_limit: Seconds | None) -> MigrationState:
     end = state.endTimestamp
     return MigrationState(
         uid=state.migrationUid or "",
@@ -108,6 +151,7 @@ def _read_state(state: wire.ReportedState) -> MigrationState:
         mode=intern(state.mode or ""),
         source_node=intern(state.sourceNode or ""),
         target_node=intern(state.targetNode or ""),
+        time_limit=time_limit,
     )
 
 

@@ -55,6 +55,10 @@ class HalfState(Struct, gc=False):
     migrationUID: str | None = None
 
 
+class MigrationConfiguration(Struct, gc=False):
+    completionTimeoutPerGiB: int | None = None
+
+
 class ReportedState(Struct, gc=False):
     migrationUid: str | None = None
     startTimestamp: Any = None
@@ -69,6 +73,7 @@ class ReportedState(Struct, gc=False):
     targetNode: str | None = None
     sourceState: HalfState | None = None
     targetState: HalfState | None = None
+    migrationConfiguration: MigrationConfiguration | None = None
 
 
 class Condition(Struct, gc=False):
@@ -85,10 +90,24 @@ class VmiMetadata(Metadata, gc=False):
     finalizers: msgspec.Raw = NO_TEXT
 
 
+class GuestMemory(Struct, gc=False):
+    guest: Any = None
+
+
+class Resources(Struct, gc=False):
+    requests: dict[str, Any] | None = None
+
+
+class Domain(Struct, gc=False):
+    memory: GuestMemory | None = None
+    resources: Resources | None = None
+
+
 class VmiSpec(Struct, gc=False):
     evictionStrategy: str | None = None
     priorityClassName: str | None = None
     nodeSelector: msgspec.Raw = NO_TEXT
+    domain: Domain | None = None
 
 
 class HotplugVolume(Struct, gc=False):
@@ -103,6 +122,7 @@ class VmiStatus(Struct, gc=False):
     phase: str | None = None
     nodeName: str | None = None
     evacuationNodeName: str | None = None
+    migrationMethod: str | None = None
     migrationState: ReportedState | None = None
     conditions: list[Condition] | None = None
     volumeStatus: list[Volume] | None = None

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from exporter.demo.controller import Rules
 from exporter.engine.facts.model import ReviewOutcome
 from exporter.engine.facts.policy import Policy
 from tests.alerts.months.cluster import BEGAN, DAY, Vm, World
@@ -42,6 +43,8 @@ class Setup:
     plugin: bool = True
     per_hour: float = 4.0
     """How many VMs the descheduler moves in an hour; 0: only those that the scenario names."""
+    queues: bool = True
+    """Whether KubeVirt makes the VMIMs of a drain at once, as from 1.9 on."""
     interval: float = 30.0
     """Seconds between two scrapes, and between two evaluations."""
 
@@ -89,7 +92,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        self.world = World(self.seed, setup.nodes, setup.vms)
+        rules = Rules(queues=setup.queues)
+        self.world = World(self.seed, setup.nodes, setup.vms, rules)
         self.replicas: list[Replica] = []
         self.shared: dict[int, bytes] = {}
         self.targets: list[Target] = []

@@ -11,6 +11,7 @@ from functools import partial
 from exporter.demo import objects, webhooks
 from exporter.demo.actions import Action
 from exporter.demo.cluster import Cluster
+from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES, VMIS, decode_body
@@ -53,9 +54,11 @@ class Vm:
 class World:
     """The cluster, and what happens to it; it is the plan that the demo's cluster asks."""
 
-    def __init__(self, seed: int, nodes: int, vms: int) -> None:
+    def __init__(self, seed: int, nodes: int, vms: int, rules: Rules) -> None:
         self.chance = random.Random(f"months {seed}")
-        self.cluster = Cluster(BEGAN - WARM_UP, self, nodes=nodes, seed=seed, window=WINDOW)
+        self.cluster = Cluster(
+            BEGAN - WARM_UP, self, nodes=nodes, seed=seed, rules=rules, window=WINDOW
+        )
         self.nodes = self.cluster.nodes
         self.cordoned: set[str] = set()
         self.slowness = 1.0
@@ -227,11 +230,8 @@ class World:
             name = attempt["metadata"]["name"]
             self.cluster.store.delete(MIGRATIONS, vm.namespace, name)
 
-    def migrate(self, vm: Vm, *, update: bool = False, urgent: bool = False) -> None:
-        """Create a migration by hand, or as the workload updater of a KubeVirt upgrade does.
-
-        An `urgent` one has the priority of a drain.
-        """
+    def migrate(self, vm: Vm, *, update: bool = False) -> None:
+        """Create a migration by hand, or as the workload updater of a KubeVirt upgrade does."""
         vmi = self.cluster.vmi(vm.namespace, vm.name)
         if vmi is None or self.is_leaving(vm) or self.is_migrating(vm):
             return
@@ -239,8 +239,6 @@ class World:
         if update:
             migration["metadata"]["annotations"] = {objects.WORKLOAD_UPDATE: ""}
             migration["spec"]["priority"] = "system-maintenance"
-        if urgent:
-            migration["spec"]["priority"] = "system-critical"
         self.cluster.store.create(MIGRATIONS, webhooks.admit_migration(migration))
 
     def waiting(self) -> int:

@@ -168,6 +168,25 @@ def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> N
     assert find(evidence, (LATE,), load=FULL) is Obstacle.MIGRATION_ERROR
 
 
+def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
+    """Three attempts in a row on one node say that the node is broken, and not the VM."""
+
+    def failed(*nodes: str) -> Evidence:
+        vmims = [
+            replace(a_failed_attempt(number, 1000 - number), target_node=node)
+            for number, node in enumerate(nodes, 1)
+        ]
+        return an_evacuation(marker=FAILING, vmims=tuple(vmims))
+
+    there = failed("n9", "n3", "n3", "n3")
+    advice = advise(there, diagnosis(there), (LATE,))
+    assert advice.sentence == (
+        "Cordon n3, and look at its virt-handler: the last 3 attempts failed there."
+    )
+    assert find(failed("n3", "n9", "n3", "n3"), (LATE,)) is Obstacle.MIGRATION_ERROR
+    assert find(failed("n3", "n3", "n3", "n9"), (LATE,)) is Obstacle.MIGRATION_ERROR
+
+
 def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
     """A quota that rejects the next attempt has priority over earlier failures."""
     evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=State.QUOTA),))

@@ -178,6 +178,32 @@ CASES = {
     "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
     "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
     "started-long-ago": (State.MIGRATION_STALLED, moving(a_running_state(start=NOW - 7201))),
+    "longer-than-kubevirt-lets-it": (
+        State.MIGRATION_STALLED,
+        moving(a_running_state(start=NOW - 1201, time_limit=1200.0)),
+    ),
+    "as-long-as-kubevirt-lets-it": (
+        State.MIGRATING,
+        moving(a_running_state(start=NOW - 1200, time_limit=1200.0)),
+    ),
+    "slower-than-the-last-one": (
+        State.MIGRATING,
+        an_evacuation(
+            vmi={"migration": a_running_state(start=NOW - 1500, time_limit=1200.0)},
+            history=a_history(m0=a_migration(start=NOW - 9600.0, end=NOW - 9100.0)),
+        ),
+    ),
+    "much-slower-than-the-last-one": (
+        State.MIGRATION_STALLED,
+        an_evacuation(
+            vmi={"migration": a_running_state(start=NOW - 1501, time_limit=1200.0)},
+            history=a_history(m0=a_migration(start=NOW - 9600.0, end=NOW - 9100.0)),
+        ),
+    ),
+    "may-end-in-post-copy": (
+        State.MIGRATING,
+        moving(a_running_state(start=NOW - 1201, time_limit=1200.0, mode="PostCopy")),
+    ),
     "never-finalised": (State.MIGRATION_STALLED, moving(finalised(7201), RUNS)),
     "started-not-too-long-ago": (State.MIGRATING, moving(a_running_state(start=NOW - 7200))),
     "finalised-just-in-time": (State.MIGRATING, moving(finalised(7200), RUNS)),

@@ -1036,3 +1036,27 @@ def test_a_history_is_never_written_as_an_object_of_kubevirt_s() -> None:
     """A recording cannot contain a ConfigMap: to write one is an error."""
     with pytest.raises(TypeError, match="a recording cannot contain"):
         write_object(ConfigMap(namespace="a", name="b"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "limit"),
+    [
+        ({"memory": {"guest": "8Gi"}}, {}, 1350.0),
+        ({"memory": {"guest": "8G"}}, {}, 1200.0),
+        ({"memory": {"guest": 8_000_000_000}}, {}, 1200.0),
+        ({"resources": {"requests": {"memory": "512Mi"}}}, {}, 150.0),
+        ({"memory": {"guest": "much"}}, {}, None),
+        ({"memory": {"guest": "8Gi"}}, {"migrationMethod": "BlockMigration"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_time_that_kubevirt_lets_a_copy_take(
+    spec: Json, status: Json, limit: float | None
+) -> None:
+    """`completionTimeoutPerGiB` for each GB, rounded up; none if disks are copied, too."""
+    state = a_state_json(migrationConfiguration={"completionTimeoutPerGiB": 150})
+    vmi = a_vmi_json(migrationState=state, **status)
+    vmi["spec"] = {"domain": spec}
+    migration = read_vmi(vmi).migration
+    assert migration is not None
+    assert migration.time_limit == limit
