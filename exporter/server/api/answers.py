@@ -58,7 +58,10 @@ def fill(answer: type[A], *sources: object, **others: object) -> A:
     """
     for name in answer.__struct_fields__:
         if name not in others:
-            others[name] = getattr(next(one for one in sources if hasattr(one, name)), name)
+            for source in sources:
+                if hasattr(source, name):
+                    others[name] = getattr(source, name)
+                    break
     filled: A = convert_attributes(SimpleNamespace(**others), answer)
     return filled
 
