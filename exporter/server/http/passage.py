@@ -9,6 +9,7 @@ is sent and released here. All names that are used of aiohttp and asyncio are pu
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from email.utils import formatdate
 from enum import Enum, auto
 from http import HTTPStatus
@@ -193,11 +194,26 @@ class Passage(asyncio.Protocol):
         self._begin(request)
         try:
             response = await handler(request)
-            await self._send(request, response)
+            # By default aiohttp sends its own name and Python's, with their versions.
+            response.headers.setdefault(hdrs.SERVER, SERVER)
+            is_early = not request.content.is_eof()
+            if is_early or self._left or response.headers.get(hdrs.CONNECTION) == "close":
+                response.force_close()
+            self._unread = _find_size(response)
+            self._count()
+            with suppress(ConnectionError):
+                await response.prepare(request)
+                await response.write_eof()
+            if isinstance(response, web.Response):
+                response.body = None
+            if is_early:
+                await self._linger()
         except BaseException:
             if self._stage is not _CLOSING:
                 self._stage = _BEGINNING  # aiohttp answers, and closes the connection
             raise
+        finally:
+            self._cancel_abort()
         self._end(is_last=not response.keep_alive)
         return response
 
@@ -207,37 +223,23 @@ class Passage(asyncio.Protocol):
             # Where the body ends is known only to aiohttp if no header has its length.
             length = request.content_length or sys.maxsize
         ahead, self._ahead = self._ahead, b""
-        self._left = max(0, length - len(ahead))
-        self._head = max(0, len(ahead) - length)
-        self._last = ahead[length:][-len(_END) + 1 :]
+        over = len(ahead) - length
+        self._left = max(0, -over)
+        self._head = max(0, over)
+        self._last = ahead[length:][-len(_END) + 1 :] if over > 0 else b""
         self._stage = _BODY
         self._pass_on()
 
-    async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        # By default aiohttp sends its own name and Python's, with their versions.
-        response.headers.setdefault(hdrs.SERVER, SERVER)
-        is_early = not request.content.is_eof()
-        if is_early or self._left or response.headers.get(hdrs.CONNECTION) == "close":
-            response.force_close()
-        self._unread = _find_size(response)
-        self._count()
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-        except ConnectionError:
+    async def _linger(self) -> None:
+        """Close the connection when the caller had time to read its answer; read nothing more."""
+        if self._transport.is_closing():
             return
-        finally:
-            self._cancel_abort()
-        if isinstance(response, web.Response):
-            response.body = None
-        if is_early and not self._transport.is_closing():
-            # The caller may still read the answer, but nothing more is read from the caller.
-            self._stage, self._waiting = _CLOSING, b""
-            self._transport.pause_reading()
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
-            await asyncio.sleep(LINGERING)
-            self._transport.abort()
+        self._stage, self._waiting = _CLOSING, b""
+        self._transport.pause_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        await asyncio.sleep(LINGERING)
+        self._transport.abort()
 
     def _end(self, *, is_last: bool) -> None:
         self._unread = 0
@@ -247,7 +249,8 @@ class Passage(asyncio.Protocol):
         elif self._stage is not _CLOSING:
             self._stage = _HEAD
         self._count()
-        self._pass_on()
+        if self._waiting:
+            self._pass_on()
 
     # Bytes
 
