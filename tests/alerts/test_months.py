@@ -19,7 +19,7 @@ def test_a_healthy_time_calls_nobody(name: str) -> None:
     assert run.result.calls == {}
 
 
-@pytest.mark.parametrize(("name", "minutes", "notifications"), [("F2", 60, 1)])
+@pytest.mark.parametrize(("name", "minutes", "notifications"), [("F2", 45, 1)])
 def test_a_fault_is_heard_once(name: str, minutes: float, notifications: int) -> None:
     """A notification comes in time, is not repeated, and the alert ends with the fault."""
     run = run_scenario(name, seed=1)
