@@ -28,12 +28,14 @@ from tests.generate.manifests import (
     build,
     config_of,
     containers,
+    localize,
     only,
     overlay,
     pod_templates,
+    write_overlay,
 )
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.documents import chapters, table
+from tests.support.documents import DEPLOY, chapters, code_blocks, table
 from tests.support.program import ROOT
 
 
@@ -452,6 +454,43 @@ def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
         assert ("Role", space, f"{NAME}-{role}") in named
         assert ("RoleBinding", space, f"{NAME}-{role}") in named
     assert ("ClusterRole", None, f"{NAME}-events") not in named
+
+
+def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
+    """The overlay of deploy/README.md renders what the chart renders with the named values."""
+    kustomization, role = code_blocks(chapters(DEPLOY)["The chart's values with kustomize"], "yaml")
+    own, folders = localize(yaml.safe_load(kustomization))
+    write_overlay(tmp_path, own, **folders)
+    begun = (CHART / "files/config/standalone.yaml").read_text(encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(f"{begun}namespaces: [shop, db]\n", encoding="utf-8")
+
+    infra = {"matchExpressions": [{"key": "node-role.kubernetes.io/infra", "operator": "Exists"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [infra]}}
+    scrapers = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["networkPolicy"]
+    values = {
+        "mode": "standalone",
+        "image": {"exporter": {"digest": "sha256:" + "0123456789abcdef" * 4}},
+        "commonLabels": {"team": "virtualization"},
+        "config": {"namespaces": ["shop", "db"]},
+        "priorityClassName": "infrastructure",
+        "affinity": {"nodeAffinity": required},
+        "networkPolicy": {"scrapers": [*scrapers["scrapers"], "observability"]},
+    }
+    roles = f"{role}---\n{role.replace('namespace: shop', 'namespace: db')}"
+    ours, theirs = charted(values), [*build(tmp_path), *yaml.safe_load_all(roles)]
+
+    for place in (None, NAMESPACE, "shop", "db"):
+        made, documented = (
+            comparable(
+                one
+                for one in objects
+                if one["metadata"].get("namespace") == place and one["kind"] != "Namespace"
+            )
+            for objects in (ours, theirs)
+        )
+        assert made.keys() == documented.keys()
+        for name, one in made.items():
+            assert one == documented[name], name
 
 
 def test_the_files_of_the_chart_are_copies() -> None:

@@ -268,6 +268,7 @@ DERIVED: dict[Path, Callable[[str], str]] = {
     CHART / "README.md": derive_chart_readme,
     DEPLOY / "krew/evictions.yaml": derive_krew,
     ROOT / "README.md": derive_references,
+    DEPLOY / "README.md": derive_references,
     ROOT / "docs/install.md": derive_references,
     ROOT / "docs/hold-evictions.md": derive_references,
 }
