@@ -415,9 +415,10 @@ def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) ->
     volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]
     settings = settings_of(folder)
     named = {settings.tls_query, settings.tls_metrics} - {Tls()}
+    versions = settings.tls_metrics.versions
     place = Path(mounts["tls"]["mountPath"])
 
-    assert named == {Tls(place / "tls.crt", place / "tls.key")}
+    assert named == {Tls(place / "tls.crt", place / "tls.key", versions=versions)}
     assert volume == {"secretName": TLS_SECRET}
     assert mounts["tls"].keys() == {"name", "mountPath", "readOnly"}
 
@@ -479,6 +480,18 @@ def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
 
     assert {kind for kind, _ in more} == {"Role", "RoleBinding", "ConfigMap"}
     assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
+
+
+def test_openshift_s_configuration_is_standalone_s_with_the_tls_profile() -> None:
+    """The listeners accept OpenShift's profile Intermediate; all else is as in `standalone`."""
+    plain, more = (config_of(render(one)) for one in ("overlays/standalone", "overlays/openshift"))
+    own = [more["tls"].pop(key) for key in ("minVersion", "cipherSuites")]
+    versions = settings_of("overlays/openshift").tls_query.versions
+
+    assert plain == more
+    assert own[0] == versions.min_version == "VersionTLS12"
+    assert versions.cipher_suites == tuple(one for one in own[1] if one.startswith("ECDHE-"))
+    assert len(versions.cipher_suites) == 6
 
 
 ADMISSION = "overlays/admission"
