@@ -149,7 +149,7 @@ async def run(
                 local=listening.local,
                 namespaces=settings.namespaces or "all",
                 history=str(place or "none"),
-                policy=to_builtins(policy),
+                policy=to_builtins(policy.by_field),
             )
             on_listening(listening)
             try:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi
 
@@ -55,7 +56,7 @@ class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
     """whether the VM is never moved"""
 
 
-class Policy(PolicyValues, frozen=True, kw_only=True):
+class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
     """The operator's policy, with its exceptions."""
 
     overrides: tuple["Override", ...] = ()
@@ -87,6 +88,14 @@ class Policy(PolicyValues, frozen=True, kw_only=True):
     def all(self) -> tuple["Policy", ...]:
         """The policy itself and those of its overrides."""
         return (self, *(one.policy for one in self.overrides))
+
+    @property
+    def by_field(self) -> dict[str, Any]:
+        """The values by the names of the fields, as the log has them."""
+        exceptions = [
+            structs.asdict(one) | {"policy": one.policy.by_field} for one in self.overrides
+        ]
+        return structs.asdict(self) | {"overrides": exceptions}
 
     @property
     def longest_window(self) -> Seconds:

@@ -539,6 +539,15 @@ def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
         assert (policy.longest_window, policy.endings_kept) == (1e6, 64)
 
 
+def test_the_log_names_a_policy_by_its_fields() -> None:
+    """The log has the names of the fields, of an override too, and not those of the API."""
+    policy = a_policy(overrides=(Override(name="other", policy=a_policy(block=True)),))
+    (override,) = policy.by_field["overrides"]
+
+    assert list(policy.by_field) == list(Policy.__struct_fields__)
+    assert override["policy"] == a_policy(block=True).by_field
+
+
 def test_reasons_of_a_policy() -> None:
     """The reasons `platform_update` and `policy` apply only if the policy sets them; the others
     always apply.
