@@ -11,7 +11,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from exporter.engine.evacuations.advice import Obstacle, find_failing_target, find_obstacle
+from exporter.engine.evacuations.advice import (
+    OF_AN_ATTEMPT,
+    Obstacle,
+    find_failing_target,
+    find_obstacle,
+)
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move, find_target
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
@@ -28,6 +33,13 @@ BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode
 """What may be raised if it is not known which of KubeVirt's limits is reached."""
 
 
+_FAILING_TARGET = (
+    "the last {failures} attempts failed on {failing}: if those of other VMs fail there too, cordon"
+    " it, and look at its virt-handler."
+)
+"""What is added if the last attempts of a VM failed on one node."""
+
+
 class Action(Struct, frozen=True):
     """A sentence that says what to do, a shell command, and the runbook with the details.
 
@@ -35,7 +47,6 @@ class Action(Struct, frozen=True):
     VMIM's UID), `{cancel}` (the command that cancels), `{node}` (the node that the VM is to leave),
     `{taint}` (the key of KubeVirt's drain taint) and, in the sentence, `{launcher}` (the pod that
     runs the VM), `{missing}` (the resources that are not seen), `{target}` (the target pod's node),
-    `{failing}` (the node on which the last `{failures}` attempts failed),
     `{limit}` (the limit of migrations that is reached, and who uses it) and `{setting}` (its name).
     """
 
@@ -283,12 +294,6 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
         _LOG,
         _FAILING,
     ),
-    Obstacle.TARGET_NODE_FAILING: Action(
-        "Cordon {failing}, and look at its virt-handler: the last {failures} attempts failed"
-        " there.",
-        "kubectl -n kubevirt get pods -l kubevirt.io=virt-handler -o wide",
-        _FAILING,
-    ),
     Obstacle.QUIET: Action(
         "Ask again in a minute: {missing} have not been read since the VM changed.", _ATTEMPTS
     ),
@@ -392,14 +397,16 @@ def advise(
     name = launcher.name if launcher is not None and active == [launcher] else "the one"
     target = None if attempt is None else find_target(attempt, evidence.pods)
     target_node = "" if target is None else target.node
-    failing, failures = find_failing_target(evidence) or ("", 0)
+    failing = find_failing_target(evidence) if obstacle in OF_AN_ATTEMPT else None
+    sentence = action.sentence if failing is None else f"{action.sentence[:-1]}; {_FAILING_TARGET}"
+    node, failures = failing or ("", 0)
     return Advice(
-        action.sentence.format(
+        sentence.format(
             launcher=f"{name} on {vmi.node}",
             missing=" and ".join(diagnosis.missing),
             node=diagnosis.node,
             taint=taint,
-            failing=failing,
+            failing=node,
             failures=failures,
             target=f"{target_node}, the target's node" if target_node else "the target's node",
             limit="KubeVirt's limits are reached" if limit is None else limit.text,

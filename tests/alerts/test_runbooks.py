@@ -123,8 +123,6 @@ def test_runbook_has_the_action_that_names_it(obstacle: State | Obstacle) -> Non
         node="$NODE",
         taint=DRAIN_TAINT,
         target="the target's node",
-        failing="the node",
-        failures="several",
         limit="KubeVirt's limits are reached",
         setting=BOTH_LIMITS,
     )

@@ -45,7 +45,6 @@ class Obstacle(StrEnum):
     TARGET_LOST = "target_lost"
     TARGET_DELETED = "target_deleted"
     NOT_CONVERGING = "not_converging"
-    TARGET_NODE_FAILING = "target_node_failing"
     MIGRATION_ERROR = "migration_error"
     QUIET = "quiet"
     UNEXPLAINED = "unexplained"
@@ -70,8 +69,6 @@ def find_obstacle(
     obstacle = _judge(evidence, diagnosis, cause)
     if obstacle is Obstacle.TARGET_NOT_STARTED and _is_target_lost(why):
         obstacle = Obstacle.TARGET_LOST
-    if obstacle in _OF_AN_ATTEMPT and find_failing_target(evidence) is not None:
-        obstacle = Obstacle.TARGET_NODE_FAILING
     if isinstance(diagnosis, Diagnosis):
         if diagnosis.leftover and diagnosis.tainted:
             obstacle = Obstacle.TAINT_LEFT
@@ -213,8 +210,8 @@ def _judge_cause(cause: Why, state: State) -> State | Obstacle:
 
 
 FAILED_ON_ONE_NODE = 3
-"""So many attempts in a row on one node say that the node, and not the VM, is the cause."""
-_OF_AN_ATTEMPT = frozenset({Obstacle.MIGRATION_ERROR, Obstacle.UNEXPLAINED, Obstacle.TARGET_LOST})
+"""After so many attempts in a row on one node, the node may be the cause, and not the VM."""
+OF_AN_ATTEMPT = frozenset({Obstacle.MIGRATION_ERROR, Obstacle.UNEXPLAINED, Obstacle.TARGET_LOST})
 """The obstacles that a node can cause to every VM that comes."""
 BY_CAUSE = frozenset(
     {
