@@ -114,11 +114,11 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     given_up: bool
     diverged: bool
     attempt: Vmim | None
-    through: RequestedThrough = RequestedThrough.EVICTION
-    tainted: bool = False
-    missing: tuple[Resource, ...] = ()
-    is_quiet: bool = False
-    last_seen: LastSeen | None = None
+    through: RequestedThrough
+    tainted: bool
+    missing: tuple[Resource, ...]
+    is_quiet: bool
+    last_seen: LastSeen | None
 
     @property
     def stuck(self) -> bool:
@@ -203,8 +203,8 @@ class Move(Struct, frozen=True, kw_only=True):
     stuck: bool
     failed_attempts: int
     attempt: Vmim | None
-    missing: tuple[Resource, ...] = ()
-    is_quiet: bool = False
+    missing: tuple[Resource, ...]
+    is_quiet: bool
 
 
 def diagnose_move(

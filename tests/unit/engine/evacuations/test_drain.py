@@ -211,6 +211,8 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
     forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
 
     assert candidate.outcome is outcome
+    assert candidate.diagnosis is not None
+    assert candidate.diagnosis.failed_attempts == failures
     assert forecast.can_be_emptied == (outcome in (LEAVES, EXTERNAL))
     assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({outcome: 1})}
 

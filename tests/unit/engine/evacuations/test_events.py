@@ -16,6 +16,7 @@ from exporter.engine.evacuations.events import (
     Episode,
     EventQueue,
 )
+from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import EventOutcome, EventReason, Vmi
 from exporter.engine.facts.policy import Reason, Verdict
 from exporter.engine.facts.states import State
@@ -42,6 +43,11 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "given_up": False,
         "diverged": False,
         "attempt": None,
+        "through": RequestedThrough.EVICTION,
+        "tainted": False,
+        "missing": (),
+        "is_quiet": False,
+        "last_seen": None,
     } | overrides
     return Diagnosis(**fields)
 
