@@ -189,6 +189,23 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
     assert "failed on" not in advised("n3", "n9", "n3", "n3")
     assert "failed on" not in advised("n3", "n3", "n3", "n9")
 
+    aborted = a_failed_attempt(9, 1, target_node="n3", aborted=True)
+    twice = failed("n3", "n3")
+    twice = replace(twice, vmims=(*twice.vmims, aborted))
+    assert "failed on" not in advise(twice, diagnosis(twice), (LATE,)).sentence
+
+
+def test_the_pods_that_attach_volumes_are_waited_for() -> None:
+    """With a ready target pod, the attachment pods of hot-plugged volumes are the obstacle."""
+    ready = an_evacuation(
+        age=7200.0,
+        vmi={"hotplugs_volumes": True},
+        vmims=(STARTS,),
+        pods=(SOURCE, a_target(ready=True)),
+    )
+    assert diagnosis(ready).state is State.TARGET_NOT_READY
+    assert find(ready) is Obstacle.ATTACHMENT
+
 
 def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
     """A quota that rejects the next attempt has priority over earlier failures."""
