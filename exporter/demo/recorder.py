@@ -36,12 +36,14 @@ _CONDITIONS = dict.fromkeys(("type", "status", "lastTransitionTime"))
 _FIELDS: Mapping[ApiResource, Mapping[str, Any]] = {
     VMIS: {
         "metadata": _METADATA | {"annotations": {objects.EVICTION_SOURCE: None}},
-        "spec": {"evictionStrategy": None},
+        "spec": {"evictionStrategy": None, "domain": {"memory": {"guest": None}}},
         "status": {
             "nodeName": None,
             "phase": None,
             "evacuationNodeName": None,
-            "migrationState": _STATE,
+            "migrationMethod": None,
+            "migrationState": _STATE
+            | {"migrationConfiguration": {"completionTimeoutPerGiB": None}},
             "conditions": _CONDITIONS,
         },
     },

@@ -77,7 +77,9 @@ def _find_type(schema: Schema, path: str, schemas: Mapping[str, Schema]) -> str 
         if found is None:
             return None
         schema = _resolve(found, schemas)
-    return str(schema.get("type"))
+    # A quantity may be an integer, too, and is read as either.
+    is_quantity = schema.get("x-kubernetes-int-or-string")
+    return "string" if is_quantity else str(schema.get("type"))
 
 
 def _resolve(schema: Schema, schemas: Mapping[str, Schema]) -> Schema:

@@ -67,10 +67,16 @@ def _write_vmi(vmi: Vmi) -> dict[str, Any]:
         at = write_instant(vmi.eviction_requested_at)
         conditions.append({"type": "EvictionRequested", "status": "True", "lastTransitionTime": at})
     notes = {EVICTION_SOURCE: "descheduler"} if vmi.evicted_by_descheduler else {}
-    state = None if vmi.migration is None else _write_state(vmi.migration, vmi.other_uids)
+    state, domain = None, None
+    if vmi.migration is not None:
+        state = _write_state(vmi.migration, vmi.other_uids)
+        limit = vmi.migration.time_limit
+        if limit is not None:  # as that of a VM with 1 GB, because its size is not recorded
+            state["migrationConfiguration"] = {"completionTimeoutPerGiB": round(limit)}
+            domain = {"memory": {"guest": "1G"}}
     return _omit_empty(
         metadata=_write_metadata(vmi, annotations=notes),
-        spec=_omit_empty(evictionStrategy=vmi.eviction_strategy),
+        spec=_omit_empty(evictionStrategy=vmi.eviction_strategy, domain=domain),
         status=_omit_empty(
             phase=vmi.phase,
             nodeName=vmi.node,

@@ -30,6 +30,7 @@ from tests.support.builders import (
     Json,
     a_pod,
     a_pod_json,
+    a_running_state,
     a_state,
     a_vmi,
     a_vmi_json,
@@ -73,6 +74,7 @@ def a_recording() -> bytes:
     ("resource", "fact"),
     [
         (Resource.VMIS, a_vmi(migration=a_state(), evacuation_node="n1", migratable=True)),
+        (Resource.VMIS, a_vmi(migration=a_running_state(time_limit=450.0))),
         (Resource.VMIMS, a_vmim()),
         (Resource.VMIMS, an_ended_vmim()),
         (Resource.PODS, a_pod(eviction_in_progress=True)),
