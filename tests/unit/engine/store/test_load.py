@@ -50,3 +50,11 @@ def test_the_limit_that_is_reached(load: dict[str, object], limit: Limit | None)
 
     assert found.find_limit("n1") == limit
     assert found.is_full("n1") is (limit is not None)
+
+
+def test_a_node_that_nothing_leaves_has_all_its_slots() -> None:
+    """A node without running migrations is not full, even if its limit is one."""
+    load = Load(running=1, outbound={"n2": 1}, limits=MigrationLimits(5, 1))
+
+    assert load.find_limit("n1") is None
+    assert load.find_limit("n2") is not None
