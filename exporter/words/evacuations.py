@@ -35,7 +35,7 @@ BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode
 
 _FAILING_TARGET = (
     "the last {failures} attempts failed on {failing}: if those of other VMs fail there too, cordon"
-    " it, and look at its virt-handler."
+    " it, and check its virt-handler."
 )
 """What is added if the last attempts of a VM failed on one node."""
 

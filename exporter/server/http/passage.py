@@ -120,7 +120,7 @@ class Passage(asyncio.Protocol):
         self._inner.connection_made(_Outgoing(self, self._transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count nothing more, and tell aiohttp."""
+        """Count nothing more, and end the protocol of aiohttp."""
         self._budget.remove(self._connection)
         self._stage, self._waiting = _CLOSING, b""
         self._cancel_abort()
