@@ -203,14 +203,15 @@ class ExecPlugin(ExecProvider):
         )
         try:
             output, errors = await asyncio.gather(
-                self._read(process.stdout), self._read(process.stderr)
+                _read(process, process.stdout), _read(process, process.stderr)
             )
             await process.wait()
-        except (asyncio.CancelledError, ConfigException):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        except asyncio.CancelledError:
+            _kill(process)
             await process.wait()
             raise
+        if max(len(output), len(errors)) > LONGEST_OUTPUT:
+            raise ConfigException(f"{self.args[0]} wrote more than {LONGEST_OUTPUT} bytes")
         if process.returncode != 0:
             said = clean(errors.decode(errors="replace"), MESSAGE_LIMIT)
             raise ConfigException(f"{self.args[0]} returned {process.returncode}: {said}")
@@ -223,14 +224,25 @@ class ExecPlugin(ExecProvider):
             raise ConfigException(f"{self.args[0]}: {expected}, got {credential.apiVersion!r}")
         return credential.status
 
-    async def _read(self, stream: asyncio.StreamReader | None) -> bytes:
-        """What the plugin writes. Raises `ConfigException` for more than `LONGEST_OUTPUT` bytes."""
-        read = bytearray()
-        while stream is not None and (part := await stream.read(LONGEST_OUTPUT)):
+
+async def _read(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+    """What a plugin writes. After `LONGEST_OUTPUT` bytes it is killed, and the rest is dropped.
+
+    The stream is read to its end, because asyncio waits for a process until its pipes are closed.
+    """
+    read = bytearray()
+    while stream is not None and (part := await stream.read(LONGEST_OUTPUT)):
+        if len(read) <= LONGEST_OUTPUT:
             read += part
-            if len(read) > LONGEST_OUTPUT:
-                raise ConfigException(f"{self.args[0]} wrote more than {LONGEST_OUTPUT} bytes")
-        return bytes(read)
+        if len(read) > LONGEST_OUTPUT:
+            _kill(process)
+    return bytes(read)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a plugin and the processes that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 kube_config.ExecProvider = ExecPlugin  # type: ignore[attr-defined]

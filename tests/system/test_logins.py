@@ -82,6 +82,15 @@ async def _until_called(plugin: Plugin, before: int) -> None:
     await poll(is_called, what="another login")
 
 
+async def _until_ended(plugin: Plugin) -> None:
+    """Wait until no process of the plugin runs: after a SIGKILL each needs a moment to end."""
+
+    async def has_ended() -> bool:
+        return not plugin.running()
+
+    await poll(has_ended, what="the end of the plugin's processes")
+
+
 async def _until_logged(exporter: Program, text: str) -> None:
     async def is_logged() -> bool:
         return any(text in one["why"] for one in exporter.events("watch_broke"))
@@ -99,7 +108,7 @@ async def test_a_plugin_that_hangs(simulated: SimulatedStage, tmp_path: Path) ->
         await _until_logged(exporter, "took more than 10 s")
         plugin.hangs.unlink()
         await exporter.ready()
-        assert not plugin.running(), "the calls that hung have ended"
+        await _until_ended(plugin)
 
         plugin.hangs.touch()
         before = len(plugin.calls)
@@ -107,7 +116,7 @@ async def test_a_plugin_that_hangs(simulated: SimulatedStage, tmp_path: Path) ->
         simulated.server.cut()
         await _until_called(plugin, before)
         assert await exporter.end() == 0
-    assert not plugin.running()
+    await _until_ended(plugin)
 
 
 async def test_sigterm_during_the_first_login(simulated: SimulatedStage, tmp_path: Path) -> None:
@@ -120,7 +129,7 @@ async def test_sigterm_during_the_first_login(simulated: SimulatedStage, tmp_pat
         began = os.times().elapsed
         assert await exporter.end() == 0
         assert os.times().elapsed - began < 5.0
-    assert not plugin.running()
+    await _until_ended(plugin)
 
 
 @pytest.mark.parametrize("written", ["good\n", " good\r\n"], ids=["newline", "crlf"])
@@ -187,7 +196,7 @@ async def test_an_endless_answer_of_a_plugin(simulated: SimulatedStage, tmp_path
             assert await exporter.process.wait() == 5
         (stopped,) = exporter.events("stopped")
         assert "wrote more than 1048576 bytes" in stopped["why"]
-    assert not plugin.running()
+    await _until_ended(plugin)
 
 
 @pytest.mark.parametrize("which", ["token", "login"])
