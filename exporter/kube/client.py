@@ -317,9 +317,9 @@ class ApiServer:
         files may be incomplete.
         """
         while self._session is None:
-            if self._logging_in is None:
+            if self._logging_in is None or self._logging_in.done():
                 self._logging_in = asyncio.create_task(self._log_in())
-                self._logging_in.add_done_callback(self._end_login)
+                self._logging_in.add_done_callback(_retrieve_error)
             await asyncio.shield(self._logging_in)
         return self._session
 
@@ -337,15 +337,16 @@ class ApiServer:
                 raise
             raise Unconnected(str(error)) from error
 
-    def _end_login(self, task: asyncio.Task[None]) -> None:
-        self._logging_in = None
-        if not task.cancelled():
-            task.exception()  # otherwise asyncio would log the error if no caller waits any more
-
     async def _close_unused(self, session: _Session) -> None:
         """Close a session if it has been replaced and none of its requests is running."""
         if session is not self._session and not session.users:
             await session.client.close()
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Prevent asyncio from logging the error of a login for which no request waits any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:

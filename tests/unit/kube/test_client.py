@@ -102,6 +102,28 @@ async def test_an_error_without_end() -> None:
     assert sent < 2**26, "what fits into buffers"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("steps", range(10))
+async def test_a_session_that_ends_as_its_login_ends(steps: int) -> None:
+    """A session may be dropped in the same step of the event loop in which its login ended.
+
+    The request that waited for this login then begins another one.
+    """
+
+    async def read(steps: int, *, renew: bool) -> None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if renew:
+            await api.renew()
+        with pytest.raises(Unconnected):
+            await api.read(Resource.CONFIGMAPS, "shop", "history")
+
+    async with ApiServer(Login(url="http://127.0.0.1:1"), read_timeout=1.0) as api:
+        await asyncio.gather(
+            *(read(other, renew=renew) for other in range(steps + 1) for renew in (False, True))
+        )
+
+
 async def test_requests_wait_for_the_same_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
