@@ -73,7 +73,8 @@ e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 
 # Tests with all of KubeVirt on two nodes: libvirt and QEMU run and migrate VMs, without KVM. It
 # needs what `make e2e` needs, a C compiler and 5 GB of memory. `.ci/run` does not run it.
-# KUBEVIRT=1.8.4 tests another version.
+# KUBEVIRT=1.8.4 tests another version. With SOAK=1 a descheduler moves VMs for ten minutes before
+# the drain, instead of once.
 vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(KUBEVIRT),,$(VMS_TOOLS))
 	@for part in $(if $(KUBEVIRT),kubevirt kubevirt-nodes); do tests/tools/build $$part@$(KUBEVIRT) || exit 1; done

@@ -183,10 +183,10 @@ class Machine:
         given = [f"{key}={value}" for key, value in labels.items()]
         self.cluster.kubectl("-n", SPACE, "label", "vmi", self.name, "--overwrite", *given)
 
-    def evict(self, *options: str) -> str:
+    def evict(self, *options: str, annotations: Mapping[str, str] | None = None) -> str:
         """Evict the launcher pod; returns the API server's answer."""
         pod = self.launcher()
-        metadata = {"name": pod, "namespace": SPACE}
+        metadata = {"name": pod, "namespace": SPACE, "annotations": dict(annotations or {})}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         path = f"/api/v1/namespaces/{SPACE}/pods/{pod}/eviction"
         ended = self.cluster.try_kubectl(
