@@ -17,6 +17,7 @@ from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, Polic
 from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.settings.document import InvalidSettings, Section, read_yaml, write_key
 from exporter.settings.values import (
+    TLS_1_2_SUITES,
     Address,
     ConfigMaps,
     parse_address,
@@ -42,6 +43,7 @@ from exporter.text import format_duration
 
 __all__ = [
     "LONGEST_WAIT",
+    "TLS_1_2_SUITES",
     "Address",
     "AdmissionMode",
     "AdmissionSettings",
@@ -131,7 +133,7 @@ class MinVersion(StrEnum):
 
 @dataclass(frozen=True)
 class TlsVersions:
-    """What all listeners accept; without `cipher_suites`, OpenSSL's defaults for TLS 1.2."""
+    """What all listeners accept; without `cipher_suites`, all `TLS_1_2_SUITES`."""
 
     min_version: MinVersion = MinVersion.TLS_1_2
     cipher_suites: Annotated[tuple[str, ...], parse_cipher_suites] = ()

@@ -41,6 +41,9 @@ _OPENSSL_NAMES = {
 }
 """The cipher suites of TLS 1.2 with forward secrecy and authenticated encryption: Go's name
 (KubeVirt's `tlsConfiguration.ciphers`), and OpenSSL's name (OpenShift's TLS profile)."""
+TLS_1_2_SUITES = tuple(_OPENSSL_NAMES.values())
+"""All supported suites of TLS 1.2: those of OpenShift's profile Intermediate, without its suites
+DHE-*, which Go programs do not have either."""
 _OF_TLS_1_3 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """The cipher suites of TLS 1.3, which are always on, as in Go."""
 
@@ -266,7 +269,7 @@ def parse_path(value: object) -> Path:
 def parse_cipher_suites(value: object) -> tuple[str, ...]:
     """The suites of TLS 1.2 by OpenSSL's names; those of TLS 1.3 are always on, and left out."""
     parsed = tuple(_OPENSSL_NAMES.get(name, name) for name in parse_names(value))
-    known = {*_OPENSSL_NAMES.values(), *_OF_TLS_1_3}
+    known = {*TLS_1_2_SUITES, *_OF_TLS_1_3}
     if unknown := [name for name in parsed if name not in known]:
         expected = ", ".join((*_OPENSSL_NAMES, *_OF_TLS_1_3))
         raise ValueError(f"{unknown[0]} is not one of the supported suites: {expected}")

@@ -482,18 +482,6 @@ def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
     assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
 
 
-def test_openshift_s_configuration_is_standalone_s_with_the_tls_profile() -> None:
-    """The listeners accept OpenShift's profile Intermediate; all else is as in `standalone`."""
-    plain, more = (config_of(render(one)) for one in ("overlays/standalone", "overlays/openshift"))
-    own = [more["tls"].pop(key) for key in ("minVersion", "cipherSuites")]
-    versions = settings_of("overlays/openshift").tls_query.versions
-
-    assert plain == more
-    assert own[0] == versions.min_version == "VersionTLS12"
-    assert versions.cipher_suites == tuple(one for one in own[1] if one.startswith("ECDHE-"))
-    assert len(versions.cipher_suites) == 6
-
-
 ADMISSION = "overlays/admission"
 
 

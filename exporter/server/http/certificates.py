@@ -12,7 +12,7 @@ from pathlib import Path
 from exporter.credentials import no_password
 from exporter.engine.facts.model import Instant
 from exporter.errors import CommandFailed, Exit
-from exporter.settings import MinVersion, Tls
+from exporter.settings import TLS_1_2_SUITES, MinVersion, Tls
 
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
@@ -62,8 +62,7 @@ class Certificates:
         tls = self._tls
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[tls.versions.min_version]
-        if tls.versions.cipher_suites:
-            context.set_ciphers(":".join(tls.versions.cipher_suites))
+        context.set_ciphers(":".join(tls.versions.cipher_suites or TLS_1_2_SUITES))
         context.set_alpn_protocols(["http/1.1"])
         try:
             if tls.cert_file is not None:
