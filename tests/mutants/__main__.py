@@ -46,7 +46,9 @@ _TESTS = {
     "engine/evacuations/drain_outcomes": "drain budgets",
     "engine/store/node_drains": "node_drains nodes",
     "engine/verdicts/view": "view",
-    "engine/facts/evidence": "evidence store diagnosis view requesters history/format",
+    "engine/facts/evidence": (
+        "evidence store diagnosis view requesters drain history/format history/replicas"
+    ),
     "engine/facts/history": "history",
     "engine/facts/trust": "trust",
     "engine/store/store": (
@@ -65,7 +67,7 @@ _TESTS = {
     ),
     "engine/store/vmi_record": "store evidence history/changes history/replicas",
     "engine/facts/model": (
-        "./settings cooldown diagnosis evidence drain view budgets"
+        "./settings cooldown diagnosis evidence drain view budgets taints"
         " kube/objects/kubevirt kube/watch/feed"
     ),
     "engine/facts/policy": (

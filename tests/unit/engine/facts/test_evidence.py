@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker, Remembered
+from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker, Past, Remembered
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -659,3 +659,40 @@ def test_a_success_between_two_requests_parts_them(ended: float) -> None:
     )
     for one, other in ((early, late), (late, early)):
         assert one.join(other).marker == late.marker
+
+
+def test_one_evacuation_that_two_replicas_have_seen() -> None:
+    """Both records of one evacuation become one with the earlier instants."""
+    stored = Past(seen_at=NOW - 90.0, ended_at=NOW - 50.0, counted_by=1)
+    ours = Past(seen_at=NOW - 80.0, ended_at=NOW - 60.0, counted_by=2)
+    assert stored.join(ours) == Past(NOW - 90.0, NOW - 60.0, 1)
+    assert ours.join(stored) == Past(NOW - 90.0, NOW - 60.0, 2)
+
+
+def test_of_two_evacuations_the_later_one_is_kept() -> None:
+    """An evacuation that began after another one had ended is not the same."""
+    early, late = Past(NOW - 90.0, NOW - 80.0), Past(NOW - 70.0, NOW - 60.0)
+    assert early.join(late) == late.join(early) == late
+
+
+@pytest.mark.parametrize(
+    ("facts", "unsettled"),
+    [
+        pytest.param({}, False, id="idle"),
+        pytest.param({"vmims": (an_ended_vmim(),)}, False, id="has-moved"),
+        pytest.param({"vmims": (a_vmim(),)}, True, id="moves"),
+        pytest.param({"vmims": (an_attempt(1, created=NOW, failed_at=NOW),)}, True, id="failed"),
+        pytest.param({"marker": Marker(node="n1", requested_at=NOW)}, True, id="evacuating"),
+        pytest.param({"pods": (a_pod(), a_pod(name="second"))}, True, id="two-active-pods"),
+        pytest.param({"pods": (a_pod(), a_pod(phase="Failed"))}, False, id="one-active-pod"),
+        pytest.param({"vmi": a_vmi(deleted_at=NOW)}, True, id="is-deleted"),
+        pytest.param(
+            {"vmi": a_vmi(phase="Failed", deleted_at=NOW), "vmims": (a_vmim(),)},
+            False,
+            id="has-stopped",
+        ),
+    ],
+)
+def test_whether_more_than_its_mobility_decides(facts: dict[str, Any], unsettled: bool) -> None:
+    """A settled VMI has stopped, or has no marker, no move, no failure and one active pod."""
+    assert some_evidence(**facts).unsettled is unsettled

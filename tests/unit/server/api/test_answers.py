@@ -24,7 +24,7 @@ from exporter.engine.facts.model import (
     Why,
 )
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
-from exporter.engine.facts.trust import NamespaceTrust
+from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
@@ -289,6 +289,18 @@ class TestExplanation:
             ),
             ("requested_evacuation", False, {}, "is not set"),
             ("cooldown", False, {}, "no migration has ended"),
+            (
+                "cooldown",
+                False,
+                {"vmi": a_vmi(migration=a_running_state(start=None))},
+                "no migration has ended",
+            ),
+            (
+                "cooldown",
+                False,
+                {"vmi": a_vmi(migration=a_running_state())},
+                "not asked while a migration runs",
+            ),
         ],
     )
     def test_says_why(self, name: str, blocks: bool, facts: dict[str, Any], why: str) -> None:
@@ -297,6 +309,19 @@ class TestExplanation:
 
         assert found.blocks is blocks
         assert why in found.why
+
+    @pytest.mark.parametrize(
+        ("ended", "doubting"),
+        [(NOW - 60.0, []), (NOW - DEAD_AFTER, ["running_migration"])],
+        ids=["just-now", "long-ago"],
+    )
+    def test_says_that_a_start_is_not_believed(self, ended: float, doubting: list[str]) -> None:
+        """If the VMIM of a running migration ended long ago, only the rule about it says so."""
+        history = a_history(m1=a_migration(start=NOW - 900.0, end=None, finished_at=ended))
+        answer = explained(some_evidence(vmi=a_vmi(migration=a_running_state()), history=history))
+
+        assert [one.rule for one in answer.rules if "its VMIM ended" in one.why] == doubting
+        assert rule(answer, "running_migration").blocks is not bool(doubting)
 
     def test_says_that_a_vmi_has_ended(self) -> None:
         """If a VMI has ended, every rule says so."""
