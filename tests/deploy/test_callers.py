@@ -16,7 +16,7 @@ from tests.deploy.secured import Caller, installed, runnable, somebody, trust
 from tests.deploy.server import account, applied
 from tests.generate.manifests import NAME, only, render
 from tests.support.admission import Pair, make_pair
-from tests.support.documents import SECURITY, tables
+from tests.support.documents import CLAIMS, table
 from tests.support.program import program
 
 
@@ -68,7 +68,7 @@ async def statuses(caller: Caller) -> dict[tuple[str, str, str], int]:
 async def test_everybody_gets_what_their_role_says(
     cluster: RealCluster, standalone: Caller, prove: Callable[[str], None]
 ) -> None:
-    """Each account gets the HTTP statuses that SECURITY.md lists; no token is logged."""
+    """Each account gets the HTTP statuses that claims.md lists; no token is logged."""
     async with (
         somebody(cluster, "a-caller", CALLER) as caller,
         somebody(cluster, "a-scraper", SCRAPER) as scraper,
@@ -91,7 +91,7 @@ async def test_everybody_gets_what_their_role_says(
     columns = {"nobody": 0, "made up": 0, "stranger": 1, "caller": 2, "scraper": 3}
     promised = {
         (listener, *request.split(" ")): [int(status) for status in statuses_of_all]
-        for listener, row, *statuses_of_all in tables(SECURITY, "What each listener exposes")[1]
+        for listener, row, *statuses_of_all in table(CLAIMS, "Answers to each account")
         for request in re.findall("`(.*?)`", row)
     }
     assert list(promised) == list(REQUESTS)

@@ -35,30 +35,29 @@ from tests.unit.server.api.test_handlers import Answer, ServedApi, opened
 
 Json: TypeAlias = dict[str, Any]
 
-NAMES = {
-    "verdicts": "Verdicts",
-    "blocked": "The blocked set",
-    "vmis": "VMIs of one name",
-    "vmi": "One VMI",
-    "evacuations": "Evacuations",
-    "nodes": "Nodes",
-    "node": "One node",
-    "status": "Status",
+NAMES = {"verdicts": "Verdicts", "blocked": "The blocked set", "evacuations": "Evacuations"}
+"""The heading of each endpoint that has a chapter with an example answer, by its operation id.
+
+The answers to the other examples are only validated.
+"""
+
+CHAPTERS = {
+    "DrainOutcome": "drain-outcomes",
+    "EndReason": "the-record-of-a-migration",
+    "Reason": "reasons",
+    "State": "evacuation-states",
 }
-"""The heading of each endpoint that has a chapter, by its operation id."""
+"""The chapter of docs/reference.md that has the values of a type of words."""
 
 BLIND_SPOT = ROOT / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 _STATES = [f"| `{state}` | {words.meaning} |" for state, words in STATES.items()]
-SHOWN = ("verdicts", "blocked", "evacuations")
-"""The endpoints whose example answer is in the document. The others' are validated only."""
-
 COMMON = 3
 """A field that is the same in this number of types is described once."""
 
 INCLUDED = 8
 """A type with at least this number of fields, all of which another has, is not repeated there."""
 
-_ENDPOINTS = "| endpoint | what it answers | statuses |\n|---|---|---|\n"
+_ENDPOINTS = "| endpoint | what it answers | answer |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
@@ -149,13 +148,16 @@ def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
     assert heading, "docs/api.md has no table of endpoints, or no chapter about statuses"
     lines = (head + table).splitlines()
     for route in ROUTES:
-        name = f"`{route.method} {route.path}`"
+        operation = document["paths"][route.path][route.method.lower()]
+        asked = "&".join(
+            f"{one['name']}={one['name'].upper()}"
+            for one in operation.get("parameters", ())
+            if one["in"] == "query" and one.get("required")
+        )
+        name = f"`{route.method} {route.path}{'?' if asked else ''}{asked}`"
         if route.name in NAMES:
             name = f"[{name}](#{_anchor(NAMES[route.name])})"
-        statuses = ", ".join(
-            sorted(document["paths"][route.path][route.method.lower()]["responses"])
-        )
-        lines.append(f"| {name} | {route.summary} | {statuses} |")
+        lines.append(f"| {name} | {route.summary} | {_body(operation['responses']['200'])} |")
     lines += ["", *conventions.splitlines(), "", *_statuses(document, answers)]
     for route in ROUTES:
         if route.name in NAMES:
@@ -197,28 +199,30 @@ def _endpoint(route: Route, document: Json, answers: Mapping[str, Answer]) -> It
     for one in beside:
         yield (f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | {one['description']} |")
     yield from ("", *_fence("bash", EXAMPLES[route.name].curl))
-    if route.name in SHOWN:
-        yield from ("", *_fence("json", _indented(answers[route.name])))
+    yield from ("", *_fence("json", _indented(answers[route.name])))
 
 
 def _types(schemas: Json) -> Iterator[str]:
     """The types: a table of words, the fields that many types share, and each other type."""
     words = {name: one for name, one in sorted(schemas.items()) if "enum" in one}
-    structs = {name: one for name, one in sorted(schemas.items()) if "enum" not in one}
+    types = {name: one for name, one in sorted(schemas.items()) if "enum" not in one}
     yield from ("## Types", "", "### Words", "", "| type | meaning | values |", "|---|---|---|")
     for name, one in words.items():
         meaning = " ".join(one["description"].split())
-        yield f"| `{name}` | {meaning} | {', '.join(f'`{value}`' for value in one['enum'])} |"
-    common = _common_fields(structs.values())
+        values = ", ".join(f"`{value}`" for value in one["enum"])
+        if name in CHAPTERS:
+            values = f"[reference.md](reference.md#{CHAPTERS[name]})"
+        yield f"| `{name}` | {meaning} | {values} |"
+    common = _common_fields(types.values())
     yield from ("", "### Common fields", "", f"Fields of at least {COMMON} types.", "", *_HEAD)
     for field, kind in sorted(common.items()):
         yield _row(field, kind)
-    for name, one in structs.items():
+    for name, one in types.items():
         yield from ("", f"### {name}", "", *one["description"].split("\n"))
         own = one["properties"]
-        for base in _bases(name, structs):
+        for base in _bases(name, types):
             yield from ("", f"It has all fields of [`{base}`](#{_anchor(base)}).")
-            own = {field: own[field] for field in own if field not in structs[base]["properties"]}
+            own = {field: own[field] for field in own if field not in types[base]["properties"]}
         shared = [f"`{field}`" for field, kind in own.items() if common.get(field) == kind]
         if shared:
             yield from ("", f"[Common fields](#common-fields): {', '.join(shared)}.")
@@ -231,20 +235,20 @@ def _types(schemas: Json) -> Iterator[str]:
             yield from ("", *_HEAD, *rows)
 
 
-def _common_fields(structs: Iterable[Json]) -> Json:
+def _common_fields(types: Iterable[Json]) -> Json:
     """The fields that are the same in at least `COMMON` types."""
     uses = Counter(
-        (field, json.dumps(kind)) for one in structs for field, kind in one["properties"].items()
+        (field, json.dumps(kind)) for one in types for field, kind in one["properties"].items()
     )
     return {field: json.loads(kind) for (field, kind), times in uses.items() if times >= COMMON}
 
 
-def _bases(name: str, structs: Json) -> list[str]:
+def _bases(name: str, types: Json) -> list[str]:
     """The types, if any, whose many fields this type has too."""
-    fields = structs[name]["properties"].items()
+    fields = types[name]["properties"].items()
     return [
         other
-        for other, one in structs.items()
+        for other, one in types.items()
         if other != name
         and len(one["properties"]) >= INCLUDED
         and one["properties"].items() <= fields

@@ -242,7 +242,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     cordoned_at: Timestamp | None
     """since when the node is cordoned"""
     conditions: tuple[str, ...]
-    """which conditions of Kubernetes 1.37 about a drain or maintenance are true"""
+    """which of DrainInProgress, Drained, MaintenanceInProgress and MaintenancePlanned (Kubernetes
+    1.37) are true"""
     drain: DrainProgressAnswer | None
     """the progress of its drain"""
 
