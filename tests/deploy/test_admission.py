@@ -1,6 +1,7 @@
 """A real API server accepts every rendered object, and the roles are exactly sufficient."""
 
 import asyncio
+import copy
 import json
 import time
 from collections.abc import AsyncIterator
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
 from tests.deploy.schemas import find_faults
 from tests.deploy.secured import Caller, installed, runnable, somebody, trust
-from tests.deploy.server import APPLY, Grants, account, apply, granted
+from tests.deploy.server import APPLY, Grants, account, applied, apply, granted
 from tests.generate.manifests import (
     ADDITIONS,
     NAME,
@@ -28,6 +30,7 @@ from tests.generate.manifests import (
     render_chart,
 )
 from tests.support.admission import Pair
+from tests.support.documents import ROOT
 from tests.support.lives import ended_state
 from tests.support.program import program
 from tests.support.stored_history import UNWRITTEN, VMIS_KEPT
@@ -63,6 +66,7 @@ OPTIONAL = (
     "poddisruptionbudgets",
     "virtualmachineinstancemigrations",
 )
+RESTRICTED_V2 = ROOT / "tests/support/restricted_v2.yaml"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
@@ -92,13 +96,9 @@ async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) 
 @pytest.mark.parametrize("folder", [*OVERLAYS, "chart"])
 async def test_every_pod_is_restricted(cluster: RealCluster, folder: str) -> None:
     """All pods are accepted under the enforced pod security standard `restricted`."""
-    templates = pod_templates(rendered(folder))
+    (template,) = pod_templates(rendered(folder))
 
-    assert len(templates) == 1
-    for template in templates:
-        await cluster.admin.send(
-            "POST", PODS.path(NAMESPACE), params={"dryRun": "All"}, json=pod(template)
-        )
+    await try_pod(cluster.admin, template)
 
 
 async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) -> None:
@@ -107,15 +107,48 @@ async def test_a_pod_that_is_not_restricted_is_not_made(cluster: RealCluster) ->
     privileged = json.loads(json.dumps(template).replace('"runAsNonRoot": true', '"fsGroup": 1'))
 
     with pytest.raises(ApiError, match=r"violates PodSecurity .restricted:latest."):
-        await cluster.admin.send(
-            "POST", PODS.path(NAMESPACE), params={"dryRun": "All"}, json=pod(privileged)
-        )
+        await try_pod(cluster.admin, privileged)
 
 
-def pod(template: Object) -> Object:
-    """The pod of a Deployment's template."""
+async def test_openshift_s_pod_fits_restricted_v2(cluster: RealCluster) -> None:
+    """OpenShift's SCC may choose user and group of our pod; it would refuse a pod with its own."""
+    (template,) = pod_templates(render("overlays/openshift"))
+    policies = list(yaml.safe_load_all(RESTRICTED_V2.read_text(encoding="utf-8")))
+
+    async def refuses(own: Object, said: str) -> bool:
+        """Whether the API server refuses the pod with more in its security context."""
+        wrong = copy.deepcopy(template)
+        wrong["spec"]["securityContext"] |= own
+        try:
+            await try_pod(cluster.admin, wrong)
+        except ApiError as error:
+            return f"restricted-v2: {said}" in str(error)
+        return False
+
+    levels = {"seLinuxOptions": {"level": "s0"}}, "no SELinux options of its own"
+    profile = {"seccompProfile": {"type": "Localhost", "localhostProfile": "ours.json"}}
+    async with applied(cluster.admin, policies):
+        await poll(lambda: refuses(*levels), what="both policies in force")
+        made = await try_pod(cluster.admin, template)
+        assert await refuses({"runAsUser": 65532}, "only a user of the namespace's range")
+        assert await refuses({"fsGroup": 65532}, "only the namespace's fsGroup")
+        assert await refuses(profile, "only the seccomp profile RuntimeDefault")
+
+    async def ended() -> bool:
+        return not await refuses(*levels)
+
+    await poll(ended, what="no policy in force")
+    assert template["metadata"]["annotations"]["openshift.io/required-scc"] == "restricted-v2"
+    assert made["spec"]["securityContext"]["runAsUser"] == 1000680000
+
+
+async def try_pod(client: Client, template: Object) -> Object:
+    """The pod that the API server would make of a Deployment's template."""
     metadata = {**template["metadata"], "namespace": NAMESPACE, "generateName": f"{NAME}-"}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    path = PODS.path(NAMESPACE)
+    made: Object = await client.request("POST", path, params={"dryRun": "All"}, json=pod)
+    return made
 
 
 @pytest.mark.parametrize("folder", ["base", PLAIN, "overlays/sidecar", "overlays/standalone"])

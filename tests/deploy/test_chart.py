@@ -85,6 +85,11 @@ def template(values: Object, namespace: str = NAMESPACE) -> subprocess.Completed
     return helm("template", NAME, str(CHART), *options, given=yaml.safe_dump(values))
 
 
+def lint(values: Object) -> subprocess.CompletedProcess[str]:
+    """`helm lint --strict` of our chart with these values."""
+    return helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
+
+
 def charted(values: Object, namespace: str = NAMESPACE) -> tuple[Object, ...]:
     """The objects that the chart renders."""
     made = template(values, namespace)
@@ -157,8 +162,7 @@ async def test_a_real_api_server_takes_every_object(
     cluster: RealCluster, values: Object, tmp_path: Path
 ) -> None:
     """`helm lint --strict`, kubeconform and a strict dry run on the API server find no fault."""
-    given = yaml.safe_dump(values)
-    linted = helm("lint", "--strict", str(CHART), "--values", "-", given=given)
+    linted = lint(values)
     assert linted.returncode == 0, linted.stdout
     objects = charted(values)
 
@@ -269,12 +273,14 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
         await cluster.namespace(space)
     refused = Counter[str]()
     for values in sets:
-        made = template(values)
+        made, linted = template(values), lint(values)
         if made.returncode:
             (why,) = [one for one in SENTENCES if one in made.stderr]
+            assert why in linted.stderr  # helm lint only reports a template's `fail`
             refused[why] += 1
             continue
         assert not made.stderr, made.stderr
+        assert linted.returncode == 0, linted.stdout
         objects = tuple(filter(None, yaml.safe_load_all(made.stdout)))
         read_settings(config_of(objects))
         found = find_faults(objects, openapi, tmp_path)

@@ -463,15 +463,6 @@ def test_monitoring_holds_the_files_themselves() -> None:
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in boards)
 
 
-def test_nothing_on_openshift_asks_for_a_user() -> None:
-    """No pod sets a user, because the SCC restricted-v2 assigns one to each namespace."""
-    text = yaml.safe_dump_all(render("overlays/openshift"))
-    template = only(render("overlays/openshift"), "Deployment")["spec"]["template"]
-
-    assert not re.search("runAsUser|runAsGroup|fsGroup|hostNetwork|hostPath", text)
-    assert template["metadata"]["annotations"]["openshift.io/required-scc"] == "restricted-v2"
-
-
 def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
     """OpenShift's overlay adds to `standalone` and `monitoring` only what its Prometheus needs."""
     both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
