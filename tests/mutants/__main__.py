@@ -52,7 +52,8 @@ _TESTS = {
     "engine/facts/history": "history",
     "engine/facts/trust": "trust",
     "engine/store/store": (
-        "reasons store evidence view requesters nodes taints drain tracker history/changes"
+        "reasons store evidence view requesters nodes taints drain tracker node_drains"
+        " history/changes"
     ),
     "engine/store/merging": (
         "store evidence tracker drain diagnosis recorded history/changes history/replicas"

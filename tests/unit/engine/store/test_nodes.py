@@ -134,6 +134,8 @@ def test_only_a_change_is_news() -> None:
     nodes = [a_cordon(), a_cordon(), a_cordon(schedulable=True), a_cordon(schedulable=True)]
     news = [(known.put(node, NOW), len(known)) for node in nodes]
     assert news == [(True, 1), (False, 1), (True, 1), (False, 1)]
+    store = a_store()
+    assert [store.put(node) for node in nodes] == [1, 0, 1, 0]
 
 
 def test_a_node_that_is_deleted_was_not_uncordoned() -> None:

@@ -102,6 +102,19 @@ def test_idle_vmis_have_none(store: ClockedStore) -> None:
     assert count_reasons(store) == 0
 
 
+def test_the_reasons_of_a_user_s_move_end_with_its_success(store: ClockedStore) -> None:
+    """The reasons of a move without an evacuation outlive a failed attempt, but not a success."""
+    put(store, a_vmi())
+    put(store, a_vmim())
+    put(store, TARGET, FULL)
+    store.remove(Resource.PODS, "shop", "target")
+    put(store, a_vmim(phase="Failed", finished=True))
+    put(store, a_vmim(name="mig-2", uid="m2"))
+    assert reasons(store) == (FULL,)
+    put(store, a_vmim(name="mig-2", uid="m2", phase="Succeeded", finished=True))
+    assert (reasons(store), count_reasons(store)) == ((), 0)
+
+
 def test_whatever_comes_first(store: ClockedStore) -> None:
     """Reasons of VMIMs and pods that were read before the VMI are listed too."""
     put(store, TARGET, FULL)

@@ -376,6 +376,13 @@ def test_objects_are_counted() -> None:
     assert [filled.count(resource) for resource in CLUSTER_RESOURCES] == [1, 2, 1, 1, 1, 1]
 
 
+def test_a_vmim_is_found_by_its_name() -> None:
+    """The store has the last version of each VMIM."""
+    store = a_store(a_vmim(), a_vmim(phase="Scheduled"))
+    assert store.vmim(NAMESPACE, "mig-1") == a_vmim(phase="Scheduled")
+    assert store.vmim(NAMESPACE, "mig-2") is None
+
+
 def test_limits() -> None:
     """The limits are known while the KubeVirt object exists."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 1)))
@@ -1080,6 +1087,13 @@ def test_a_change_of_a_vmi_has_its_instant() -> None:
     store.now += 60.0
     store.put(a_vmi(phase="Running"))
     assert seen(store).changed_at == store.now - 60.0
+
+
+def test_a_step_of_our_clock_moves_what_it_has_dated() -> None:
+    """After our clock was set, the changes of a VMI are as long ago as before."""
+    store = a_store(a_vmi(migration=a_running_state()), now=NOW)
+    store.shift(-60.0)
+    assert (seen(store).changed_at, seen(store).handed_off_at) == (NOW - 60.0, NOW - 60.0)
 
 
 @pytest.mark.parametrize(("uid", "kept"), [(UID, UID), ("another", "another"), ("", UID)])
