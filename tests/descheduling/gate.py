@@ -1,11 +1,11 @@
-"""How a descheduler moves VMs with and without its feature gate: rows of docs/hold-evictions.md."""
+"""How a descheduler moves VMs with and without its feature gate: rows of results.md."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.support.documents import HOLD_EVICTIONS, build_table, fill, read
+from tests.support.documents import GATE_RESULTS, build_table, fill, read
 
 
 RESULTS = Path(__file__).parent / "gate.json"
@@ -32,9 +32,9 @@ class Row:
 
 
 def keep(rows: Sequence[Row]) -> None:
-    """Write the results, and the table of docs/hold-evictions.md."""
+    """Write the results, and the table of results.md."""
     RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
-    HOLD_EVICTIONS.write_text(fill_table(read(HOLD_EVICTIONS)), encoding="utf-8")
+    GATE_RESULTS.write_text(fill_table(read(GATE_RESULTS)), encoding="utf-8")
 
 
 def fill_table(text: str) -> str:

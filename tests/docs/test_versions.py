@@ -1,13 +1,13 @@
-"""docs/versions.md has the results of `make matrix` and the recorded states."""
+"""docs/versions.md and tests/matrix/results.md have the results of `make matrix`."""
 
 import re
 
 import pytest
 
 from tests.cluster.versions import PINNED
-from tests.matrix.document import fill
+from tests.matrix.document import fill, fill_results
 from tests.matrix.pairs import PAIRS, read_results
-from tests.support.documents import ROOT, VERSIONS, read, table
+from tests.support.documents import MATRIX_RESULTS, ROOT, VERSIONS, read, table
 
 
 MODULES = {
@@ -19,7 +19,10 @@ MODULES = {
 
 def test_the_tables_are_those_of_the_last_runs() -> None:
     """If the tables are filled from the results and recordings again, they do not change."""
-    assert fill(read(VERSIONS), read_results()) == read(VERSIONS)
+    results = read_results()
+
+    assert fill(read(VERSIONS), results) == read(VERSIONS)
+    assert fill_results(read(MATRIX_RESULTS), results) == read(MATRIX_RESULTS)
 
 
 def test_every_row_is_a_pair_that_is_run() -> None:

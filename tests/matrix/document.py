@@ -1,4 +1,4 @@
-"""The tables of docs/versions.md, from the results of `make matrix` and the recorded states."""
+"""The tables of docs/versions.md and results.md, from `make matrix` and the recorded states."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,33 +6,31 @@ from exporter.engine.facts.states import State
 from tests.cluster.recording import RECORDED
 from tests.matrix.pairs import SUITES, Result, read_results
 from tests.support import documents
-from tests.support.documents import VERSIONS, build_table, read
+from tests.support.documents import MATRIX_RESULTS, VERSIONS, build_table, read
 
 
 Row = Sequence[str]
 
 
 def write_document() -> None:
-    """Write the tables into docs/versions.md."""
-    VERSIONS.write_text(fill(read(VERSIONS), read_results()), encoding="utf-8")
+    """Write the tables into docs/versions.md and results.md."""
+    results = read_results()
+    VERSIONS.write_text(fill(read(VERSIONS), results), encoding="utf-8")
+    MATRIX_RESULTS.write_text(fill_results(read(MATRIX_RESULTS), results), encoding="utf-8")
 
 
 def fill(text: str, results: Sequence[Result]) -> str:
-    """The document with these results between its markers."""
+    """docs/versions.md with these results between its markers."""
+    head = ("KubeVirt", "Kubernetes", "descheduler", *SUITES)
+    head = (*head, "failed", "missing", "run on", "commit")
+    return documents.fill(
+        text, {"matrix:pairs": build_table(head, (_pair_row(one) for one in results))}
+    )
+
+
+def fill_results(text: str, results: Sequence[Result]) -> str:
+    """results.md with what was measured and recorded between its markers."""
     tables = {
-        "matrix:pairs": build_table(
-            [
-                "KubeVirt",
-                "Kubernetes",
-                "descheduler",
-                *SUITES,
-                "failed",
-                "missing",
-                "run on",
-                "commit",
-            ],
-            (_pair_row(one) for one in results),
-        ),
         "matrix:proven": "".join(f"- {line}\n" for line in _measured(results)),
         "matrix:recorded": _recorded(),
     }

@@ -21,6 +21,8 @@ REFERENCE = ROOT / "docs" / "reference.md"
 SECURITY = ROOT / "SECURITY.md"
 CLAIMS = ROOT / "tests" / "deploy" / "claims.md"
 VERSIONS = ROOT / "docs" / "versions.md"
+MATRIX_RESULTS = ROOT / "tests" / "matrix" / "results.md"
+GATE_RESULTS = ROOT / "tests" / "descheduling" / "results.md"
 WHAT_IF = ROOT / "docs" / "what-if.md"
 
 DOCUMENTS = sorted(
