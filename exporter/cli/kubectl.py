@@ -59,7 +59,10 @@ def find_pod(kubectl: list[str], namespace: str | None) -> dict[str, Any]:
     except OSError as error:
         raise LookupError(f"kubectl cannot be run: {error}") from error
     if done.returncode:
-        hint = "" if namespace else "; with --exporter-namespace, one namespace is enough"
+        hint = ""
+        if "(Forbidden)" in done.stderr:
+            hint = "; docs/operate.md has the role that is needed"
+            hint += "" if namespace else " (with --exporter-namespace, in one namespace only)"
         raise LookupError(f"the exporter's pods cannot be listed: {done.stderr.strip()}{hint}")
     pods = json.loads(done.stdout)["items"]
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]

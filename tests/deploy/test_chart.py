@@ -462,6 +462,22 @@ def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
     assert ("ClusterRole", None, f"{NAME}-events") not in named
 
 
+def site_values(digest: str) -> Object:
+    """Values as a site sets them, the same as in the overlay of deploy/README.md."""
+    infra = {"matchExpressions": [{"key": "node-role.kubernetes.io/infra", "operator": "Exists"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [infra]}}
+    scrapers = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["networkPolicy"]
+    return {
+        "mode": "standalone",
+        "image": {"exporter": {"digest": digest}},
+        "commonLabels": {"team": "virtualization"},
+        "config": {"namespaces": ["shop", "db"]},
+        "priorityClassName": "infrastructure",
+        "affinity": {"nodeAffinity": required},
+        "networkPolicy": {"scrapers": [*scrapers["scrapers"], "observability"]},
+    }
+
+
 def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
     """The overlay of deploy/README.md renders what the chart renders with the named values."""
     kustomization, role = code_blocks(chapters(DEPLOY)["The chart's values with kustomize"], "yaml")
@@ -470,18 +486,7 @@ def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
     begun = (CHART / "files/config/standalone.yaml").read_text(encoding="utf-8")
     (tmp_path / "config.yaml").write_text(f"{begun}namespaces: [shop, db]\n", encoding="utf-8")
 
-    infra = {"matchExpressions": [{"key": "node-role.kubernetes.io/infra", "operator": "Exists"}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [infra]}}
-    scrapers = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["networkPolicy"]
-    values = {
-        "mode": "standalone",
-        "image": {"exporter": {"digest": "sha256:" + "0123456789abcdef" * 4}},
-        "commonLabels": {"team": "virtualization"},
-        "config": {"namespaces": ["shop", "db"]},
-        "priorityClassName": "infrastructure",
-        "affinity": {"nodeAffinity": required},
-        "networkPolicy": {"scrapers": [*scrapers["scrapers"], "observability"]},
-    }
+    values = site_values("sha256:" + "0123456789abcdef" * 4)
     roles = f"{role}---\n{role.replace('namespace: shop', 'namespace: db')}"
     ours, theirs = charted(values), [*build(tmp_path), *yaml.safe_load_all(roles)]
 

@@ -7,6 +7,7 @@ from tests.support.documents import (
     DEPLOY,
     HOLD_EVICTIONS,
     INSTALL,
+    OPERATE,
     chapters,
     code_blocks,
     ways_to_install,
@@ -14,7 +15,11 @@ from tests.support.documents import (
 
 
 CERTIFICATE = "A certificate first"
-SECTIONS = {**chapters(DEPLOY), **chapters(HOLD_EVICTIONS), **chapters(INSTALL)}
+SECTIONS = {
+    heading: text
+    for document in (DEPLOY, HOLD_EVICTIONS, INSTALL, OPERATE)
+    for heading, text in chapters(document).items()
+}
 WAYS = ways_to_install()
 
 

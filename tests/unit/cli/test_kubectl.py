@@ -24,6 +24,8 @@ with open({log!r}, "a") as log:
     print(json.dumps(sys.argv[1:]), file=log)
 if "get" in sys.argv:
     print({listed!r})
+    if {code}:
+        print("Error from server (Forbidden): pods is forbidden", file=sys.stderr)
     sys.exit({code})
 print("answer")
 sys.exit(12)
@@ -95,7 +97,7 @@ def test_a_pod_that_is_not_ready_is_better_than_none(tmp_path: Path) -> None:
         ([], 0, "found no pod with the label"),
         ([PENDING, PENDING], 0, "found 2 pods, none of them is running"),
         ([PENDING], 0, "found 1 pod, which is not running"),
-        ([], 1, "the exporter's pods cannot be listed"),
+        ([], 1, "is forbidden; docs/operate.md has the role that is needed (with"),
     ],
 )
 def test_why_there_is_no_answer(pods: list[object], code: int, said: str, tmp_path: Path) -> None:
