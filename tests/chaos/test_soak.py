@@ -35,7 +35,7 @@ RATE = 250
 """Events a second."""
 SEED = 53
 RECOVERY = 60.0
-"""Within so many seconds after the API server is sound again, the watches have no trouble."""
+"""This many seconds after the faults of the API server end, no watch has trouble."""
 THREADS = 1 + min(32, (os.cpu_count() or 1) + 4)
 """The main thread, and those of asyncio's executor, which starts them when it needs them."""
 OBJECTS = "kubevirt_eviction_exporter_objects"

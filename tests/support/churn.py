@@ -40,7 +40,7 @@ class Churn:
             store.create(NODES, node)
 
     async def run(self, rate: float, seconds: float) -> None:
-        """Write this many events a second, for so many seconds."""
+        """Write `rate` events a second, for this many seconds."""
         loop = asyncio.get_running_loop()
         began, written = loop.time(), self._store.revision
         while (passed := loop.time() - began) < seconds:

@@ -87,7 +87,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 async def test_a_drain_is_followed_to_its_end(minutes: int, stage: Stage, prove: Prove) -> None:
     """A drain counts VMs, not the moves before it, and its estimate is below three times its time.
 
-    Before the drain a descheduler moves two of its VMs away and back, for so many minutes.
+    For some minutes before the drain, a descheduler moves two of its VMs away and back.
     """
     rig, keys = stage.rig, [f"followed-{number}/db1" for number in range(6)]
     async with AsyncExitStack() as stack:

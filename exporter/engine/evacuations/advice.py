@@ -79,9 +79,7 @@ def find_obstacle(
 
 def find_failing_target(evidence: Evidence) -> tuple[str, int] | None:
     """The node on which the last attempts failed, and how many of them; None if they are few."""
-    ended = (one for one in evidence.vmims if one.finished and not one.aborted)
-    newest = sorted(ended, key=lambda one: one.created or 0.0, reverse=True)
-    failed = list(takewhile(lambda one: one.phase == "Failed", newest))
+    failed = evidence.newest_failures()
     if not failed or not failed[0].target_node:
         return None
     node = failed[0].target_node
@@ -210,7 +208,7 @@ def _judge_cause(cause: Why, state: State) -> State | Obstacle:
 
 
 FAILED_ON_ONE_NODE = 3
-"""After so many attempts in a row on one node, the node may be the cause, and not the VM."""
+"""If this many attempts in a row fail on one node, the node may be the cause, and not the VM."""
 OF_AN_ATTEMPT = frozenset({Obstacle.MIGRATION_ERROR, Obstacle.UNEXPLAINED, Obstacle.TARGET_LOST})
 """The obstacles that a node can cause to every VM that comes."""
 BY_CAUSE = frozenset(

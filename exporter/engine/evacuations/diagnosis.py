@@ -34,7 +34,6 @@ from the end of the last successful migration in the cluster if that was earlier
 """
 
 from enum import StrEnum
-from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -227,7 +226,7 @@ def diagnose_move(
     is_alive = evidence.trust.believes(Resource.VMIS)
     if evidence.vmi.finished or not evidence.vmims or not is_alive:
         return None
-    attempt, failures = evidence.unfinished(), _find_failures(evidence)
+    attempt, failures = evidence.unfinished(), evidence.newest_failures()
     until = now if attempt is None or attempt.created is None else attempt.created
     has_failed = len(failures) >= stuck.failed_attempts and any(
         until - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in failures
@@ -235,7 +234,7 @@ def diagnose_move(
     if attempt is None and not has_failed:
         return None
     found = _assess(evidence, stuck, load, now, nodes)
-    begun = failures[0] if attempt is None else attempt
+    begun = failures[-1] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
     return Move(
@@ -279,13 +278,6 @@ def _assess(
     seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
     is_quiet = bool(missing) and seen.issuperset(missing)
     return _Situation(state, attempt, holds, missing, is_quiet)
-
-
-def _find_failures(evidence: Evidence) -> list[Vmim]:
-    """The finished VMIMs that failed one after the other, up to the newest one, oldest first."""
-    finished = (vmim for vmim in evidence.vmims if vmim.finished and not vmim.aborted)
-    newest = sorted(finished, key=lambda vmim: vmim.created or 0.0, reverse=True)
-    return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))[::-1]
 
 
 def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -> LastSeen | None:

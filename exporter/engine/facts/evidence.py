@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import takewhile
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -342,6 +343,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
             if not vmim.finished:
                 return vmim
         return None
+
+    def newest_failures(self) -> list[Vmim]:
+        """The failed VMIMs that are newer than the last successful one, newest first.
+
+        Aborted VMIMs are left out.
+        """
+        finished = (vmim for vmim in self.vmims if vmim.finished and not vmim.aborted)
+        newest = sorted(finished, key=lambda vmim: vmim.created or 0.0, reverse=True)
+        return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))
 
 
 def _join_markers(
