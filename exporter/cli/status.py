@@ -21,7 +21,7 @@ from exporter.server.api.schemas import (
     StatusAnswer,
 )
 from exporter.text import write_count, write_span
-from exporter.words.health import Trust, describe_health
+from exporter.words.health import HealthLevel, describe_health
 from exporter.words.verdicts import REASONS
 
 
@@ -75,14 +75,14 @@ def _judge(status: StatusAnswer) -> list[Cell]:
     contact = "not yet"
     if status.observed_at is not None:
         contact = write_distance(status.observed_at, status.as_of)
-    trust, head, why = describe_health(
+    level, head, why = describe_health(
         status.staleness,
         contact,
         ready=status.ready,
         waiting_for=status.waiting_for,
         rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
     )
-    return [(f"{head}: ", GOOD if trust is Trust.FULL else BAD), why]
+    return [(f"{head}: ", GOOD if level is HealthLevel.FULL else BAD), why]
 
 
 def _warnings(status: StatusAnswer) -> list[str]:

@@ -6,8 +6,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 
-Namespace = Annotated[str, Meta(min_length=1, max_length=63)]
-Name = Annotated[str, Meta(min_length=1, max_length=253)]
+LONGEST_NAMESPACE = 63
+LONGEST_NAME = 253
+"""The most characters that Kubernetes allows for the name of a VMI or a node."""
+Namespace = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAMESPACE)]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Uid = Annotated[str, Meta(max_length=128)]
 Remark = Annotated[str, Meta(max_length=253)]
 Timestamp = Annotated[datetime, Meta(tz=True)]

@@ -25,7 +25,7 @@ LOSSES = {
 """What does not work if a resource is forbidden; Markdown."""
 
 
-class Trust(StrEnum):
+class HealthLevel(StrEnum):
     """How far the exporter's answers can be trusted."""
 
     FULL = "yes"
@@ -41,7 +41,7 @@ def describe_health(
     ready: bool,
     waiting_for: Iterable[str],
     rejected: Collection[str],
-) -> tuple[Trust, str, str]:
+) -> tuple[HealthLevel, str, str]:
     """How far the answers can be trusted, that in one or two words, and why.
 
     `contact` says when the last contact with the API server was. `waiting_for` is what the exporter
@@ -51,16 +51,18 @@ def describe_health(
     if not ready:
         awaited = ", ".join(waiting_for)
         why = f"waiting for {awaited}" if awaited else "stopping"
-        return Trust.NONE, "Not ready", f"the exporter is {why}, and gives no verdicts."
+        return HealthLevel.NONE, "Not ready", f"the exporter is {why}, and gives no verdicts."
     match staleness:
         case Staleness.FRESH if rejected:
             lacking = ", ".join(rejected)
             why = f"the exporter may not read {lacking}; last contact {contact}."
-            return Trust.MOSTLY, "Mostly healthy", why
+            return HealthLevel.MOSTLY, "Mostly healthy", why
         case Staleness.FRESH:
-            return Trust.FULL, "Healthy", f"ready, all resources visible, last contact {contact}."
+            why = f"ready, all resources visible, last contact {contact}."
+            return HealthLevel.FULL, "Healthy", why
         case Staleness.STALE:
-            return Trust.BARELY, "Stale", f"last contact {contact}; answers may be out of date."
+            why = f"last contact {contact}; answers may be out of date."
+            return HealthLevel.BARELY, "Stale", why
         case Staleness.DEAD:
             why = f"last contact {contact}; only cooldowns still block VMs."
-            return Trust.NONE, "Dead", why
+            return HealthLevel.NONE, "Dead", why

@@ -17,7 +17,7 @@ from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.model import Instant, ReviewOutcome
 from exporter.logs import Throttle
 from exporter.server.admission.reviews import (
-    LONGEST_NAME,
+    LONGEST_USER,
     Judgement,
     NotAReview,
     Review,
@@ -109,7 +109,7 @@ class Admission:
             if review.is_eviction and not review.dry_run:
                 self._count(review, judgement, now)
                 if self._settings.observe and judgement.allowed:
-                    user = escape(review.user[:LONGEST_NAME])
+                    user = escape(review.user[:LONGEST_USER])
                     change = EvictionAdmitted(review.namespace, review.pod, user)
                     service.store.apply(change, now)
         except Exception:
@@ -133,7 +133,7 @@ class Admission:
         if denied or outcome is ReviewOutcome.HELD_TOO_LONG:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
             counters.denial_periods.extend(vmi, verdict.reason, cooldown, now)
-        user = escape(review.user[:LONGEST_NAME])
+        user = escape(review.user[:LONGEST_USER])
         counters.blocked_evictions.note(
             vmi.uid, BlockedEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )

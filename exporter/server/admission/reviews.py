@@ -37,7 +37,7 @@ NAME = "kubevirt-eviction-exporter"
 API_VERSION = "admission.k8s.io/v1"
 OLD_API_VERSION = "admission.k8s.io/v1beta1"
 AUDIT_ANNOTATION = "would-deny"
-LONGEST_NAME = 256
+LONGEST_USER = 256
 """Longer user names are cut."""
 _DAY: Seconds = 86_400.0
 

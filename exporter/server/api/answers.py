@@ -123,9 +123,9 @@ class EvacuationList:
         conditions = self._snapshot.conditions
         for evidence in self._snapshot.unsettled:
             vmi = evidence.vmi
-            if evidence.marker is not None:
-                answer = write_evacuation(evidence, conditions, self._whys[vmi.uid])
-                self._evacuations += [] if answer is None else [answer]
+            if (diagnosis := conditions.diagnose(evidence)) is not None:
+                why = self._whys[vmi.uid]
+                self._evacuations.append(write_evacuation(evidence, diagnosis, conditions, why))
             elif (found := conditions.diagnose_move(evidence)) is not None and found.stuck:
                 move = write_move(evidence, found, conditions, self._reasons(vmi))
                 fields = structs.asdict(move)
@@ -271,13 +271,10 @@ def describe_status(
 
 
 def write_evacuation(
-    evidence: Evidence, conditions: Conditions, why: tuple[Why, ...]
-) -> EvacuationAnswer | None:
-    """The evacuation of a VMI, or None; `why` are the reasons in the cluster's own words."""
-    diagnosis, now = conditions.diagnose(evidence), conditions.now
-    if diagnosis is None:
-        return None
-    vmi, backoff = evidence.vmi, diagnosis.backoff
+    evidence: Evidence, diagnosis: Diagnosis, conditions: Conditions, why: tuple[Why, ...]
+) -> EvacuationAnswer:
+    """The evacuation of a VMI; `why` are the reasons in the cluster's own words."""
+    vmi, backoff, now = evidence.vmi, diagnosis.backoff, conditions.now
     advice = advise(evidence, diagnosis, why, load=conditions.load, taint=conditions.drain_taint)
     return fill(
         EvacuationAnswer,

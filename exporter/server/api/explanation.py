@@ -73,7 +73,9 @@ def explain_vmi(
         vmi_uid=vmi.uid,
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
-        evacuation=write_evacuation(evidence, conditions, why),
+        evacuation=None
+        if diagnosis is None
+        else write_evacuation(evidence, diagnosis, conditions, why),
         move=None if move is None else write_move(evidence, move, conditions, why),
         drain=drain,
         verdicts=CheckpointVerdicts(

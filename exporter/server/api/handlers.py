@@ -47,7 +47,6 @@ from exporter.server.api.explanation import explain_vmi
 from exporter.server.api.long_polls import LongPolls
 from exporter.server.api.openapi import write_openapi
 from exporter.server.api.requests import (
-    LONGEST_NAME,
     Candidate,
     VerdictRequest,
     accepts_gzip,
@@ -67,6 +66,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
     VmisAnswer,
 )
+from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
 from exporter.server.http.bodies import Parts
 from exporter.server.http.problems import RETRY_SOON, Refusal
 from exporter.settings import Limits, Links
@@ -186,7 +186,7 @@ class Service:
         """Everything known about the VMI in the path. Raises `Refusal`."""
         self._require_ready()
         namespace, name = (
-            read_name(request, "namespace", 63),
+            read_name(request, "namespace", LONGEST_NAMESPACE),
             read_name(request, "name", LONGEST_NAME),
         )
         answer = self.describe_vmi(namespace, name, self.clock())

@@ -29,7 +29,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
     VmisAnswer,
 )
-from exporter.server.fields import Problem
+from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
 from exporter.words.evacuations import OUTCOMES
 
 
@@ -89,8 +89,8 @@ def _name_in_path(name: str, description: str, longest: int) -> dict[str, Any]:
 
 
 _VMI_PATH = (
-    _name_in_path("namespace", "The VMI's namespace.", 63),
-    _name_in_path("name", "The VMI's name.", 253),
+    _name_in_path("namespace", "The VMI's namespace.", LONGEST_NAMESPACE),
+    _name_in_path("name", "The VMI's name.", LONGEST_NAME),
 )
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -142,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
                 "The VMI's name; required.",
                 type="string",
                 minLength=1,
-                maxLength=253,
+                maxLength=LONGEST_NAME,
             )
             | {"required": True},
         ),
@@ -175,7 +175,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/nodes/{node}",
         summary="What a drain of one node would do to each VM on it.",
         answer=DrainAnswer,
-        parameters=(_name_in_path("node", "The node's name.", 253),),
+        parameters=(_name_in_path("node", "The node's name.", LONGEST_NAME),),
         problems=(404, 422, 503),
     ),
     Route(

@@ -9,16 +9,13 @@ from msgspec import Struct
 
 from exporter.engine.facts.model import Checkpoint, Seconds
 from exporter.errors import MALFORMED
-from exporter.server.fields import Name, Namespace, Remark, Uid
+from exporter.server.fields import LONGEST_NAME, Name, Namespace, Remark, Uid
 from exporter.server.http.problems import Refusal
 from exporter.settings import LONGEST_WAIT, Address, Limits
 
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 """A JSON number, as the OpenAPI document promises."""
-
-LONGEST_NAME = 253
-"""The most characters that Kubernetes allows for the name of a VMI or a node."""
 _PORT = re.compile(r":[0-9]*$", re.ASCII)
 _TYPES = re.compile(r"`[^`$]*`")
 """A type in backticks in an error message of msgspec. A path in backticks begins with $."""

@@ -70,7 +70,7 @@ class Certificates:
             if tls.client_ca_file is not None:
                 context.load_verify_locations(tls.client_ca_file)
                 context.verify_mode = ssl.CERT_REQUIRED
-        except (OSError, ValueError) as error:
+        except OSError as error:
             files = ", ".join(str(path) for path in self._files())
             raise CannotListen(f"tls.{self._listener}: {files}: {error}") from error
         return context

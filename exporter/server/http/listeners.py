@@ -124,7 +124,7 @@ class Listener:
             if await _is_served(address.path):
                 raise CannotListen(f"{address}: another process listens there")
             return [_bind_path(Path(address.path), self.auth.socket_mode)]
-        except (OSError, LookupError, ValueError, OverflowError) as error:
+        except (OSError, UnicodeError) as error:
             if not address.path and getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise CannotListen(
                     f"listen.{self.name}: {address} is in use: is another exporter (or `make"
@@ -159,8 +159,7 @@ async def _bind_port(address: Address) -> list[socket.socket]:
 def _bind_path(path: Path, mode: int) -> socket.socket:
     """Bind a unix socket that nobody else can open before its mode is set.
 
-    A socket that another process has left behind is replaced. Raises OSError, LookupError or
-    OverflowError.
+    A socket that another process has left behind is replaced. Raises OSError.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         path.unlink()
@@ -171,7 +170,7 @@ def _bind_path(path: Path, mode: int) -> socket.socket:
         path.chmod(mode)
         listening.listen(BACKLOG)
         listening.settimeout(0.0)
-    except (OSError, LookupError, OverflowError):
+    except OSError:
         listening.close()
         raise
     finally:

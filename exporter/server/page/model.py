@@ -28,6 +28,7 @@ from exporter.server.api.evacuation_schemas import (
 )
 from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import BlockedVmi, StatusAnswer, VmiAnswer
+from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
 from exporter.text import to_optional_datetime
 
 
@@ -37,7 +38,7 @@ ROWS = 50
 """The most rows of a table."""
 HINTS = 200
 """The most suggestions of a filter field."""
-LONGEST_NAMESPACE, LONGEST_NODE, LONGEST_VM = 63, 253, 317
+LONGEST_VM = LONGEST_NAMESPACE + len("/") + LONGEST_NAME
 
 
 class Sort(StrEnum):
@@ -207,7 +208,7 @@ def read_filter(query: Mapping[str, str]) -> PageFilter:
     return PageFilter(
         vm=name("vm", LONGEST_VM),
         namespace=name("namespace", LONGEST_NAMESPACE),
-        node=name("node", LONGEST_NODE),
+        node=name("node", LONGEST_NAME),
         state=State(state) if state else None,
         stuck=bool(choice("stuck", ("true",))),
         reason=Reason(reason) if reason else None,
@@ -292,7 +293,9 @@ def build_page(
     nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
     nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
     # Without names, a filter must not say whether there is a VM that matches it.
-    counted = filters if named else PageFilter()
+    counted, placed, held = PageFilter(), blocked.rows.total, blocked.rows.total
+    if named:
+        counted, placed, held = filters, blocked.placed, blocked.rows.matching
     moving = [
         one
         for one in described.evacuations
@@ -310,8 +313,8 @@ def build_page(
         states={state: states[state] for state in State if states[state]},
         figures=Figures(
             vmis=vmis,
-            free=vmis - (blocked.placed if named else blocked.rows.total),
-            blocked=blocked.rows.matching if named else blocked.rows.total,
+            free=vmis - placed,
+            blocked=held,
             evacuating=len(moving),
             stuck=sum(one.stuck for one in moving),
         ),

@@ -16,9 +16,9 @@ from exporter.engine.facts.model import Instant, Resource
 from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.server.api.schemas import ResourceAnswer, VmiAnswer
-from exporter.server.fields import Problem
+from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
 from exporter.server.page.lanes import draw_lanes, name_anchor
-from exporter.server.page.model import ROWS, PageModel, Sort
+from exporter.server.page.model import LONGEST_VM, ROWS, PageModel, Sort
 from exporter.server.page.timeline import (
     Axis,
     draw_timeline,
@@ -29,7 +29,7 @@ from exporter.server.page.timeline import (
 from exporter.settings import Links, write_policy
 from exporter.text import format_duration, to_datetime, write_count, write_datetime
 from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, OUTCOMES, describe_stuck_move
-from exporter.words.health import LOSSES, Trust, describe_health
+from exporter.words.health import LOSSES, HealthLevel, describe_health
 from exporter.words.verdicts import REASONS, describe_policy
 
 
@@ -108,22 +108,22 @@ def fill_link(template: str, vmi: VmiAnswer, *, alert: str = "") -> str:
     return template.format_map({name: quote(one, safe="") for name, one in places.items()})
 
 
-def judge_health(page: PageModel) -> tuple[Trust, str, str]:
+def judge_health(page: PageModel) -> tuple[HealthLevel, str, str]:
     """How far the page can be trusted, in words, and why."""
     status, contact = page.status, "never"
     if status.observed_at is not None:
         contact = write_past(status.as_of - status.observed_at)
-    trust, head, why = describe_health(
+    level, head, why = describe_health(
         status.staleness,
         contact,
         ready=status.ready and not page.closing,
         waiting_for=() if page.closing else status.waiting_for,
         rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
     )
-    if trust is Trust.BARELY and page.dies_at is not None:
+    if level is HealthLevel.BARELY and page.dies_at is not None:
         left = (page.dies_at - status.as_of).total_seconds()
         why += f" In {write_duration(left)} only cooldowns still block."
-    return trust, head, why
+    return level, head, why
 
 
 def write_time(moment: datetime | None, now: datetime) -> Markup:
@@ -175,6 +175,7 @@ _TEMPLATES.globals |= {
     "states": State,
     "reason_words": REASONS,
     "sorts": Sort,
+    "longest": {"vm": LONGEST_VM, "namespace": LONGEST_NAMESPACE, "node": LONGEST_NAME},
     "outcomes": GRAVEST,
     "kept": KEPT,
     "outcome_words": OUTCOMES,
