@@ -79,6 +79,15 @@ class Watched:
         return self.synced or bool(self.rejected)
 
     @property
+    def used_contact(self) -> Instant | None:
+        """The last contact; None if the objects of this watch are not used.
+
+        The VMIs are used even if their watch is rejected.
+        """
+        is_used = self.synced and (not self.rejected or self.resource is _VMIS)
+        return self.contact if is_used else None
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the exporter is not ready because of this watch."""
         return not self.settled and self.resource not in OPTIONAL_RESOURCES
@@ -218,17 +227,13 @@ class Health:
         return bool(lost) and not lost.isdisjoint(namespaces)
 
     def read_trust(self, now: Instant) -> Trust:
-        """What may be believed at `now` of each watched resource.
-
-        The VMIs are used even if their watch is rejected, until they are dead.
-        """
+        """What may be believed at `now` of each watched resource."""
         contacts: dict[str | None, dict[Resource, Instant]] = {None: {}}
         for one in self.watched:
             if one.resource in _WATCHED:
                 place = contacts.setdefault(one.namespace, {})
-                is_used = one.synced and (not one.rejected or one.resource is _VMIS)
-                if is_used and one.contact is not None:
-                    place[one.resource] = one.contact
+                if (contact := one.used_contact) is not None:
+                    place[one.resource] = contact
         shared = contacts.pop(None)
         rejected = frozenset([_KUBEVIRTS] if self.is_rejected(_KUBEVIRTS) else ())
         dead_age = self._dead_age
@@ -253,10 +258,11 @@ class Health:
         return read_conditions(store, stuck, self.read_trust(now), now)
 
     def turns_at(self, now: Instant) -> Instant | None:
-        """When `staleness` or `read_trust` changes next if there is no further contact."""
+        """When `staleness` or the trust in what verdicts need changes next without contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]
-        turns += [contact + self._dead_age for _, contact in self._contacts()]
+        contacts = (one.used_contact for one in self.watched if one.resource in EVIDENCE_RESOURCES)
+        turns += [contact + self._dead_age for contact in contacts if contact is not None]
         return min((turn for turn in turns if turn > now), default=None)
 
     def dies_at(self, now: Instant) -> Instant | None:
@@ -274,21 +280,6 @@ class Health:
         """The watched namespaces whose VMIs are rejected."""
         rejected = [one.namespace for one in self.watched if one.rejected and one.resource is _VMIS]
         return frozenset([namespace for namespace in rejected if namespace is not None])
-
-    def _contacts(self) -> list[tuple[Watched, Instant]]:
-        """The synced watches that rules need, with their last contact.
-
-        Rejected watches other than those of VMIs are left out, because the store ignores their
-        evidence.
-        """
-        return [
-            (one, one.contact)
-            for one in self.watched
-            if one.contact is not None
-            and one.synced
-            and one.resource in EVIDENCE_RESOURCES
-            and (not one.rejected or one.resource is _VMIS)
-        ]
 
 
 def _place(watched: Watched) -> str:

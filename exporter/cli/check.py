@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-from exporter.cli.commands import complain
 from exporter.errors import Exit
 from exporter.settings import Settings, load_settings
 from exporter.text import escape, format_duration
@@ -14,6 +13,7 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
 
     `vmi` is the namespace and name of a VMI. If it is given, print the VMI's policy too, and its
     entry of `policy.overrides`. The cluster is asked only if labels or a priority class decide.
+    Then this raises `NoCredentials`, `CannotAsk` or `NoSuchVmi` if the VMI cannot be read.
     """
     settings = load_settings(path)
     for remark in settings.remarks:
@@ -24,6 +24,8 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     namespace, name = vmi
     chosen = settings.policy.choose_by_namespace(namespace)
     if chosen is None:
+        from exporter.cli.client import NoSuchVmi
+        from exporter.credentials import CannotAsk
         from exporter.kube.client import ApiError
         from exporter.kube.login import NoCredentials
         from exporter.kube.objects.kubevirt import InvalidObject
@@ -35,11 +37,11 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
         try:
             chosen = asyncio.run(_ask_cluster(settings, namespace, name, kubeconfig))
         except NoCredentials as trouble:
-            return complain(Exit.NO_CREDENTIALS, f"{cannot}: {trouble}")
+            raise NoCredentials(f"{cannot}: {trouble}") from None
         except (ApiError, InvalidObject) as trouble:
-            return complain(Exit.CANNOT_ASK, f"{cannot}: {trouble}")
+            raise CannotAsk(f"{cannot}: {trouble}") from None
         if chosen is None:
-            return complain(Exit.NO_SUCH_VMI, f"{cannot}: there is no such VMI")
+            raise NoSuchVmi(f"{cannot}: there is no such VMI")
     entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
     which = "no entry" if entry is None else f"the entry {entry.name}"
     policy = settings.policy if entry is None else entry.policy

@@ -47,7 +47,7 @@ _EXPECTED = "expected http://HOST:PORT, https://HOST:PORT or unix:/PATH"
 
 
 class NoSuchVmi(CommandFailed):
-    """The exporter knows no such VMI."""
+    """There is no such VMI."""
 
     exit_code = Exit.NO_SUCH_VMI
 

@@ -113,9 +113,9 @@ def _check_files(file: str | None) -> None:
     A read of a FIFO may never end, and kubernetes_asyncio reads in the event loop.
     """
     location = file or kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-    found = [
-        path for one in location.split(os.pathsep) if (path := Path(one).expanduser()).exists()
-    ]
+    # As the merger below finds the files: `Path.expanduser` raises an error for an unknown user.
+    places = [Path(os.path.expanduser(one)) for one in location.split(os.pathsep) if one]  # noqa: PTH111
+    found = [path for path in places if path.exists()]
     for path in found:
         _check_regular(path)
     merged = kube_config.KubeConfigMerger(location).config if found else None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type
 import yaml
 
 from exporter.engine.facts.model import Seconds
+from exporter.engine.facts.policy import write_camel_case
 from exporter.errors import CommandFailed, Exit
 from exporter.settings.values import (
     Address,
@@ -218,8 +219,7 @@ class Section:
 
 def write_key(name: str) -> str:
     """The key of a field of the settings."""
-    first, *others = name.split("_")
-    return _KEYS.get(name, first + "".join(map(str.capitalize, others)))
+    return _KEYS.get(name) or write_camel_case(name)
 
 
 def _split_words(key: str) -> set[str]:

@@ -85,7 +85,7 @@ class NoticeKind(IntEnum):  # hashed in C, unlike an Enum; each change hashes it
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
     more. `MEMORY`: the history to store for the VMI with this UID. `EVERYTHING`: the evidence of
-    all VMIs, because KubeVirt began or ended an update.
+    all VMIs, because KubeVirt began or ended an update, or our clock was set.
     """
 
     EVIDENCE = auto()

@@ -28,11 +28,16 @@ class Reason(StrEnum):
     COOLDOWN = "cooldown"
 
 
+def write_camel_case(field: str) -> str:
+    """A field's name as in YAML and JSON: `guard_evacuations` is `guardEvacuations`."""
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 def _name_in_answers(field: str) -> str:
     """The field in camel case; the name of a duration ends with its unit."""
-    first, *others = field.split("_")
-    is_flag = first in ("count", "guard", "block")
-    return first + "".join(map(str.capitalize, others)) + ("" if is_flag else "Seconds")
+    is_flag = field.startswith(("count", "guard", "block"))
+    return write_camel_case(field) + ("" if is_flag else "Seconds")
 
 
 class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):

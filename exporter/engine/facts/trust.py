@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.facts.model import OPTIONAL_RESOURCES, Instant, Resource, Seconds
 
 
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
 Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
-"""The unseen and the dead resources."""
+"""The unseen and the dead resources, without those that no verdict needs."""
 
 
 class NamespaceTrust(Struct, frozen=True):
@@ -49,13 +49,14 @@ class NamespaceTrust(Struct, frozen=True):
     @property
     def limits(self) -> Limits:
         """What the verdicts depend on."""
-        return self.unseen, self.dead
+        return self.unseen.difference(OPTIONAL_RESOURCES), self.dead
 
 
 class Trust(Struct, frozen=True):
     """What may be believed in each namespace.
 
     `in_namespace` has every watched namespace; it is empty if all namespaces are watched.
+    `everywhere` also counts for a namespace that is not watched.
     """
 
     everywhere: NamespaceTrust = NamespaceTrust()
@@ -85,9 +86,7 @@ class Trust(Struct, frozen=True):
     def limits(self) -> tuple[Limits, Mapping[str, Limits]]:
         """What the verdicts depend on, everywhere and in each namespace."""
         places = self.in_namespace.items()
-        return self.everywhere.limits, {
-            name: place.limits for name, place in places if place.unseen or place.dead
-        }
+        return self.everywhere.limits, {name: place.limits for name, place in places}
 
     @property
     def _places(self) -> Collection[NamespaceTrust]:

@@ -16,7 +16,7 @@ handed off and has no proof: its VMI may be the next VMI of that name.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -116,11 +116,6 @@ class VmimIndex:
         self.failing[key] += change
         if not self.failing[key]:
             del self.failing[key]
-
-    @property
-    def unfinished(self) -> Collection[Binding]:
-        """The bindings of the VMIMs that have not ended."""
-        return self._unfinished.values()
 
     def naming(self, vmi_key: _Key) -> tuple[Binding, ...]:
         """The bindings of the VMIMs that name this VMI, whether or not they belong to it."""

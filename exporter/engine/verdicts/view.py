@@ -6,10 +6,9 @@ no rule can block has an entry only if somebody asks about it, so it costs no me
 node, the sorted list of blocked VMIs, and the VMIs that cool down are derived from the entries.
 
 While the end of a VMI's migration lies slightly ahead of our clock, the VMI is evaluated on every
-read. All VMIs are evaluated again when KubeVirt begins or ends an update, and when the clock goes
-back. The VMIs of a namespace are evaluated again when a resource becomes visible or invisible, dead
-or alive there. `advance` works in slices, because 100,000 VMIs take
-over a second.
+read. All VMIs are evaluated again when KubeVirt begins or ends an update, and when the clock is set
+or goes back. The VMIs of a namespace are evaluated again when a resource becomes visible or
+invisible, dead or alive there. `advance` works in slices, because 100,000 VMIs take over a second.
 """
 
 import math
@@ -59,7 +58,11 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
     pre_eviction: Verdict
     cooldown: Cooldown | None
     until: Instant
-    moves: bool
+
+    @property
+    def moves(self) -> bool:
+        """Whether the end of the cooldown moves with our clock."""
+        return self.cooldown is not None and self.cooldown.moves
 
     def verdict(self, checkpoint: Checkpoint | None) -> Verdict:
         """The verdict at one checkpoint, or at both (None): the first rule that blocks counts."""
@@ -272,8 +275,7 @@ def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:
     policy = policy.of(evidence.vmi)
     filtered, pre_eviction, cooldown = decide_both(evidence, policy, now)
     until = _find_expiry(evidence, cooldown, policy, now)
-    moves = cooldown is not None and cooldown.moves
-    return Entry(evidence, filtered, pre_eviction, cooldown, until, moves)
+    return Entry(evidence, filtered, pre_eviction, cooldown, until)
 
 
 class _Block(NamedTuple):

@@ -116,9 +116,9 @@ def _read_time_limit(found: wire.VmiObject) -> Seconds | None:
     if spec.domain is None or configuration is None or status.migrationMethod == "BlockMigration":
         return None
     memory, resources = spec.domain.memory, spec.domain.resources
-    size = None if memory is None else _read_bytes(memory.guest)
+    size = None if memory is None else _read_quantity(memory.guest)
     if size is None and resources is not None:
-        size = _read_bytes((resources.requests or {}).get("memory"))
+        size = _read_quantity((resources.requests or {}).get("memory"))
     per_gigabyte = configuration.completionTimeoutPerGiB
     if size is None or not per_gigabyte:
         return None
@@ -126,18 +126,19 @@ def _read_time_limit(found: wire.VmiObject) -> Seconds | None:
 
 
 @lru_cache(maxsize=1024)
-def _parse_bytes(quantity: str) -> float | None:
+def _parse_quantity(quantity: str) -> float | None:
+    """A Kubernetes quantity as a number, or None if it is not one with a suffix of `_UNITS`."""
     found = _QUANTITY.fullmatch(quantity)
     if found is None or found[2] not in _UNITS:
         return None
     return float(found[1]) * float(_UNITS[found[2]])
 
 
-def _read_bytes(quantity: Any) -> float | None:
+def _read_quantity(quantity: Any) -> float | None:
     """A quantity of memory in bytes, or None if it is no such quantity."""
     if isinstance(quantity, int) and not isinstance(quantity, bool):
         return float(quantity)
-    return _parse_bytes(quantity) if isinstance(quantity, str) else None
+    return _parse_quantity(quantity) if isinstance(quantity, str) else None
 
 
 def _read_state(state: wire.ReportedState, time_limit: Seconds | None) -> MigrationState:

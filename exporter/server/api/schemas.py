@@ -164,6 +164,11 @@ class MigrationAnswer(Struct, rename="camel", kw_only=True):
     """for an evacuation, whose eviction the webhook saw with admission.observe; for a manual
     migration, who created the VMIM (from KubeVirt 1.10 on)"""
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is still running. A failed migration may have no end either."""
+        return self.end is None and self.outcome == "unknown"
+
 
 class LauncherAnswer(Struct, rename="camel", kw_only=True):
     """The VMI's current virt-launcher pod."""

@@ -99,7 +99,7 @@ def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> st
     parts = [f"{count} in the last {write_duration(axis.past)}"]
     if failed:
         parts.append(f"{failed} failed")
-    if any(is_under_way(one) for one in vmi.migrations):
+    if any(one.is_under_way for one in vmi.migrations):
         parts.append("one under way")
     if vmi.evacuation is not None:
         asked = axis.now - vmi.evacuation.requested_at
@@ -118,18 +118,13 @@ def find_span(migration: MigrationAnswer, now: datetime) -> tuple[datetime, date
     """
     start, end = migration.start, migration.end
     if end is None:
-        end = now if start is None or is_under_way(migration) else start
+        end = now if start is None or migration.is_under_way else start
     return (end if start is None else start), end
-
-
-def is_under_way(migration: MigrationAnswer) -> bool:
-    """Whether a migration is still running. A failed one may have no end either."""
-    return migration.end is None and migration.outcome == "unknown"
 
 
 def write_outcome(migration: MigrationAnswer) -> str:
     """The outcome of a migration, or "running"."""
-    return "running" if is_under_way(migration) else migration.outcome
+    return "running" if migration.is_under_way else migration.outcome
 
 
 def make_bar(axis: Axis, begin: datetime, end: datetime, kind: str) -> Bar:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from exporter.kube import login
 from exporter.kube.login import Login, NoCredentials, find_namespace, log_in
-from tests.cluster.users import User, kubeconfig
+from tests.cluster.users import User, kubeconfig, open_kubeconfig
 
 
 @pytest.fixture
@@ -59,6 +59,17 @@ async def test_a_first_token_that_cannot_be_used(
     _write(token, b"\n")
     with pytest.raises(NoCredentials, match="the token is empty"):
         await log_in(Login())
+
+
+@pytest.mark.parametrize("first", ["", "~no-such-user/config", "/no/such/file"])
+async def test_a_list_of_kubeconfigs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """An element of KUBECONFIG that names no file is ignored."""
+    file = open_kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{first}:{file}")
+
+    assert (await log_in(Login())).host == "http://127.0.0.1:1"
 
 
 def test_a_pod_s_namespace_is_that_of_its_service_account(

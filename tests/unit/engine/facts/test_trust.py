@@ -54,8 +54,8 @@ def test_of_the_cluster() -> None:
 
 
 def test_the_limits_leave_out_contacts() -> None:
-    """Contacts change no verdict, so they are not in the limits."""
-    quiet = NamespaceTrust(contacts={VMIMS: NOW})
-    assert Trust(quiet, {"a": quiet}).limits == Trust().limits
+    """Contacts, nodes and budgets change no verdict, so they are not in the limits."""
+    quiet = NamespaceTrust(frozenset({Resource.NODES, Resource.BUDGETS}), contacts={VMIMS: NOW})
+    assert Trust(quiet, {"a": quiet}).limits == Trust(in_namespace={"a": NamespaceTrust()}).limits
     assert Trust(BLIND).limits != Trust(SILENT).limits != Trust().limits
     assert Trust(in_namespace={"a": BLIND}).limits != Trust(in_namespace={"b": BLIND}).limits
