@@ -56,7 +56,8 @@ _TESTS = {
         " history/changes"
     ),
     "engine/store/merging": (
-        "store evidence tracker drain diagnosis recorded history/changes history/replicas"
+        "migration_records evacuation_ends store evidence tracker drain diagnosis recorded"
+        " history/changes history/replicas"
     ),
     "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
     "engine/store/unreadable": "store evidence",

@@ -69,6 +69,15 @@ def test_a_budget_that_says_nothing_new_is_no_change() -> None:
     assert len(budgets) == 0
 
 
+def test_a_copy_has_the_budgets_of_its_instant() -> None:
+    """A copy knows the budgets that were read before it, and no later ones."""
+    launcher = a_launcher(1)
+    budgets = Budgets({(launcher.namespace, launcher.name): launcher})
+    before = budgets.copy()
+    budgets.put(a_budget())
+    assert [one.find(launcher) for one in (before, budgets.copy())] == ["", "web"]
+
+
 def test_the_first_of_two_budgets_is_named() -> None:
     """If several budgets forbid an eviction, the first of them by name is found."""
     launcher = a_launcher(1)

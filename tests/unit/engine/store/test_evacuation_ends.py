@@ -98,6 +98,20 @@ def test_another_replica_has_read_the_next_evacuation(*, is_read: bool) -> None:
     assert [end.outcome for end in ends] == outcomes[: 1 + is_read]
 
 
+def test_another_replica_missed_the_end_of_the_last_one() -> None:
+    """An evacuation ends once more, although another replica takes it for the one before."""
+    store, ends = a_store(a_vmi(evacuation_node="n1"), now=NOW - 600), list[EvacuationEnd]()
+    store.evacuations.note_end = ends.append
+    remembered = store.remember(UID)
+    assert remembered is not None
+    for vmi in (a_vmi(), a_vmi(evacuation_node="n1")):
+        store.now += 100
+        store.put(vmi)
+    store.recall(remembered)
+    store.put(a_vmi())
+    assert [end.outcome for end in ends] == [EvacuationOutcome.CANCELLED] * 2
+
+
 def test_the_source_is_that_of_the_attempt() -> None:
     """The source of an end is the source of the evacuation."""
     store, ends = a_marked_store()
@@ -166,3 +180,27 @@ class TestRestart:
         store.now = NOW + 5
         store.put(a_vmi(evacuation_node="n1"))
         assert [end.outcome for end in ends] == [EvacuationOutcome.CANCELLED]
+
+    def test_another_one_was_read_before_the_history(self) -> None:
+        """A stored evacuation has ended if KubeVirt dates the present request much later."""
+        before, _ = a_marked_store()
+        remembered = before.remember(UID)
+        assert remembered is not None
+        store, ends = a_store(now=NOW + 900), list[EvacuationEnd]()
+        store.evacuations.note_end = ends.append
+        store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 800))
+        store.recall(remembered)
+        assert [end.outcome for end in ends] == [EvacuationOutcome.CANCELLED]
+
+    def test_another_replica_has_seen_its_end(self) -> None:
+        """An evacuation whose end another replica has stored is not awaited any more."""
+        store, ends = self.successor()
+        store.put(a_vmi())
+        assert store.awaits(UID)
+        other, _ = a_marked_store()
+        other.put(a_vmi())
+        remembered = other.remember(UID)
+        assert remembered is not None
+        store.recall(remembered)
+        assert not store.awaits(UID)
+        assert (store.forget(UID, is_gone=True), ends) == (False, [])

@@ -129,6 +129,36 @@ def test_whatever_comes_first(store: ClockedStore) -> None:
     assert reasons(late) == (FULL,)
 
 
+def test_a_target_pod_may_be_read_first(store: ClockedStore) -> None:
+    """The reasons of a target pod are kept if it was read before its VMIM or before its VMI."""
+    put(store, a_vmi())
+    put(store, TARGET, FULL)
+    put(store, a_vmim())
+    assert reasons(store) == (FULL,)
+
+    early = a_store()
+    put(early, replace(TARGET, phase="Failed"), PULL)
+    put(early, EVACUATING)
+    assert reasons(early) == (PULL,)
+
+
+def test_the_finished_pod_of_an_idle_vmi_gives_none(store: ClockedStore) -> None:
+    """A target pod that has ended gives no reason to a VMI that is not being moved."""
+    put(store, a_vmi())
+    put(store, replace(TARGET, phase="Failed"), PULL)
+    assert count_reasons(store) == 0
+
+
+def test_two_failures_give_reasons_without_a_request(store: ClockedStore) -> None:
+    """From the second failed VMIM on, a VMI that nobody evacuates has the reason of the failure."""
+    failed = {"phase": "Failed", "finished": True}
+    put(store, a_vmi())
+    put(store, a_vmim(**failed), FAILURE)
+    assert reasons(store) == ()
+    put(store, a_vmim(name="mig-2", uid="m2", **failed), FAILURE)
+    assert reasons(store) == (FAILURE,)
+
+
 def test_the_pod_of_another_namespace_gives_none(store: ClockedStore) -> None:
     """A pod gives no reason to a VMI of another namespace."""
     put(store, EVACUATING)

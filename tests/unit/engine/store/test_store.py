@@ -1070,6 +1070,14 @@ def test_an_earlier_stored_request_has_the_failures_since_then() -> None:
     assert marker_of(store).failed_since_request() == 1
 
 
+def test_a_stored_request_from_before_a_success_is_not_the_present_one() -> None:
+    """A request that another replica dates before a success counts from its first sight on."""
+    store = a_store(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 100)), now=NOW)
+    stored = Marker(node="n1", requested_at=NOW - 200, seen_at=NOW - 50)
+    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+    assert marker_of(store).requested_at == NOW - 50
+
+
 def test_an_object_that_can_be_read_again_is_a_change() -> None:
     """An object that can be read again counts as a change once, even if it is unchanged."""
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2"))

@@ -11,12 +11,14 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from exporter.counters import BlockedEviction
-from exporter.engine.evacuations.drain import Conditions
-from exporter.engine.facts.evidence import Evidence
+from exporter.engine.evacuations.drain import Conditions, Forecast, Snapshot
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.evidence import Evidence, RequestedThrough
 from exporter.engine.facts.history import History
 from exporter.engine.facts.model import (
     Checkpoint,
     EndReason,
+    MigrationState,
     Outcome,
     Requester,
     Resource,
@@ -25,10 +27,22 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
+from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import evaluate
 from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
-from exporter.server.api.answers import describe_status, write_verdict
+from exporter.server.api.answers import (
+    EvacuationList,
+    describe_status,
+    write_node,
+    write_verdict,
+)
+from exporter.server.api.evacuation_schemas import (
+    BackoffAnswer,
+    DrainProgressAnswer,
+    EvacuationAnswer,
+    EvacuationsAnswer,
+)
 from exporter.server.api.explanation import explain_vmi
 from exporter.server.api.schemas import (
     HistoryStatus,
@@ -41,6 +55,7 @@ from exporter.text import to_datetime
 from tests.support.builders import (
     KEEP,
     NOW,
+    a_cordon,
     a_history,
     a_migration,
     a_pod,
@@ -53,6 +68,7 @@ from tests.support.builders import (
     some_evidence,
 )
 from tests.support.verdicts import decide
+from tests.unit.engine.evacuations.test_diagnosis import a_failed_attempt, an_attempt, an_evacuation
 from tests.unit.server.api.test_handlers import a_health
 
 
@@ -75,17 +91,42 @@ def explained(
 ) -> VmiAnswer:
     """The explanation of this evidence; by default with the default policy and recent contact."""
     policy, health = policy or a_policy(), health or some_health()
-    trust = health.read_trust(now)
-    dead = trust.of(evidence.vmi.namespace).dead
+    conditions = some_conditions(health, now)
+    dead = conditions.trust.of(evidence.vmi.namespace).dead
     evidence = replace(evidence, trust=replace(evidence.trust, dead=dead))
     return explain_vmi(
         evaluate(evidence, policy, now),
         policy,
-        Conditions(kubevirt=None, load=None, stuck=StuckPolicy(), trust=trust, now=now),
+        conditions,
         health,
         why=why,
         blocked_evictions=blocked_evictions,
     )
+
+
+def some_conditions(health: Health, now: float) -> Conditions:
+    """The conditions of a diagnosis without the KubeVirt object."""
+    trust = health.read_trust(now)
+    return Conditions(kubevirt=None, load=None, stuck=StuckPolicy(), trust=trust, now=now)
+
+
+def listed(*unsettled: Evidence) -> EvacuationsAnswer:
+    """The answer about these unsettled VMIs."""
+    health = some_health()
+    conditions = some_conditions(health, NOW)
+    snapshot = Snapshot(
+        conditions=conditions, mobilities={}, unsettled=unsettled, guarded=(), drains={}
+    )
+    found = EvacuationList(snapshot, health, reasons=lambda _vmi: ())
+    for _ in found:
+        pass
+    return found.answer()
+
+
+def evacuated(evidence: Evidence) -> EvacuationAnswer:
+    """The answer about one evacuation."""
+    (found,) = listed(evidence).evacuations
+    return found
 
 
 def moved(times: int, took: float) -> Evidence:
@@ -463,6 +504,110 @@ class TestExplanation:
         assert len(marked) == answer.verdicts.filter.migrations_in_window
         assert all(one.handed_off for one in marked)
         assert len(answer.migrations) == len(history)
+
+
+class TestEvacuations:
+    """Evacuations, and stuck moves."""
+
+    @pytest.mark.parametrize(
+        ("state", "mode", "cancels"),
+        [
+            pytest.param(None, None, True, id="none"),
+            pytest.param(a_running_state(), None, True, id="unknown"),
+            pytest.param(a_running_state(mode="PreCopy"), "PreCopy", True, id="pre-copy"),
+            pytest.param(a_running_state(mode="PostCopy"), "PostCopy", False, id="post-copy"),
+            pytest.param(a_state(mode="PostCopy"), None, True, id="ended"),
+        ],
+    )
+    def test_how_a_migration_copies(
+        self, state: MigrationState | None, mode: str | None, cancels: bool
+    ) -> None:
+        """The mode is that of a running migration; nobody is told to cancel in post-copy."""
+        found = evacuated(an_evacuation(vmi={"migration": state}))
+        assert (found.mode, found.cancel is not None) == (mode, cancels)
+
+    def test_a_drain_by_taint_cannot_be_cancelled(self) -> None:
+        """KubeVirt refuses to cancel an evacuation as long as the node has the taint."""
+        found = evacuated(an_evacuation(marker={"through": RequestedThrough.TAINT}))
+        assert found.cancel is None
+
+    def test_its_attempt_and_the_pause_before_it(self) -> None:
+        """An evacuation has its unfinished VMIM, and until when KubeVirt pauses."""
+        failed, waits = a_failed_attempt(1, 12.0), an_attempt()
+        found = evacuated(an_evacuation(age=200.0, vmims=(failed, waits)))
+        assert found.attempt is not None
+        assert (found.attempt.name, found.attempt.created_at) == (waits.name, to_datetime(NOW - 10))
+        assert found.backoff == BackoffAnswer(seconds=20.0, next_try_at=to_datetime(NOW + 8))
+        assert evacuated(an_evacuation()).attempt is None
+        assert evacuated(an_evacuation()).backoff is None
+
+    @pytest.mark.parametrize(("age", "shown"), [(1.0625, 1.062), (0.25, 0.25), (-9.0, 0.0)])
+    def test_its_age_in_milliseconds(self, age: float, shown: float) -> None:
+        """The age has milliseconds, and is zero if the request is ahead of our clock."""
+        assert evacuated(an_evacuation(age=age)).age_seconds == shown
+
+    def test_the_oldest_comes_first(self) -> None:
+        """Evacuations and stuck moves are sorted by age; a move without a date comes last."""
+        evacuations = [
+            an_evacuation(age=age, vmi={"name": name, "uid": name})
+            for name, age in (("a", 60.0), ("c", 90.0), ("b", 90.0))
+        ]
+        moves = [
+            some_evidence(
+                vmi=a_vmi(name=name, uid=name),
+                vmims=(a_vmim(created=at, phase="Scheduled", scheduled_at=NOW - 9000.0),),
+            )
+            for name, at in (("e", None), ("d", NOW - 9000.0), ("f", NOW - 9100.0))
+        ]
+        settled = some_evidence(vmims=(a_vmim(),))
+        answer = listed(*moves, settled, *evacuations)
+        assert [one.name for one in answer.evacuations] == ["b", "c", "a"]
+        assert [(one.name, one.stuck) for one in answer.stuck_moves] == [
+            ("f", True),
+            ("d", True),
+            ("e", True),
+        ]
+
+
+class TestNode:
+    """The forecast of one node."""
+
+    def test_has_the_node_and_the_progress_of_its_drain(self) -> None:
+        """The forecast has the date of the cordon, and the pace of the drain."""
+        progress = DrainProgress(
+            since=NOW - 60.0,
+            left=3,
+            remaining=2,
+            failing=1,
+            external=0,
+            last_left_at=NOW - 1.0,
+            seconds_per_vmi=7.0625,
+            estimate=14.125,
+            stuck=False,
+        )
+        forecast = Forecast(
+            node="n1",
+            outcomes={DrainOutcome.LEAVES: 2},
+            at_least=60.0,
+            progress=progress,
+            schedulable=False,
+            facts=a_cordon(conditions=("MaintenancePlanned",)),
+        )
+        answer = write_node(forecast)
+        assert (answer.leaves, answer.waits, answer.vmis) == (2, 0, 2)
+        assert answer.cordoned_at == to_datetime(NOW - 300)
+        assert answer.conditions == ("MaintenancePlanned",)
+        assert answer.drain == DrainProgressAnswer(
+            since=to_datetime(NOW - 60),
+            asked=5,
+            left=3,
+            remaining=2,
+            failing=1,
+            external=0,
+            last_left_at=to_datetime(NOW - 1),
+            seconds_per_vmi=7.062,
+            estimate_seconds=14.125,
+        )
 
 
 def status_of(
