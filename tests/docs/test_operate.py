@@ -21,11 +21,8 @@ SHOWN_BY = {
     "all replicas are down": "each_fault_lets_evictions_pass, a_sidecar_that_fails",
     "the process is killed": "a_killed_process_answers_as_one_that_never_was,"
     " what_is_seen_is_not_called_written_before_it_is",
-    "the same with `history: none`": "without_a_history_only_the_cluster_remembers",
     "the replica that writes dies": "a_killed_leader_under_load",
     "the replica that writes is frozen": "a_frozen_holder_comes_back",
-    "two replicas write at once": "another_writer_is_not_written_over",
-    "rolling update": "a_rolling_update_loses_nothing",
     "API server killed": "the_history_goes_on_when_the_server_does",
     "API server frozen": "the_history_goes_on_when_the_server_does",
     "API server answers writes": "writes_that_are_rejected",
@@ -34,15 +31,11 @@ SHOWN_BY = {
     "the history file is": "a_file_that_is_none, a_fifo",
     "reading the file hangs": "a_read_that_never_returns",
     "the disk is full": "a_full_disk, a_write_that_never_returns",
-    "another version": "a_file_of_another_version_is_kept_for_it,"
-    " damage_in_every_region_of_a_configmap",
     "the clock jumps": "a_clock_that_jumps, evidence_dies_in_time",
     "a login plugin": "a_plugin_that_hangs",
     "the token's file": "a_new_token_that_cannot_be_used, a_file_without_a_token",
-    "malformed objects": "malformed_objects_among_good_ones",
     "SIGTERM": "sigterm",
     "SIGTERM while": "sigterm_without_a_server",
-    "a replica's watch": "attempts_that_failed_while_the_watch_was_away, clocks_that_differ",
 }
 """The tests that cause each fault of the table; the keys begin its rows, in order."""
 
