@@ -79,9 +79,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
         help=(
-            "Time of the last event, bookmark or list of the resource. If several namespaces are "
-            "watched, it is the oldest of their times. 0 before the first contact, and without "
-            "permission."
+            "Time of the last event, bookmark or list of the resource, of several namespaces the "
+            "oldest; 0 before the first contact, and without permission."
         ),
         labels=("resource",),
         read=read_watches(
@@ -299,10 +298,7 @@ DRAINS = Family(
 NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_started_timestamp_seconds",
-        help=(
-            "Time at which the drain of the node began: its cordon, its drain taint, or the first "
-            "evacuation that the descheduler did not request; absent without a drain."
-        ),
+        help="Time at which the drain of the node began; absent without a drain.",
         read=lambda drain: drain.since,
     ),
     DrainFamily(
@@ -318,22 +314,19 @@ NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_remaining_vmis",
         help=(
-            "VMIs that are still on the drained node, and are being evacuated or have the drain "
-            "outcome 'fails' or 'stays'."
+            "VMIs of the drained node that are being evacuated, or have the drain outcome 'fails' "
+            "or 'stays'."
         ),
         read=lambda drain: drain.remaining,
     ),
     DrainFamily(
         name="kubevirt_node_drain_failing_vmis",
-        help="VMIs that are still on the drained node, with the drain outcome 'fails' or 'stays'.",
+        help="VMIs of the drained node with the drain outcome 'fails' or 'stays'.",
         read=lambda drain: drain.failing,
     ),
     DrainFamily(
         name="kubevirt_node_drain_stuck",
-        help=(
-            "1 if no VM has left the drained node within stuck.after and one that remains needs a "
-            "person, or if none has left it within four times stuck.after."
-        ),
+        help="1 if the drain of the node is stuck: no VM leaves it.",
         read=lambda drain: drain.stuck,
     ),
 )
@@ -382,9 +375,8 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
 MOVES = Family(
     name="kubevirt_vmi_migration_stuck",
     help=(
-        "1 if a migration of a VMI that is not being evacuated is stuck: it failed "
-        "stuck.failedAttempts times in a row, exceeded stuck.migrationTimeout, or hangs after its "
-        "hand-off. Present while such a migration goes on."
+        "1 if a migration of a VMI that is not being evacuated is stuck; present while such a "
+        "migration goes on."
     ),
     labels=(*ONE_VMI, "trigger"),
 )
@@ -427,10 +419,7 @@ LEFT_OUT = Family(
 MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_migrations_total",
-        help=(
-            "Migrations that ended since this process started, by outcome, purpose (trigger) "
-            "and cause of failure (reason)."
-        ),
+        help="Ended migrations, by outcome, purpose (trigger) and cause of failure (reason).",
         labels=("outcome", "trigger", "reason"),
         read=lambda view: [
             (
@@ -457,10 +446,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_migrations_to_node_total",
-        help=(
-            "Migrations that ended since this process started, by the node that they went to "
-            "(node) and outcome; a migration that never had a target node is left out."
-        ),
+        help="Ended migrations that had a target node, by this node (node) and outcome.",
         labels=("node", "outcome"),
         read=read_targets,
     ),
@@ -494,7 +480,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_drains_total",
-        help="Drains of nodes that ended since this process started, by how they ended (outcome).",
+        help="Drains of nodes that ended, by how they ended (outcome).",
         labels=("outcome",),
         read=lambda view: [(end, view.counters.drains[end]) for end in DrainEnd],
     ),

@@ -117,8 +117,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     kubevirt.io/eviction-source (`descheduler`). `unknown`: neither is set, as always before
     KubeVirt 1.7"""
     requested_through: RequestedThrough
-    """`eviction`: the VMI has evacuationNodeName. `taint`: its node has the KubeVirt object's
-    `nodeDrainTaintKey`, or, where nodes cannot be read, its newest evacuation VMIMs show this"""
+    """`eviction`: the VMI has evacuationNodeName. `taint`: its node has KubeVirt's drain taint"""
     requested_at: Timestamp
     """the earliest known time of the request"""
     requested_by: RequesterAnswer | None
@@ -222,7 +221,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     node: str
     """its name"""
     vmis: int
-    """VMs on the node; the sum of the next seven counts"""
+    """VMs on the node; the sum of the next seven counts, one for each drain outcome"""
     leaves: int
     waits: int
     fails: int

@@ -37,8 +37,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     not_before: Timestamp | None
     """the end of the cooldown that blocks the VM"""
     retry_after_seconds: float | None
-    """during a cooldown: the time from asOf to notBefore; else null, because the end of a migration
-    cannot be predicted: ask again in the next cycle"""
+    """during a cooldown: the time from asOf to notBefore; else null: ask again in the next cycle"""
     effective_cooldown_seconds: float | None
     """the cooldown after its last migration, even if it is over"""
     migrations_in_window: int
@@ -319,8 +318,7 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     as_of: AsOf
     observed_at: ObservedAt
     staleness: Staleness
-    """stale: no contact about VMIs for kube.staleAfter; dead: after another kube.deadAfter, so the
-    rules that need VMIs do not block"""
+    """stale: no contact about VMIs for kube.staleAfter; dead: for another kube.deadAfter"""
     ready: bool
     """whether it answers requests for verdicts"""
     waiting_for: list[str]
