@@ -262,28 +262,46 @@ class PendingChanges:
         for end in self._encoded_ends.pop(uid):
             self.count_end(end)
 
+    def _drop_counted(self, uid: str, before: bytes, stored: bytes) -> None:
+        """Drop the ends that are in the stored entry, and count those that we have stored.
+
+        `before` is the entry that was stored before. If it has an evacuation that ended before the
+        last one in `stored`, whoever replaced that entry has counted both.
+        """
+        last = decode(stored).past if stored else None
+        if last is None:
+            return
+        marker, left = decode(before).marker if before else None, []
+        for end in self._encoded_ends.pop(uid):
+            is_last, is_older = last.is_same(end.past), end.past.ended_at <= last.seen_at
+            if last.counted_by == self.writer and (is_last or is_older):
+                self.count_end(end)  # the answer to our write was lost
+            elif is_older and marker is not None and end.past.covers(marker.seen_at):
+                marker = None
+            elif not is_last:
+                left.append(end)
+        if left:
+            self._encoded_ends[uid] = left
+
     def _compare_all(self, shard: int, listed: Mapping[str, bytes], now: Instant) -> Iterator[None]:
         """Compare every VMI of a shard with its stored entry."""
         uids: Collection[str] = (
             listed.keys() | self._entries[shard].keys() | self._unwritten[shard].keys()
         )
         for uid in uids:
+            stored, unwritten = listed.get(uid, b""), self._unwritten[shard].get(uid)
+            known = self._entries[shard].get(uid, b"") if unwritten is None else unwritten.stored
             if uid in self._outdated:
                 self._outdated.remove(uid)
                 self._encode(uid, now)
-            self._compare(shard, uid, listed.get(uid, b""), now)
+            if uid in self._encoded_ends:
+                self._drop_counted(uid, known, stored)
+            self._compare(shard, uid, stored, now)
             yield
 
     def _compare(self, shard: int, uid: str, stored: bytes, now: Instant) -> None:
         """Compare the stored entry of a VMI with the entry that should be stored."""
         unwritten, entry = self._unwritten[shard], self._entries[shard].get(uid, b"")
-        if uid in self._encoded_ends:
-            past, ours = (decode(one).past if one else None for one in (stored, entry))
-            if past is not None and ours is not None and past.is_same(ours):
-                if past.counted_by == self.writer:
-                    self._count_ends(uid)  # the answer to our write was lost
-                else:
-                    del self._encoded_ends[uid]  # another replica has written and counted them
         if holds(stored, entry, now):
             unwritten.pop(uid, None)
         else:

@@ -121,12 +121,14 @@ class Marker(Struct, kw_only=True):
         read from the VMI for one of the records is not presumed. True if anything changed.
         """
         before = replace(self, failed=dict(self.failed))
-        self.seen_at = min(self.seen_at, other.seen_at)
+        read = [one for one in (self, other) if not one.is_presumed] or [self, other]
+        requests = [one.requested_at for one in read]
+        self.seen_at = min(one.seen_at for one in read)
         bounds = [b for b in (self.not_before, other.not_before) if b is not None]
         if not self.dated:
             self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
             self.requested_at = min(
-                (r for r in (self.requested_at, other.requested_at) if self._is_ours(r)),
+                (r for r in requests if self._is_ours(r)),
                 default=self.seen_at,
             )
         asked = (self.asked_by, other.asked_by)

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from exporter.engine.facts.evidence import Marker
+from exporter.engine.facts.evidence import Marker, Past
 from exporter.engine.facts.history import settle
 from exporter.engine.facts.model import Instant, Seconds
 from exporter.engine.store.requesters import Source
@@ -27,7 +27,8 @@ class EvacuationOutcome(StrEnum):
 class EvacuationEnd(Struct, frozen=True, kw_only=True):
     """One evacuation that has ended; `duration` is the time since its request.
 
-    `name` is "" if the VMI was deleted before this process saw it.
+    `past` is when this process saw it. `name` is "" if the VMI was deleted before this process saw
+    it.
     """
 
     vmi_uid: str
@@ -37,12 +38,19 @@ class EvacuationEnd(Struct, frozen=True, kw_only=True):
     source: Source
     outcome: EvacuationOutcome
     duration: Seconds
+    past: Past
 
 
 def find_end(
-    record: VmiRecord, marker: Marker, source: Source, now: Instant, *, is_deleted: bool
+    record: VmiRecord,
+    marker: Marker,
+    source: Source,
+    seen_at: Instant,
+    now: Instant,
+    *,
+    is_deleted: bool,
 ) -> EvacuationEnd:
-    """How the evacuation of a VMI ended that does not go on at `now`.
+    """How the evacuation of a VMI ended that was first seen at `seen_at` and is over at `now`.
 
     A success ended it when the migration ended; anything else ended it now.
     """
@@ -66,4 +74,5 @@ def find_end(
         source=source,
         outcome=outcome,
         duration=max(0.0, end - marker.requested_at),
+        past=Past(seen_at, end if end > seen_at else now),
     )

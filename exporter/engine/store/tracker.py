@@ -267,17 +267,19 @@ class EvacuationTracker:
         self, record: VmiRecord, marker: Marker, now: Instant, *, is_deleted: bool = False
     ) -> None:
         """Note that an evacuation has ended, unless that is known, perhaps from another replica."""
-        # Another replica may have joined an earlier evacuation into the marker's `seen_at`.
-        is_stored = marker is not record.marker
-        seen_at = marker.seen_at if is_stored else record.marked_at
+        is_stored, seen_at = marker is not record.marker, marker.seen_at
+        if not is_stored and record.past is not None and record.past.covers(seen_at):
+            # Another replica has joined an earlier evacuation into the marker.
+            seen_at = record.marked_at
         is_known = record.past is not None and record.past.covers(seen_at)
         if is_known or marker.is_presumed:
             return
-        record.past = Past(seen_at, now).join(record.past)
         source = record.source  # the VMI lost its annotation with the evacuation
         if is_stored:
             source = find_source(record.vmi, self._vmims.owned_by(record.vmi), marker)
-        self.note_end(find_end(record, marker, source, now, is_deleted=is_deleted))
+        end = find_end(record, marker, source, seen_at, now, is_deleted=is_deleted)
+        record.past = end.past.join(record.past)
+        self.note_end(end)
 
     def end_stored(self, record: VmiRecord, now: Instant) -> bool:
         """Note that a stored evacuation ended before this process started; False if it may not.
@@ -308,6 +310,7 @@ class EvacuationTracker:
                 source=Source.OTHER if by_taint else Source.UNKNOWN,
                 outcome=EvacuationOutcome.VM_DELETED,
                 duration=max(0.0, now - marker.requested_at),
+                past=Past(marker.seen_at, now),
             )
         )
 
