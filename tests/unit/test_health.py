@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
-from tests.support.builders import NOW
+from tests.support.builders import NOW, a_store
 
 
 def watched(resource: Resource, **overrides: Any) -> Watched:
@@ -163,6 +164,36 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
     assert dead_in(state, now=NOW + 1.0) == {resource}
     assert state.read_trust(NOW + 1.0).has_dead
     assert state.turns_at(NOW + 1.0) == NOW + 179.0
+
+
+@pytest.mark.parametrize(
+    ("resource", "unused"),
+    [
+        (Resource.PODS, {"rejected": "403"}),
+        (Resource.PODS, {"synced": False}),
+        (Resource.NODES, {}),
+    ],
+)
+def test_a_watch_that_no_verdict_uses_turns_nothing(
+    resource: Resource, unused: dict[str, Any]
+) -> None:
+    """Verdicts do not change when a watch dies that is rejected, not synced or optional."""
+    state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0, **unused))
+    assert state.turns_at(NOW) == NOW + 179.0
+
+
+def test_a_step_of_the_wall_clock_moves_the_contacts() -> None:
+    """After the clock was set, the last contacts are as long ago as before."""
+    state = health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, contact=None))
+    state.shift(-60.0)
+    assert [one.contact for one in state.watched] == [NOW - 61.0, None]
+
+
+def test_the_conditions_of_a_diagnosis() -> None:
+    """A diagnosis has the trust of its instant."""
+    state = health(watched(Resource.VMIS, contact=NOW - 780.0))
+    conditions = state.read_conditions(a_store(), StuckPolicy(), NOW)
+    assert (conditions.trust, conditions.now) == (state.read_trust(NOW), NOW)
 
 
 def test_no_rule_rests_on_histories() -> None:
