@@ -22,7 +22,9 @@ from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Trigger, Why
 from exporter.engine.facts.states import NEEDS_PERSON, State
+from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.load import Load
+from exporter.engine.store.node_drains import DrainEnd
 
 
 _STUCK = "KubeVirtEvacuationStuck"
@@ -362,6 +364,22 @@ OUTCOMES = {
         "are being deleted",
     ),
 }
+DRAIN_ENDS = {
+    DrainEnd.SUCCEEDED: "the last VM has left: all of a cordoned or tainted node, or on another"
+    " node all that were asked to leave",
+    DrainEnd.CANCELLED: "the node was schedulable again, or the last evacuation was cancelled",
+    DrainEnd.NODE_DELETED: "the node was deleted",
+}
+"""When a drain ends in this way."""
+EVACUATION_ENDS = {
+    EvacuationOutcome.SUCCEEDED: "the VM has left the node by a migration",
+    EvacuationOutcome.CANCELLED: "the VM is still on the node, and nothing requests its evacuation"
+    " any more",
+    EvacuationOutcome.VM_STOPPED: "the VMI reached a final phase on the node",
+    EvacuationOutcome.VM_DELETED: "the VMI was deleted on the node before it was seen in a final"
+    " phase",
+}
+"""When an evacuation ends in this way."""
 BY_TAINT = "the drain taint of the node"
 """How an evacuation was requested that nobody's eviction began."""
 LEFT_OVER = "its node is schedulable again, so its drain is over"

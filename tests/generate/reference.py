@@ -25,7 +25,7 @@ from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
 from exporter.settings.document import write_key
 from exporter.text import format_duration
-from exporter.words.evacuations import OUTCOMES, STATES
+from exporter.words.evacuations import DRAIN_ENDS, EVACUATION_ENDS, OUTCOMES, STATES
 from exporter.words.health import LOSSES
 from exporter.words.verdicts import REASONS
 from tests.support.builders import NOW, a_pod, a_state, a_vmi, a_vmim, an_ended_vmim
@@ -334,6 +334,10 @@ def fill_tables(text: str) -> str:
         "Reasons": reasons,
         "Evacuation states": _STATES,
         "Drain outcomes": [f"| `{one}` | {words.meaning} |" for one, words in OUTCOMES.items()],
+        "Drains": [
+            *(f"| drains | `{one}` | {meaning} |" for one, meaning in DRAIN_ENDS.items()),
+            *(f"| evacuations | `{one}` | {meaning} |" for one, meaning in EVACUATION_ENDS.items()),
+        ],
         "Metrics": metrics,
     }
     for heading, rows in tables.items():

@@ -15,13 +15,9 @@ class EvacuationOutcome(StrEnum):
     """How an evacuation ended; these are the values in metrics and in the log."""
 
     SUCCEEDED = "succeeded"
-    """The VMI has left the node by a migration."""
     CANCELLED = "cancelled"
-    """The VMI is still on the node, and nothing requests its evacuation any more."""
     VM_STOPPED = "vm_stopped"
-    """The VMI reached a final phase on the node."""
     VM_DELETED = "vm_deleted"
-    """The VMI was deleted on the node before it was seen in a final phase."""
 
 
 class EvacuationEnd(Struct, frozen=True, kw_only=True):

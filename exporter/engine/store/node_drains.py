@@ -32,11 +32,8 @@ class DrainEnd(StrEnum):
     """How a drain ended; these are the values in metrics."""
 
     SUCCEEDED = "succeeded"
-    """The last VMI has left."""
     CANCELLED = "cancelled"
-    """The node was opened again, or the last evacuation was cancelled, before all VMIs had left."""
     NODE_DELETED = "node_deleted"
-    """The node was deleted before all VMIs had left."""
 
 
 class NodeDrain(Struct, kw_only=True):

@@ -10,6 +10,8 @@ from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
+from exporter.engine.store.evacuation_ends import EvacuationOutcome
+from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.verdicts.rules import RULES
 from exporter.words import evacuations, health, verdicts
 
@@ -21,6 +23,8 @@ from exporter.words import evacuations, health, verdicts
         pytest.param(evacuations.OUTCOMES, DrainOutcome, id="outcomes"),
         pytest.param(health.LOSSES, Resource, id="losses"),
         pytest.param(evacuations.STATES, State, id="states"),
+        pytest.param(evacuations.DRAIN_ENDS, DrainEnd, id="ends-of-drains"),
+        pytest.param(evacuations.EVACUATION_ENDS, EvacuationOutcome, id="ends-of-evacuations"),
         pytest.param(verdicts.RULES, [rule.name for rule in RULES], id="rules"),
     ],
 )
