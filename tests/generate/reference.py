@@ -177,7 +177,7 @@ def _statuses(document: Json, answers: Mapping[str, Answer]) -> Iterator[str]:
     yield from ("## Statuses", "", "| status | meaning |", "|---|---|")
     for status, meaning in sorted(meanings.items()):
         yield f"| `{status}` | {meaning} |"
-    yield from ("", "An error names the wrong field:")
+    yield from ("", "`/openapi.json` has those of each endpoint. An error names the wrong field:")
     yield from (
         "",
         *_fence("bash", REFUSED.curl),
