@@ -117,7 +117,7 @@ class Exporter:
         Raises NoSuchVmi if no namespace or more than one has such a VMI.
         """
         body = await self.read(f"/v1/vmis?{urlencode({'name': name})}")
-        found = decode(body, VmisAnswer).namespaces
+        found = decode_answer(body, VmisAnswer).namespaces
         if not found:
             hint = f": {_POD_HINT}" if name.startswith(_POD_PREFIX) else ""
             raise NoSuchVmi(f"no VMI {name!r} in any namespace{hint}")
@@ -175,7 +175,7 @@ async def connect(endpoint: Endpoint, *, max_wait: Seconds = TIMEOUT) -> AsyncIt
         yield Exporter(endpoint, session)
 
 
-def decode(body: bytes, kind: type[T]) -> T:
+def decode_answer(body: bytes, kind: type[T]) -> T:
     """Decode an answer of the API. Raises `CannotAsk`."""
     try:
         return msgspec.json.decode(body, type=kind)

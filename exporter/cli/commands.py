@@ -38,7 +38,7 @@ WATCHED_EVERY: Seconds = 2.0
 
 def explain(arguments: argparse.Namespace) -> Exit:
     """`explain`: print why a VM may or may not be moved now."""
-    from exporter.cli.client import decode
+    from exporter.cli.client import decode_answer
     from exporter.cli.explain import show_vmi
     from exporter.cli.layout import detect_terminal
     from exporter.server.api.schemas import VmiAnswer
@@ -48,8 +48,8 @@ def explain(arguments: argparse.Namespace) -> Exit:
     async def ask(exporter: "Exporter") -> str:
         body = await exporter.read_vmi(namespace or await exporter.find_namespace(name), name)
         if arguments.json:
-            return _indent(decode(body, dict))
-        return show_vmi(decode(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))
+            return _indent(decode_answer(body, dict))
+        return show_vmi(decode_answer(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))
 
     return _ask(arguments, ask)
 
@@ -59,7 +59,7 @@ def status(arguments: argparse.Namespace) -> Exit:
 
     CANNOT_ASK if it is not ready.
     """
-    from exporter.cli.client import decode
+    from exporter.cli.client import decode_answer
     from exporter.cli.status import show_status
     from exporter.server.api.evacuation_schemas import EvacuationsAnswer
     from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
@@ -69,17 +69,17 @@ def status(arguments: argparse.Namespace) -> Exit:
     async def ask(exporter: "Exporter") -> str:
         nonlocal found
         body = await exporter.read("/v1/status")
-        ready = decode(body, dict).get("ready")
+        ready = decode_answer(body, dict).get("ready")
         found = Exit.OK if ready else Exit.CANNOT_ASK
         evacuations = await exporter.read("/v1/evacuations") if ready else None
         blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
             bodies = {"status": body, "evacuations": evacuations, "blocked": blocked}
-            return _indent({name: one and decode(one, dict) for name, one in bodies.items()})
+            return _indent({name: one and decode_answer(one, dict) for name, one in bodies.items()})
         return show_status(
-            decode(body, StatusAnswer),
-            None if evacuations is None else decode(evacuations, EvacuationsAnswer),
-            None if blocked is None else decode(blocked, BlockedAnswer),
+            decode_answer(body, StatusAnswer),
+            None if evacuations is None else decode_answer(evacuations, EvacuationsAnswer),
+            None if blocked is None else decode_answer(blocked, BlockedAnswer),
             _find_screen(arguments),
         )
 
@@ -92,7 +92,7 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     OK if the node can be emptied without the help of others, or if no node is named.
     """
-    from exporter.cli.client import decode
+    from exporter.cli.client import decode_answer
     from exporter.cli.drain import follow_drain, show_drain, show_nodes
     from exporter.server.api.evacuation_schemas import DrainAnswer, NodesAnswer
 
@@ -105,7 +105,7 @@ def node(arguments: argparse.Namespace) -> Exit:
         screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
-            nodes = decode(body, NodesAnswer)
+            nodes = decode_answer(body, NodesAnswer)
             text = show_nodes(nodes, screen)
         elif arguments.watch:
             try:
@@ -121,13 +121,13 @@ def node(arguments: argparse.Namespace) -> Exit:
                 return ""
         else:
             body = await exporter.read_node(arguments.node)
-            drain = decode(body, DrainAnswer)
+            drain = decode_answer(body, DrainAnswer)
             if not drain.can_be_emptied:
                 found = Exit.CANNOT_BE_EMPTIED
             elif drain.depends_on_others:
                 found = Exit.DEPENDS_ON_OTHERS
             text = show_drain(drain, screen)
-        return _indent(decode(body, dict)) if arguments.json else text
+        return _indent(decode_answer(body, dict)) if arguments.json else text
 
     code = _ask(arguments, ask)
     return found if code is Exit.OK else code

@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 
-from exporter.cli.client import Exporter, NoSuchNode, decode
+from exporter.cli.client import Exporter, NoSuchNode, decode_answer
 from exporter.cli.explain import write_reason
 from exporter.cli.instants import write_past
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
@@ -113,8 +113,8 @@ async def follow_drain(
             if shown is None:
                 raise
             return "" if as_json else f"{node} has no VMs any more.\n"
-        answer = decode(body, DrainAnswer)
-        line = json.dumps(decode(body, dict)) if as_json else ""
+        answer = decode_answer(body, DrainAnswer)
+        line = json.dumps(decode_answer(body, dict)) if as_json else ""
         if answer.drain is None:
             end = line or f"{node} is not being drained; VMs on it: {answer.vmis}."
             return f"{end}\n"

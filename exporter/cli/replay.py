@@ -75,7 +75,7 @@ def replay(
     with _open_source(arguments, simulate) as source:
         found = play(source, contenders, sys.stderr)
         screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
-        text = show(found, source, as_json=arguments.json, screen=screen)
+        text = show_comparison(found, source, as_json=arguments.json, screen=screen)
         print_faults(source.faults, sys.stderr)
     if arguments.plot is not None:
         from exporter.whatif import plot
@@ -202,7 +202,7 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     return replay.finish()
 
 
-def show(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
+def show_comparison(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
     """The answer as tables or as JSON."""
     if as_json:
         return json.dumps(comparison.to_json(found, source.remarks), indent=2) + "\n"

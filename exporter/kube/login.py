@@ -31,8 +31,6 @@ from exporter.logs import Trouble
 from exporter.text import clean
 
 
-MESSAGE_LIMIT = 1024
-"""The most characters of a plugin's error output in our message."""
 LONGEST_OUTPUT = 2**20
 """The most bytes that a login plugin may write to each of its outputs."""
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -213,7 +211,7 @@ class ExecPlugin(ExecProvider):
         if max(len(output), len(errors)) > LONGEST_OUTPUT:
             raise ConfigException(f"{self.args[0]} wrote more than {LONGEST_OUTPUT} bytes")
         if process.returncode != 0:
-            said = clean(errors.decode(errors="replace"), MESSAGE_LIMIT)
+            said = clean(errors.decode(errors="replace"))
             raise ConfigException(f"{self.args[0]} returned {process.returncode}: {said}")
         try:
             credential = msgspec.json.decode(output, type=_ExecCredential)

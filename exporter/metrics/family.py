@@ -48,9 +48,9 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 LabelValues: TypeAlias = tuple[str, ...]
-Key: TypeAlias = str | LabelValues
+SampleKey: TypeAlias = str | LabelValues
 """The label values of a sample; a string if there is one label."""
-Values: TypeAlias = float | Iterable[tuple[Key, float]] | None
+Values: TypeAlias = float | Iterable[tuple[SampleKey, float]] | None
 """One value without labels, or a value for each key; None if there is nothing to read."""
 ONE_VMI = ("namespace", "name", "node")
 """The labels of most metrics about single VMIs."""
@@ -87,7 +87,7 @@ class ViewFamily(Family, frozen=True, kw_only=True):
 class HistogramFamily(Family, frozen=True, kw_only=True):
     """A metric that has a histogram for each key."""
 
-    read: Callable[[View], Iterable[tuple[Key, Histogram]]]
+    read: Callable[[View], Iterable[tuple[SampleKey, Histogram]]]
 
     @property
     def type(self) -> Literal["histogram"]:
@@ -130,5 +130,5 @@ class CoolingFamily(Family, frozen=True, kw_only=True):
     sample: Callable[[Vmi, Cooldown], Sample]
 
 
-def _list_labels(key: Key) -> LabelValues:
+def _list_labels(key: SampleKey) -> LabelValues:
     return (key,) if isinstance(key, str) else key

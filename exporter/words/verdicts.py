@@ -80,7 +80,7 @@ def explain_rule(result: RuleResult, evidence: Evidence, cooldown: Cooldown | No
         return "a watch it needs is dead, or an object cannot be read, so this rule cannot block"
     if evidence.vmi.finished:
         return f"the VMI has stopped (phase {evidence.vmi.phase}): nothing is left to move"
-    why = RULES[result.rule](evidence, cooldown)
+    why = EXPLANATIONS[result.rule](evidence, cooldown)
     if result.rule == "running_migration" and evidence.contradicted_at and not result.blocks:
         return f"{why}, but its VMIM ended longer than kube.deadAfter ago"
     return why
@@ -135,7 +135,7 @@ def _why_cooldown(evidence: Evidence, cooldown: Cooldown | None) -> str:
     return f"{said}, from {write_instant(cooldown.end)} on"
 
 
-RULES: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
+EXPLANATIONS: dict[str, Callable[[Evidence, Cooldown | None], str]] = {
     "running_migration": _why_running,
     "pending_migration": _why_pending,
     "requested_evacuation": _why_requested,

@@ -16,7 +16,7 @@ from exporter.engine.facts.model import Checkpoint, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.rules import explain
+from exporter.engine.verdicts.rules import evaluate_rules
 from exporter.kube.objects.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster import Resource as Served
@@ -270,7 +270,7 @@ def _questions(policy: Policy, at: float) -> Iterable[tuple[str, Callable[[Any],
             f"verdict({checkpoint})",
             lambda e, c=checkpoint: decide(e, policy, at, checkpoint=c),  # type: ignore[misc]
         )
-    yield "rules", lambda e: explain(e, policy, at)
+    yield "rules", lambda e: evaluate_rules(e, policy, at)
 
 
 def _phase_entries(moving: Object) -> list[Object]:

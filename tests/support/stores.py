@@ -6,7 +6,7 @@ from exporter.engine.evacuations.drain import Conditions, OutcomeCount, take_sna
 from exporter.engine.facts.changes import (
     Forgotten,
     Listed,
-    Names,
+    NamesByNamespace,
     NodesSeen,
     NoticeKind,
     Observed,
@@ -73,7 +73,7 @@ class ClockedStore(Store):
         """Delete an object."""
         return self.apply(Removed(resource, namespace, name, uid), self.now)
 
-    def retain(self, resource: Resource, names: Names, namespace: str | None) -> int:
+    def retain(self, resource: Resource, names: NamesByNamespace, namespace: str | None) -> int:
         """Apply a complete list."""
         return self.apply(Listed(resource, names, namespace), self.now)
 

@@ -13,7 +13,7 @@ from exporter.engine.facts.model import Fact, Resource, Why
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name."""
-Names: TypeAlias = Mapping[str, AbstractSet[str]]
+NamesByNamespace: TypeAlias = Mapping[str, AbstractSet[str]]
 """Names by namespace. A `Key` for each object of a list would fragment the memory."""
 
 
@@ -37,7 +37,7 @@ class Listed(Struct, frozen=True):
     """A complete list of one namespace (None: all). An object not in the list no longer exists."""
 
     resource: Resource
-    names: Names
+    names: NamesByNamespace
     namespace: str | None
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from exporter.engine.facts.policy import Policy
 
 
-KEPT = 2**14
+CHOICES_KEPT = 2**14
 """How many choices the cache keeps."""
 
 
@@ -19,7 +19,7 @@ class OverrideChooser:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._keys = sorted(policy.matched_labels)
-        self._choose = lru_cache(KEPT)(self._find)
+        self._choose = lru_cache(CHOICES_KEPT)(self._find)
 
     def choose(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> str:
         """The name of the first override that matches a VMI; "" if none does."""

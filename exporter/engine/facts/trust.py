@@ -14,7 +14,7 @@ from exporter.engine.facts.model import OPTIONAL_RESOURCES, Instant, Resource, S
 
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
-Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
+_Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
 """The unseen and the dead resources, without those that no verdict needs."""
 
 
@@ -47,7 +47,7 @@ class NamespaceTrust(Struct, frozen=True):
         return since is None or self.contacts.get(resource, since) >= since
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> _Limits:
         """What the verdicts depend on."""
         return self.unseen.difference(OPTIONAL_RESOURCES), self.dead
 
@@ -83,7 +83,7 @@ class Trust(Struct, frozen=True):
         return any(one.dead for one in self._places)
 
     @property
-    def limits(self) -> tuple[Limits, Mapping[str, Limits]]:
+    def limits(self) -> tuple[_Limits, Mapping[str, _Limits]]:
         """What the verdicts depend on, everywhere and in each namespace."""
         places = self.in_namespace.items()
         return self.everywhere.limits, {name: place.limits for name, place in places}

@@ -114,7 +114,7 @@ def not_ours(mismatch: Mismatch) -> Verdict:
     return Verdict(known=False, mismatch=mismatch)
 
 
-def explain(evidence: Evidence, policy: Policy, now: Instant) -> list[RuleResult]:
+def evaluate_rules(evidence: Evidence, policy: Policy, now: Instant) -> list[RuleResult]:
     """Evaluate every rule in order, even after a rule that blocks.
 
     A rule that is off by default is evaluated only if it is on.

@@ -11,7 +11,7 @@ from exporter.engine.facts.history import History
 from exporter.engine.facts.model import Checkpoint, Instant, Outcome, Resource, Why
 from exporter.engine.facts.policy import Policy
 from exporter.engine.verdicts.cooldown import count_in_window
-from exporter.engine.verdicts.rules import explain
+from exporter.engine.verdicts.rules import evaluate_rules
 from exporter.engine.verdicts.view import Entry
 from exporter.health import Health
 from exporter.server.api.answers import (
@@ -83,7 +83,7 @@ def explain_vmi(
         ),
         rules=[
             RuleAnswer(**structs.asdict(result), why=explain_rule(result, evidence, cooldown))
-            for result in explain(evidence, policy, now)
+            for result in evaluate_rules(evidence, policy, now)
         ],
         cooldown=None
         if cooldown is None

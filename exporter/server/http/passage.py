@@ -39,7 +39,7 @@ LINGERING: Seconds = 1.0
 LONGEST_DETAIL = 200
 SERVER = "kubevirt-eviction-exporter"
 
-Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
+_Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
 
 _END = b"\r\n\r\n"
 _PASSAGE = "passage"
@@ -189,7 +189,7 @@ class Passage(asyncio.Protocol):
 
     # Requests
 
-    async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest, handler: _Handler) -> web.StreamResponse:
         """Call `handler`, send its answer and release its body."""
         self._begin(request)
         try:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode, find_url
+from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode_answer, find_url
 from exporter.credentials import CannotAsk, InvalidEndpoint
 from exporter.server.api.schemas import StatusAnswer, VmiAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
@@ -97,9 +97,9 @@ async def test_asks_over_http(slash: str) -> None:
     api = ServedApi()
     api.cool()
     async with serving(make_query_app(api.service)) as url:
-        status = decode(await read(Endpoint(url + slash)), StatusAnswer)
+        status = decode_answer(await read(Endpoint(url + slash)), StatusAnswer)
         async with connect(Endpoint(url + slash)) as exporter:
-            vmi = decode(await exporter.read_vmi("shop", "db1"), VmiAnswer)
+            vmi = decode_answer(await exporter.read_vmi("shop", "db1"), VmiAnswer)
 
     assert status.ready
     assert vmi.verdicts.pre_eviction.reason == "cooldown"
@@ -122,7 +122,7 @@ async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
     async with serving(make_query_app(ServedApi().service), socket=socket):
         answered = await read(Endpoint(f"unix:{slashes}{socket}"))
 
-    assert decode(answered, StatusAnswer).ready
+    assert decode_answer(answered, StatusAnswer).ready
 
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
         untrusted = await trouble(Endpoint(url))
         in_plain = await trouble(Endpoint(url.replace("https", "http")))
 
-    assert decode(answered, StatusAnswer).ready
+    assert decode_answer(answered, StatusAnswer).ready
     assert "is not trusted" in untrusted
     assert "--ca-file" in untrusted
     assert "is it https://?" in in_plain
@@ -155,7 +155,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
         answered = await read(replace(nobody, cert_file=cert, key_file=key))
         refused = await trouble(nobody)
 
-    assert decode(answered, StatusAnswer).ready
+    assert decode_answer(answered, StatusAnswer).ready
     assert "does it want a client certificate (--cert-file, --key-file)?" in refused
 
 
@@ -324,4 +324,4 @@ async def test_no_answer_is_an_error_after_the_timeout() -> None:
 def test_what_is_not_understood_is_told(body: bytes) -> None:
     """The error for an answer that cannot be decoded suggests another version of the exporter."""
     with pytest.raises(CannotAsk, match="another version"):
-        decode(body, StatusAnswer)
+        decode_answer(body, StatusAnswer)

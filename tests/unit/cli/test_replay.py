@@ -204,7 +204,7 @@ def test_remarks_of_a_source_follow_the_answer() -> None:
     source = whatif.from_file(a_file(a_recording()))
     source.remarks = ("The source of evictions is unknown.",)
     found = play(source, [BUILTIN["ours"]], StringIO())
-    shown = whatif.show(found, source, as_json=False, screen=Screen())
+    shown = whatif.show_comparison(found, source, as_json=False, screen=Screen())
 
     assert shown.endswith("\nThe source of evictions is unknown.\n")
 

@@ -25,7 +25,7 @@ from exporter.words import evacuations, health, verdicts
         pytest.param(evacuations.STATES, State, id="states"),
         pytest.param(evacuations.DRAIN_ENDS, DrainEnd, id="ends-of-drains"),
         pytest.param(evacuations.EVACUATION_ENDS, EvacuationOutcome, id="ends-of-evacuations"),
-        pytest.param(verdicts.RULES, [rule.name for rule in RULES], id="rules"),
+        pytest.param(verdicts.EXPLANATIONS, [rule.name for rule in RULES], id="rules"),
     ],
 )
 def test_every_value_has_its_words(table: Mapping[str, Any], values: Iterable[str]) -> None:

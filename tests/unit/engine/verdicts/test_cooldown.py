@@ -29,7 +29,7 @@ from exporter.engine.verdicts.cooldown import (
     cap,
     measure_cooldown,
 )
-from exporter.engine.verdicts.rules import RULES, explain, list_reasons, not_ours
+from exporter.engine.verdicts.rules import RULES, evaluate_rules, list_reasons, not_ours
 from tests.support.builders import (
     NOW,
     a_history,
@@ -159,7 +159,7 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert verdicts(evidence, a_policy()) != ("", "")
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
-    assert not any(finding.blocks for finding in explain(over, a_policy(), NOW))
+    assert not any(finding.blocks for finding in evaluate_rules(over, a_policy(), NOW))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     assert not decide(evidence, BLOCKING, NOW).allowed
     evidence = replace(evidence, trust=NamespaceTrust(dead=frozenset({dead})))
     assert decide(evidence, BLOCKING, NOW).allowed is silent
-    findings = explain(evidence, BLOCKING, NOW)
+    findings = evaluate_rules(evidence, BLOCKING, NOW)
     for one in findings:
         assert one.silenced == (dead in RESTS_ON[one.rule])
     assert [one.rule for one in findings if one.blocks] == ([] if silent else [rule])
@@ -462,7 +462,7 @@ def test_not_ours() -> None:
 
 def test_explain() -> None:
     """The explanation has the result of each rule of the policy, not only of the first to block."""
-    findings = explain(EVERYTHING, a_policy(guard_evacuations=False), NOW)
+    findings = evaluate_rules(EVERYTHING, a_policy(guard_evacuations=False), NOW)
     assert [(f.rule, f.enabled, f.silenced, f.blocks) for f in findings] == [
         ("running_migration", True, False, False),
         ("pending_migration", True, False, True),
@@ -563,7 +563,7 @@ def test_what_cannot_be_read_any_more_blocks_for_a_while() -> None:
     evidence = replace(RUNNING, unreadable=unreadable)
     for now, is_dead in ((NOW - 1, False), (NOW, True)):
         assert decide(evidence, a_policy(), now).allowed == is_dead
-        running, *_ = explain(evidence, a_policy(), now)
+        running, *_ = evaluate_rules(evidence, a_policy(), now)
         assert (running.silenced, running.blocks) == (is_dead, not is_dead)
 
 
