@@ -84,7 +84,7 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         for one in found
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
-    steps = [one for one in found if one.outcome is DrainOutcome.FAILS and one.next_step]
+    steps = [one for one in found if one.outcome in KEPT and one.next_step]
     if steps:
         sheet.head("Next steps")
         sheet.rows([(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]])
@@ -116,7 +116,8 @@ async def follow_drain(
         answer = decode_answer(body, DrainAnswer)
         line = json.dumps(decode_answer(body, dict)) if as_json else ""
         if answer.drain is None:
-            end = line or f"{node} is not being drained; VMs on it: {answer.vmis}."
+            what = "is not being drained" if shown is None else "is not being drained any more"
+            end = line or f"{node} {what}; VMs on it: {answer.vmis}."
             return f"{end}\n"
         line = line or write_progress(answer.drain, answer.as_of)
         change = answer.drain if as_json else line

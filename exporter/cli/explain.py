@@ -51,7 +51,9 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     sheet.rows(_cooldown(vmi))
     counted = sum(one.in_window for one in vmi.migrations)
     sheet.head(f"Known migrations: {len(vmi.migrations)}, {counted} of them counted")
-    sheet.rows([_migration(one, vmi.as_of) for one in vmi.migrations], _MIGRATION_HEAD)
+    by = any(one.requested_by for one in vmi.migrations)
+    head = ("ENDED", "FROM", "TO", "TOOK", "WHY", *(["BY"] if by else []), "OUTCOME", "COUNTED")
+    sheet.rows([_migration(one, vmi.as_of, by=by) for one in vmi.migrations], head)
     for pending in vmi.pending_migrations:
         sheet.rows([("not ended", _attempt(pending, vmi.as_of))])
     if evacuation is not None:
@@ -222,10 +224,8 @@ def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
     return f"{formula}, cap {write_span(cap)}"
 
 
-_MIGRATION_HEAD = ("ENDED", "FROM", "TO", "TOOK", "WHY", "BY", "OUTCOME", "COUNTED")
-
-
-def _migration(one: MigrationAnswer, as_of: datetime) -> list[Cell]:
+def _migration(one: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:
+    """The row of a migration; `by`: with the user who requested it."""
     took = "?"
     if one.start is not None and one.end is not None:
         took = write_span(max(0.0, (one.end - one.start).total_seconds()))
@@ -235,9 +235,9 @@ def _migration(one: MigrationAnswer, as_of: datetime) -> list[Cell]:
     counted = "yes" if one.in_window else "no" if one.handed_off else "no: never handed off"
     ended = "?" if one.end is None else write_past(one.end, as_of)
     failed = "" if one.reason in (None, EndReason.NONE) else f": {one.reason}"
-    user = "?" if one.requested_by is None else one.requested_by.user
+    user = [one.requested_by.user if one.requested_by else "?"] if by else []
     where = [one.source_node or "?", one.target_node or "?"]
-    return [ended, *where, took, one.trigger or "?", user, (one.outcome + failed, style), counted]
+    return [ended, *where, took, one.trigger or "?", *user, (one.outcome + failed, style), counted]
 
 
 def _attempt(one: PendingAnswer, as_of: datetime) -> str:

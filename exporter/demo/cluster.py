@@ -114,10 +114,13 @@ class Cluster:
         vmi = self.vmi(namespace, name)
         return None if vmi is None else objects.current_pod(vmi, self._client.pods(vmi))
 
-    def cordon(self, name: str) -> None:
-        """Make a node unschedulable."""
+    def cordon(self, name: str) -> bool:
+        """Make a node unschedulable; False if somebody has done that already."""
         node = self.store.get(NODES, None, name)
+        if node["spec"].get("unschedulable"):
+            return False
         self._client.write(NODES, node, objects.cordon(node, self.instant))
+        return True
 
     def uncordon(self, name: str) -> None:
         """Make a node schedulable again."""

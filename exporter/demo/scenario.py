@@ -255,8 +255,8 @@ class Scenario:
         found = (cluster.vmi(vm.namespace, vm.name) for vm in vms)
         nodes = {vmi["status"].get("nodeName") or "" for vmi in found if vmi is not None}
         for name in sorted(nodes - {""}):
-            cluster.cordon(name)
-            cluster.after(CORDON_SECONDS, partial(cluster.uncordon, name))
+            if cluster.cordon(name):
+                cluster.after(CORDON_SECONDS, partial(cluster.uncordon, name))
         for vm in vms:
             self._evict(cluster, vm)
 

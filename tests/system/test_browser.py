@@ -234,6 +234,14 @@ class TestLooks:
         kept = (FOLDER / f"{shot.name}.txt").read_text(encoding="utf-8")
         assert words == kept, "run `make screenshots`"
 
+    async def test_the_page_of_a_vm_leads_back(self, demo: Still, browser: Browser) -> None:
+        """On a phone, too, the page of a VM has a link to all VMs."""
+        moved = (await demo.get("/v1/blocked"))["blocked"][0]
+        url = f"{demo.query}/vmis/{moved['namespace']}/{moved['name']}"
+        async with visit(browser, url, viewport={"width": 360, "height": 800}) as page:
+            await page.get_by_role("link", name="All VMs").click()
+            await page.wait_for_selector("#evacuation-rows")
+
     async def test_the_keyboard_reaches_everything(self, demo: Still, browser: Browser) -> None:
         """The Tab key moves a visible focus from the skip link through the filter to the rows."""
         async with visit(browser, demo.query) as page:

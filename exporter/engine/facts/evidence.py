@@ -113,12 +113,13 @@ class Marker(Struct, kw_only=True):
     def join(self, other: "Marker") -> bool:
         """Merge the record of the same evacuation from another replica or an earlier run.
 
-        `requested_at` and `seen_at` become the earlier of the two values. `asked_by` becomes the
-        earliest requester near the request, and `failed` becomes the union. Instants up to
-        `not_before` are ignored, because the other record may have counted attempts of an earlier
-        evacuation. For each record, the failures that it counted are added to those that only the
-        other record can have counted; the greater of the two sums is used. An evacuation that was
-        read from the VMI for one of the records is not presumed. True if anything changed.
+        `requested_at` and `seen_at` become the earlier of the two values; those of a presumed
+        evacuation count only if both are presumed. `asked_by` becomes the earliest requester near
+        the request, and `failed` becomes the union. Instants up to `not_before` are ignored,
+        because the other record may have counted attempts of an earlier evacuation. For each
+        record, the failures that it counted are added to those that only the other record can have
+        counted; the greater of the two sums is used. An evacuation that was read from the VMI for
+        one of the records is not presumed. True if anything changed.
         """
         before = replace(self, failed=dict(self.failed))
         read = [one for one in (self, other) if not one.is_presumed] or [self, other]

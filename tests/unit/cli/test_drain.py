@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
@@ -198,8 +199,28 @@ def test_the_progress_of_one_vm_is_in_the_singular() -> None:
         assert f"] 0 of 1 VM has left, {said}, no VM has left for 10m." in shown(store)
 
 
+def test_a_vm_that_stays_has_a_next_step() -> None:
+    """The next steps are those of all VMs that keep the node from being emptied."""
+    store = a_drain(remaining=1)
+    store.put(asked(0, migratable=False))
+    assert "Next steps\n  shop/db0  Remove what makes the VM non-migratable" in shown(store)
+
+
 async def no_pause() -> None:
     """Ask again at once."""
+
+
+async def test_a_watched_drain_that_is_given_up() -> None:
+    """An uncordon ends the watch of a drain, which says that it was a drain before."""
+    draining = drain_of(a_drain(NOW - 60, remaining=1))
+    answers = [draining, replace(draining, drain=None)]
+
+    class Answering:
+        async def read_node(self, _node: str) -> bytes:
+            return msgspec.json.encode(answers.pop(0))
+
+    ended = await follow_drain(cast("Exporter", Answering()), "n1", lambda _: None, pause=no_pause)
+    assert ended == "n1 is not being drained any more; VMs on it: 1.\n"
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:

@@ -12,7 +12,7 @@ from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Pace
 from exporter.demo.scenario import ROLES, Role, Scenario, make_vms, node_loads
-from exporter.demo.store import MIGRATIONS, PODS, VMIS
+from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS
 
 from .facts import NOW, at
 from .lab import sent
@@ -109,6 +109,16 @@ def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
     }
 
     assert len(uids) >= 2
+
+
+def test_a_node_that_the_user_cordons_stays_cordoned() -> None:
+    """The scenario's own drains uncordon only nodes that they have cordoned."""
+    cluster = play(1.0)
+    for name in cluster.nodes:
+        cluster.cordon(name)
+    cluster.step(cluster.instant + timedelta(seconds=180))
+    nodes = [cluster.store.get(NODES, None, name) for name in cluster.nodes]
+    assert all(one["spec"].get("unschedulable") for one in nodes)
 
 
 def test_most_evictions_are_the_descheduler_s(minutes: Cluster) -> None:
