@@ -25,7 +25,7 @@ from grafana_foundation_sdk.models.dashboard import (
     Panel,
 )
 
-from dashboards import one_vm, overview, perses
+from dashboards import one_vm, overview, perses, trends
 from dashboards.variables import (
     choose_cluster,
     choose_datasource,
@@ -42,6 +42,7 @@ FLEET = HERE / "fleet"
 PERSES = HERE / "perses"
 TAG = "kubevirt-eviction-exporter"
 OVERVIEW = "kubevirt-eviction-overview"
+TRENDS = "kubevirt-eviction-trends"
 ONE_VM = "kubevirt-eviction-vm"
 
 
@@ -50,9 +51,22 @@ def build_overview(*, fleet: bool = False) -> Dashboard:
     return _build(
         OVERVIEW,
         "KubeVirt evictions / Overview",
-        "Which alerts fire, which evacuations are stuck, and which VMs must not be moved now.",
+        "Whether anything needs you, and what to do: alerts, evacuations and blocked VMs, now.",
         [choose_cluster(hide=not fleet), choose_jobs(), choose_namespaces(), choose_nodes()],
         overview.sections(ONE_VM),
+    )
+
+
+def build_trends(*, fleet: bool = False) -> Dashboard:
+    """The dashboard of the days and weeks of a cluster."""
+    return _build(
+        TRENDS,
+        "KubeVirt evictions / Trends",
+        "Days and weeks: whether evacuations are fast enough, which VMs are moved most, and how "
+        "many evictions are blocked.",
+        [choose_cluster(hide=not fleet), choose_jobs(), choose_namespaces(), choose_nodes()],
+        trends.sections(ONE_VM),
+        since="now-7d",
     )
 
 
@@ -72,7 +86,8 @@ def render() -> dict[Path, str]:
     files = {
         folder / f"{board.uid}.json": _encode(board)
         for folder, fleet in ((HERE, False), (FLEET, True))
-        for board in (build_overview(fleet=fleet).build(), build_one_vm(fleet=fleet).build())
+        for build in (build_overview, build_trends, build_one_vm)
+        for board in (build(fleet=fleet).build(),)
     }
     boards = [json.loads(text) for path, text in files.items() if path.parent == HERE]
     return files | {
@@ -98,6 +113,8 @@ def _build(
     description: str,
     variables: Sequence[QueryVariable],
     sections: Mapping[str, Sequence[Builder[Panel]]],
+    *,
+    since: str = "now-6h",
 ) -> Dashboard:
     """A dashboard whose uid and panel ids are fixed, so links to it continue to work."""
     others = (
@@ -114,7 +131,7 @@ def _build(
         .tags(["kubevirt", TAG])
         .readonly()
         .timezone("utc")
-        .time("now-6h", "now")
+        .time(since, "now")
         .refresh("1m")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .link(others)

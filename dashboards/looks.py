@@ -24,7 +24,6 @@ from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
     DataSourceRef,
     GraphDrawStyle,
-    GraphThresholdsStyleMode,
     LegendDisplayMode,
     LegendPlacement,
     SortOrder,
@@ -54,8 +53,10 @@ Size = tuple[int, int]
 """Width and height in units of Grafana's grid, which is 24 wide."""
 Answers = Mapping[int, tuple[str, str]]
 """Text and colour for each value, in a panel that shows words and not numbers."""
-YES_IS_GOOD: Answers = {0: ("no", RED), 1: ("yes", GREEN)}
 YES_IS_BAD: Answers = {0: ("no", GREEN), 1: ("yes", RED)}
+Steps = Sequence[tuple[float | None, str]]
+"""Lower limits, and the colour of the values from each limit on. The first limit is None."""
+ONE_IS_RED: Steps = ((None, GREEN), (1, RED))
 
 
 class Column:
@@ -68,23 +69,22 @@ class Column:
         *,
         unit: str = units.Short,
         answers: Answers | None = None,
-        red_from: float | None = None,
+        steps: Steps | None = None,
     ) -> None:
         self.title = title
         self.query = query
         self.unit = unit
         self.answers = answers
-        self.red_from = red_from
+        self.steps = steps
 
     def properties(self) -> list[DynamicConfigValue]:
         """The display settings of this column, which Grafana calls overrides."""
         properties = [DynamicConfigValue("unit", self.unit)]
         if self.answers is not None:
             properties.append(DynamicConfigValue("mappings", [_map(self.answers)]))
-        if self.red_from is not None:
-            steps = thresholds((None, GREEN), (self.red_from, RED)).build()
-            properties.append(DynamicConfigValue("thresholds", steps))
-        if self.answers is not None or self.red_from is not None:
+        if self.steps is not None:
+            properties.append(DynamicConfigValue("thresholds", thresholds(*self.steps).build()))
+        if self.answers is not None or self.steps is not None:
             cell = {"type": "color-text"}
             properties.append(DynamicConfigValue("custom.cellOptions", cell))
         return properties
@@ -98,7 +98,7 @@ def stat_panel(
     size: Size,
     unit: str,
     answers: Answers | None = None,
-    steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+    steps: Steps = ((None, BLUE),),
     none: str = "none",
 ) -> stat.Panel:
     """The current values as big numbers or words. The keys of `queries` are legends."""
@@ -133,7 +133,6 @@ def time_panel(
     unit: str,
     stacked: bool = False,
     most: float | None = None,
-    red_from: float | None = None,
     bars: Mapping[str, str] | None = None,
     each_node: bool = False,
 ) -> timeseries.Panel:
@@ -142,7 +141,6 @@ def time_panel(
     `bars` are further queries, drawn as bars with an axis at the right. With `each_node` there is
     one such panel for each chosen node.
     """
-    steps = ((None, GREEN),) if red_from is None else ((None, GREEN), (red_from, RED))
     panel = (
         timeseries.Panel()
         .title(title)
@@ -153,7 +151,6 @@ def time_panel(
         .interval(SHORTEST_STEP)
         .unit(unit)
         .min(0)
-        .thresholds(thresholds(*steps))
         .line_width(1)
         .fill_opacity(10)
         .show_points(VisibilityMode.NEVER)
@@ -169,10 +166,6 @@ def time_panel(
     )
     if most is not None:
         panel.max(most)
-    if red_from is not None:
-        panel.thresholds_style(
-            common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
-        )
     if stacked:
         panel.draw_style(GraphDrawStyle.BARS).fill_opacity(70).stacking(
             common.StackingConfig().mode(StackingMode.NORMAL).group("A")
@@ -202,7 +195,7 @@ def bars_panel(
     size: Size,
     legend: str,
     unit: str,
-    steps: Sequence[tuple[float | None, str]] = ((None, BLUE),),
+    steps: Steps = ((None, BLUE),),
 ) -> bargauge.Panel:
     """One horizontal bar per series, for its current value."""
     return (
@@ -330,7 +323,7 @@ def table_panel(
 
 
 def thresholds(*steps: tuple[float | None, str]) -> dashboard.ThresholdsConfig:
-    """Steps with a lower limit and a colour. The limit of the first step is None."""
+    """The steps as Grafana's thresholds."""
     return (
         dashboard.ThresholdsConfig()
         .mode(ThresholdsMode.ABSOLUTE)

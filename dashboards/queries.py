@@ -24,8 +24,8 @@ VMIS = "descheduler_kubevirt_vmis"
 POLICY = "kubevirt_eviction_exporter_policy_seconds"
 REQUESTS = "kubevirt_eviction_exporter_request_duration_seconds"
 STUCK = "kubevirt_eviction_exporter_stuck_evacuations"
-DAY = "[1d]"
-"""The range of queries that count per day."""
+DAY, MONTH = "[1d]", "[28d]"
+"""Ranges of queries that count with recording rules."""
 _UNAME = ("instance", "nodename")
 _CLUSTER = 'cluster=~"$cluster"'
 _JOB = 'job=~"$job"'
@@ -94,12 +94,20 @@ def of_endpoints(series: str, endpoints: str) -> str:
     return rename(f"{plain} or {renamed}", "endpoint")
 
 
-def per_day(recorded: str) -> str:
-    """The count within the last day, from a recording rule that has a rate once a minute.
+def count_within(within: str, recorded: str) -> str:
+    """The count within a range, from a recording rule that has a rate once a minute.
 
     An average would be wrong, because a counter has no series before its first event.
     """
-    return f"60 * sum_over_time({select_other(recorded)}{DAY})"
+    return f"60 * sum_over_time({select_other(recorded)}{within})"
+
+
+def link_to_vm(uid: str) -> str:
+    """The URL of the dashboard `uid` for the VM of a table's row."""
+    return (
+        f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}&${{cluster:queryparam}}"
+        "&${job:queryparam}&var-namespace=${__data.fields.namespace}&var-name=${__data.fields.name}"
+    )
 
 
 def of_node(vector: str) -> str:

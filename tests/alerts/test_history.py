@@ -17,7 +17,8 @@ DURATION = f"{EXPORTER}_evacuation_duration_seconds"
 def an_hour(cluster: str, *, succeeded: float = 4.0) -> dict[str, str]:
     """The series of a cluster in which `succeeded` evacuations end each minute, half of them late.
 
-    Only one replica counts them: the series have its `instance`.
+    Only one replica counts them: the series have its `instance`. Every replica counts the drain
+    that ends every two minutes.
     """
     labels = f', cluster="{cluster}"' if cluster else ""
     ended = f'source="other", instance="a"{labels}'
@@ -29,6 +30,7 @@ def an_hour(cluster: str, *, succeeded: float = 4.0) -> dict[str, str]:
             f'reason="{reason}"{labels}}}': "0+3x60"
             for reason in ("timeout", "other")
         },
+        f'{EXPORTER}_drains_total{{outcome="cancelled"{labels}}}': "0+0.5x60",
         f'{EXPORTER}_stuck_evacuations{{source="other",state="backoff"{labels}}}': "2x60",
         f'{EXPORTER}_stuck_evacuations{{source="unknown",state="quota"{labels}}}': "1x60",
         f'{EXPORTER}_synced{{resource="virtualmachineinstances"{labels}}}': "1x60",
@@ -58,6 +60,7 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
         f"60 * source:{EXPORTER}_evacuations_succeeded:rate5m": 4.0,
         f"60 * source:{EXPORTER}_evacuations_in_time:rate5m": 2.0,
         f"cluster:{EXPORTER}_migrations:rate5m": 0.1,
+        f"60 * cluster:{EXPORTER}_drains:rate5m": 0.5,
         f"cluster:{EXPORTER}_stuck_evacuations:max": 3.0,
     }
     expected = [

@@ -59,7 +59,7 @@ VALUES = DEPLOY / "helm/values.yaml"
 CHART = DEPLOY / "helm/kubevirt-eviction-exporter"
 ELSEWHERE = "virt-evictions"
 """A namespace other than our default."""
-_BOARDS = ("kubevirt-eviction-overview.json", "kubevirt-eviction-vm.json")
+_BOARDS = tuple(f"kubevirt-eviction-{name}.json" for name in ("overview", "trends", "vm"))
 CHART_COPIES = {
     CHART / "files" / copy: ROOT / source
     for copy, source in {

@@ -164,7 +164,7 @@ def test_ranges_follow_the_view() -> None:
     """Rates use $__rate_interval, and totals use $__range."""
     for panel, match in SELECTORS:
         if match["range"] is not None:
-            expected = {"1d"} if is_recorded(match) else {"$__rate_interval", "$__range"}
+            expected = {"1d", "28d"} if is_recorded(match) else {"$__rate_interval", "$__range"}
             assert match["range"] in expected, panel.title
         if match["range"] == "$__range":
             assert all(target["instant"] for target in panel.json["targets"])
