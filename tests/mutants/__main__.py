@@ -36,6 +36,8 @@ _TESTS = {
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/backoff": "diagnosis recorded",
+    "engine/evacuations/ended_migrations": "ended_migrations kube/migration_log",
+    "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice",
     "engine/store/departures": "departures",
@@ -78,6 +80,11 @@ _TESTS = {
     "engine/store/reasons": "reasons",
     "health": "./health",
     "kube/lease": "kube/lease",
+    "server/api/answers": "server/api/answers server/api/handlers",
+    "server/api/explanation": "server/api/answers server/api/handlers",
+    "words/evacuations": "words/evacuations advice taints nodes words/tables",
+    "words/health": "cli/status",
+    "words/verdicts": "server/api/answers cli/explain",
 }
 """The tests that specify each module; a name without a folder is in a room of unit/engine."""
 
