@@ -168,6 +168,13 @@ class TestVerdict:
         assert answer.reason == "migration_in_progress"
         assert (answer.not_before, answer.retry_after_seconds) == (None, None)
 
+    @pytest.mark.parametrize(("later", "wait"), [(0.0, 0.5), (1.0, 0.0)])
+    def test_the_wait_of_less_than_a_second(self, later: float, wait: float) -> None:
+        """`retryAfterSeconds` is the rest of the cooldown, and never negative."""
+        state = a_state(start=NOW - 960.5, end=NOW - 899.5)
+        verdict = decide(some_evidence(vmi=a_vmi(migration=state)), a_policy(), NOW)
+        assert write_verdict("shop", "db1", verdict, NOW + later).retry_after_seconds == wait
+
     @given(
         floor=st.floats(0.001, 40_000.0),
         elapsed=st.floats(0.0, 40_000.0),
@@ -658,6 +665,7 @@ class TestStatus:
         assert counts is not None
         assert (counts.known, counts.allowed) == (5, 3)
         assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
+        assert counts.drain == dict.fromkeys(DrainOutcome, 0)
 
     def test_the_state_of_the_stored_history(self) -> None:
         """The status of the stored history has its writer, its times, its size and its faults."""
