@@ -16,7 +16,7 @@ from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
 from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
 from tests.deploy.schemas import find_faults
 from tests.deploy.secured import Caller, installed, runnable, somebody, trust
-from tests.deploy.server import APPLY, Grants, account, applied, apply, granted
+from tests.deploy.server import APPLY, Grants, account, applied, granted
 from tests.generate.manifests import (
     ADDITIONS,
     NAME,
@@ -73,12 +73,6 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 def rendered(name: str) -> tuple[Object, ...]:
     """The objects of a folder, or those of the descheduler's chart with our values."""
     return render_chart() if name == "chart" else render(name)
-
-
-@pytest.mark.parametrize("folder", RENDERED)
-async def test_every_object_is_accepted(cluster: RealCluster, folder: str) -> None:
-    """A strict server-side dry run accepts every object."""
-    await apply(cluster.admin, rendered(folder), dryRun="All")
 
 
 async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
@@ -305,12 +299,3 @@ async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
         }
 
     assert reasons == {"Forbidden"}
-
-
-async def test_a_misspelt_field_is_not_accepted(cluster: RealCluster) -> None:
-    """The dry run refuses a misspelt field."""
-    policy = only(render("base"), "NetworkPolicy")
-    misspelt = {**policy, "spec": {**policy["spec"], "ingres": []}}
-
-    with pytest.raises(ApiError, match="ingres"):
-        await apply(cluster.admin, [misspelt], dryRun="All")

@@ -10,7 +10,6 @@ import yaml
 
 from exporter.cli.client import SOCKET
 from exporter.metrics.families import FAMILIES
-from exporter.server.admission.handlers import PATH
 from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
 from tests.generate.manifests import (
     ADDITIONS,
@@ -40,7 +39,7 @@ from tests.generate.manifests import (
     render,
     render_chart,
 )
-from tests.generate.rules import PROMETHEUS_RULE, load_runbooks
+from tests.generate.rules import load_runbooks
 from tests.support.documents import OPERATE, read
 
 
@@ -121,17 +120,6 @@ def test_only_the_release_s_images_are_pulled(folder: str) -> None:
     assert not re.search(
         r"localhost[:/]|:latest|imagePullPolicy", yaml.safe_dump_all(render(folder))
     )
-
-
-def test_no_file_names_another_image() -> None:
-    """The files in deploy/ name only our two images."""
-    text = "".join(path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*.yaml"))
-    named = set(re.findall(r"(?:image|repository|- name): ([^\s,}]+/[^\s,}]+)", text))
-
-    assert {image.split(":")[0] for image in named} == {
-        EXPORTER_IMAGE.rpartition(":")[0],
-        DESCHEDULER_IMAGE.rpartition(":")[0],
-    }
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
@@ -255,13 +243,6 @@ def test_selectors_select_the_pods(folder: str) -> None:
     assert ("PodDisruptionBudget" in text) == ("replicas: 2" in text)
 
 
-def test_only_an_account_that_is_used_is_mounted() -> None:
-    """The ServiceAccount mounts no token by default, but our pods request theirs."""
-    for folder in OVERLAYS:
-        assert only(render(folder), "ServiceAccount")["automountServiceAccountToken"] is False
-        assert pod_templates(render(folder))[0]["spec"]["automountServiceAccountToken"] is True
-
-
 def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
     """The plugin's URL is the socket that the exporter opens, in a volume that both mount."""
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
@@ -282,29 +263,6 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
     assert mounts[1]["readOnly"]
     assert template["spec"]["securityContext"]["runAsUser"] > 0
     assert not any("runAsUser" in one["securityContext"] for one in (sidecar, descheduler))
-
-
-def test_the_sidecar_is_a_native_one() -> None:
-    """The sidecar is ready before the descheduler starts, so that the first cycle can ask."""
-    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
-    (sidecar,) = template["spec"]["initContainers"]
-
-    assert (sidecar["name"], sidecar["restartPolicy"]) == ("exporter", "Always")
-    assert sidecar["startupProbe"]["httpGet"]["path"] == "/readyz"
-
-
-def test_the_descheduler_is_started_as_its_image_and_policy_have_it() -> None:
-    """The Dockerfile puts the program where the command expects it; the flags name the policy."""
-    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
-    descheduler = containers(template)["descheduler"]
-    dockerfile = (DEPLOY / "descheduler/Dockerfile").read_text(encoding="utf-8")
-    data = only(render("overlays/sidecar"), "ConfigMap", f"{NAME}-descheduler")["data"]
-
-    assert descheduler["command"] == ["/bin/descheduler"]
-    assert re.search(r"^COPY --from=\S+ \S+ /bin/descheduler$", dockerfile, re.MULTILINE)
-    assert "--feature-gates=EvictionsInBackground=true" in descheduler["args"]
-    assert "--policy-config-file=/policy-dir/policy.yaml" in descheduler["args"]
-    assert data == {"policy.yaml": POLICY.read_text(encoding="utf-8")}
 
 
 def test_the_chart_makes_the_same_pod() -> None:
@@ -329,6 +287,7 @@ def test_the_chart_makes_the_same_pod() -> None:
     for key in ("securityContext", "serviceAccountName", "priorityClassName", "nodeSelector"):
         assert theirs["spec"][key] == ours["spec"][key]
     assert theirs["metadata"]["labels"].items() >= SELECTED.items()
+    assert "--feature-gates=EvictionsInBackground=true" in flags[0]
     assert yaml.safe_load(policy) == yaml.safe_load(POLICY.read_text(encoding="utf-8"))
 
 
@@ -449,30 +408,6 @@ def test_no_scrape_is_refused_for_its_size() -> None:
     assert limit >= 1.2 * per_vmi * Limits().vmi_series
 
 
-def test_monitoring_holds_the_files_themselves() -> None:
-    """The rules and the dashboards are those of alerts/ and dashboards/, not copies."""
-    objects = render("overlays/monitoring")
-    rule = only(objects, "PrometheusRule")
-    boards = [one for one in objects if one["kind"] == "ConfigMap"]
-    files = sorted((ROOT / "dashboards").glob("*.json"))
-
-    assert rule["spec"] == yaml.safe_load(PROMETHEUS_RULE.read_text(encoding="utf-8"))["spec"]
-    assert {name: json.loads(text) for one in boards for name, text in one["data"].items()} == {
-        path.name: json.loads(path.read_text(encoding="utf-8")) for path in files
-    }
-    assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in boards)
-
-
-def test_openshift_is_standalone_with_the_cluster_s_monitoring() -> None:
-    """OpenShift's overlay adds to `standalone` and `monitoring` only what its Prometheus needs."""
-    both = {*identities(render("overlays/standalone")), *identities(render("overlays/monitoring"))}
-    more = set(identities(render("overlays/openshift"))) - both
-    space = only(render("overlays/openshift"), "Namespace")
-
-    assert {kind for kind, _ in more} == {"Role", "RoleBinding", "ConfigMap"}
-    assert space["metadata"]["labels"]["openshift.io/cluster-monitoring"] == "true"
-
-
 ADMISSION = "overlays/admission"
 
 
@@ -509,42 +444,12 @@ def test_to_observe_the_webhook_is_called_for_all_users() -> None:
     assert webhook == listing | {"matchConditions": [pods]}
 
 
-def test_the_webhook_reaches_the_pods_by_the_service() -> None:
-    """The webhook's Service leads to the container's port."""
-    objects = render(ADMISSION)
-    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
-    service = only(objects, "Service")
-    (port,) = [one for one in service["spec"]["ports"] if one["name"] == "admission"]
-
-    assert webhook["clientConfig"] == {
-        "service": {"namespace": NAMESPACE, "name": NAME, "path": PATH, "port": port["port"]}
-    }
-    assert (port["port"], port["targetPort"]) == (9812, "admission")
-
-
-def test_the_webhook_fails_open_and_holds_nothing_of_its_own() -> None:
-    """The webhook fails open after a short timeout, and skips our namespace and kube-system."""
+def test_the_webhook_judges_no_eviction_of_the_cluster_s_own_pods() -> None:
+    """The API server does not call the webhook in the exporter's namespace and in kube-system."""
     (webhook,) = only(render(ADMISSION), "MutatingWebhookConfiguration")["webhooks"]
     (selector,) = webhook["namespaceSelector"]["matchExpressions"]
-    (rule,) = webhook["rules"]
 
-    assert (webhook["failurePolicy"], webhook["timeoutSeconds"]) == ("Ignore", 1)
-    assert webhook["sideEffects"] == "NoneOnDryRun"
-    assert webhook["admissionReviewVersions"] == ["v1"]
     assert (selector["operator"], selector["values"]) == ("NotIn", [NAMESPACE, "kube-system"])
-    assert (rule["resources"], rule["operations"]) == (["pods/eviction"], ["CREATE"])
-    assert "Eviction triggered evacuation" not in str(webhook)
-
-
-def test_a_rollout_of_the_webhook_loses_no_review() -> None:
-    """A rollout keeps two ready replicas, with a pause before the old ones end."""
-    deployment = only(render(ADMISSION), "Deployment")["spec"]
-    exporter = containers(deployment["template"])["exporter"]
-
-    assert deployment["replicas"] == 2
-    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    assert exporter["lifecycle"]["preStop"]["sleep"]["seconds"] >= 2
-    assert only(render(ADMISSION), "PodDisruptionBudget")["spec"]["minAvailable"] == 1
 
 
 def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
@@ -577,16 +482,6 @@ def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
     assert documented is not None
 
     assert settings_of(folder).kube.sync_timeout < 60 * int(documented[1]) < allowed
-
-
-def test_every_overlay_replaces_pods_in_the_same_way() -> None:
-    """Every overlay has the same update strategy; only the leading descheduler evicts."""
-    strategies = [only(render(folder), "Deployment")["spec"]["strategy"] for folder in OVERLAYS]
-    template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
-
-    assert all(one == strategies[0] for one in strategies)
-    assert strategies[0]["rollingUpdate"]["maxUnavailable"] == 0
-    assert "--leader-elect=true" in containers(template)["descheduler"]["args"]
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)

@@ -1,9 +1,31 @@
-"""tests/descheduling/results.md has the results of the last `make soak`."""
+"""The tables and users of docs/hold-evictions.md, and the results of the gate."""
 
+import re
+
+from exporter.engine.facts.model import ReviewOutcome
+from exporter.settings import load_settings
 from tests.descheduling.gate import fill_table
-from tests.support.documents import GATE_RESULTS, read
+from tests.support.documents import GATE_RESULTS, HOLD_EVICTIONS, ROOT, bare, chapters, read
+
+
+SHIPPED = ROOT / "deploy/components/admission/config.yaml"
 
 
 def test_the_table_of_the_gate_is_that_of_the_last_run() -> None:
     """If the table is filled from the results again, it does not change."""
     assert fill_table(read(GATE_RESULTS)) == read(GATE_RESULTS)
+
+
+def test_the_outcomes_are_the_program_s() -> None:
+    """Each outcome of the program has its row in the page's table."""
+    steps = chapters(HOLD_EVICTIONS)["Five steps"]
+    rows = re.findall(r"^ *\| (`\w+`) \|", steps, re.MULTILINE)
+    assert {bare(row) for row in rows} == set(ReviewOutcome)
+
+
+def test_the_users_named_are_the_shipped_ones() -> None:
+    """The shipped list has all users that the page names."""
+    listed = chapters(HOLD_EVICTIONS)["Which users to list"]
+    named = re.findall(r"`(system:serviceaccount:[^`A-Z]+)`", listed)
+    assert named
+    assert set(named) <= set(load_settings(SHIPPED).admission.users)

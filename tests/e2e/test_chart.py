@@ -75,20 +75,20 @@ def pods(cluster: Cluster, digest: str, scratch: Path) -> Iterator[list[Object]]
 
 
 def all_unschedulable(cluster: Cluster) -> bool:
-    """Whether the scheduler has found no node for either of the two pods."""
+    """Whether the scheduler has found no node for any of the three pods."""
     reasons = [
         one.get("reason")
         for pod in cluster.pods()
         for one in pod["status"].get("conditions", [])
         if one["type"] == "PodScheduled"
     ]
-    return reasons == ["Unschedulable"] * 2
+    return reasons == ["Unschedulable"] * 3
 
 
 def test_the_pods_are_those_of_the_values(
     pods: list[Object], digest: str, prove: Callable[[str], None]
 ) -> None:
-    """Both pods run the image of the digest, with the priority and the labels."""
+    """The pods run the image of the digest, with the priority and the labels."""
     for pod in pods:
         (status,) = pod["status"]["containerStatuses"]
         assert status["ready"]
@@ -96,7 +96,8 @@ def test_the_pods_are_those_of_the_values(
         assert status["imageID"].endswith(f"@{digest}")
         assert pod["spec"]["priority"] == 1000
         assert pod["metadata"]["labels"]["team"] == "virtualization"
-    prove(f"chart: two pods of {digest}, priority 1000, on the labelled node only")
+        assert pod["metadata"]["annotations"]["example.org/owner"] == "virtualization"
+    prove(f"chart: three pods of {digest}, priority 1000, on the labelled node only")
 
 
 @pytest.mark.usefixtures("pods")

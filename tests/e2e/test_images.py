@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from exporter import __version__
+from tests.deploy.test_sbom import pins
 from tests.e2e.images import DESCHEDULER, EXPORTER, Image
 
 
@@ -46,7 +47,10 @@ def top(sizes: Counter[str]) -> str:
 
 @pytest.mark.parametrize("image", [EXPORTER, DESCHEDULER], ids=["exporter", "descheduler"])
 def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
-    """An image has its source as a label, does not run as root, and has no shell or installer."""
+    """An image has its source as a label, does not run as root, and has no shell or installer.
+
+    Its Python packages are pinned, so that the bill of materials lists them.
+    """
     config, sizes = unpack(image)
 
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
@@ -55,7 +59,12 @@ def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
     assert labels["revision"] == image.revision
     assert config["User"] == "65532:65532"
     assert [path for path in sizes if INSTALLERS.search(path)] == []
-    packages = sorted(
-        found[1] for path in sizes if (found := re.search(r"^app/(.*)\.dist-info/METADATA$", path))
-    )
-    prove(f"{image.name}: {sum(sizes.values()) / 1e6:.0f} MB: {top(sizes)}; {' '.join(packages)}")
+    packages = {
+        (found[1].replace("_", "-").lower(), found[2])
+        for path in sizes
+        if (found := re.search(r"^app/([^/]*)-([^-/]*)\.dist-info/METADATA$", path))
+    }
+    assert packages <= pins().keys()
+    assert (image is EXPORTER) == ({"aiohttp", "msgspec", "structlog"} <= dict(packages).keys())
+    listed = " ".join(f"{name}-{version}" for name, version in sorted(packages))
+    prove(f"{image.name}: {sum(sizes.values()) / 1e6:.0f} MB: {top(sizes)}; {listed}")

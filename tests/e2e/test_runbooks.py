@@ -12,7 +12,7 @@ import pytest
 from exporter.demo import objects
 from tests.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
 from tests.cluster import poll
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.kubevirt import KubeVirt
 from tests.e2e.terminal import Terminal
@@ -64,9 +64,15 @@ async def test_every_command_runs(
                 typed.add(command)
                 if "rollout restart" in line:
                     await asyncio.to_thread(cluster.rolled_out)
+                    await asyncio.to_thread(wait_for, lambda: are_two(cluster), "no old pod")
         if name == STUCK:
             assert not await kubevirt.is_marked()
         await kubevirt.calm()
+
+
+def are_two(cluster: Cluster) -> bool:
+    """Whether the pods before a restart are gone; `kubectl logs -l` fails if one goes meanwhile."""
+    return len(cluster.get("-n", NAMESPACE, "pods")["items"]) == 2
 
 
 def typed_once(lines: Sequence[str]) -> list[str]:

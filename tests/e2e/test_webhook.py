@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, SECTIONS, commands
 from tests.e2e.images import ROOT
 from tests.e2e.kubevirt import KubeVirt
@@ -69,6 +69,16 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
         await type_all(apply, status)
         await evict_until(DENIED)
         assert not await kubevirt.is_marked()
+
+        (explain,) = commands(SECTIONS["What an evictor shows"])
+        explain = explain.replace("bank/churn-1", "shop/db1")
+
+        def is_explained() -> bool:
+            """Whether the replica that kubectl chooses has judged an eviction of the evictor."""
+            assert DENIED in try_evict(cluster, pod)
+            return f"by {EVICTOR}" in cluster.exec(*explain.split())
+
+        await asyncio.to_thread(wait_for, is_explained, "explain names the evictor")
 
         (through,) = commands(SECTIONS["Let one eviction through"])
         refused = await asyncio.to_thread(

@@ -48,11 +48,11 @@ def make_pair(directory: Path) -> Pair:
     return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
 
 
-def admitting(pair: Pair, mode: str, *users: str, port: int = 0) -> dict[str, Any]:
+def admitting(pair: Pair, mode: str, *users: str) -> dict[str, Any]:
     """The configuration of an exporter with the admission webhook."""
     anywhere = "127.0.0.1:0"
     return {
-        "listen": {"query": anywhere, "metrics": anywhere, "admission": f"127.0.0.1:{port}"},
+        "listen": {"query": anywhere, "metrics": anywhere, "admission": anywhere},
         "tls": {"admission": {"certFile": str(pair.certificate), "keyFile": str(pair.key)}},
         "admission": {"mode": mode, "users": [*users]},
     }
