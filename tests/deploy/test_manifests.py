@@ -2,15 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from exporter.cli.client import SOCKET
 from exporter.metrics.families import FAMILIES
-from exporter.settings import Authentication, Limits, Settings, Tls, read_settings
+from exporter.settings import Authentication, Limits, Settings, read_settings
 from tests.generate.manifests import (
     ADDITIONS,
     DEPLOY,
@@ -174,19 +172,6 @@ def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
     assert ports == {9811}
     assert {9810} == {address.port for address in settings.listen.query if address.port}
     assert {9811} == {address.port for address in settings.listen.metrics}
-
-
-@pytest.mark.parametrize("folder", OVERLAYS)
-def test_commands_in_the_pod_need_no_flag(folder: str) -> None:
-    """The socket that the CLI uses is in a volume to which the container may write."""
-    template = pod_templates(render(folder))[0]
-    mounts = {one["mountPath"]: one for one in containers(template)["exporter"]["volumeMounts"]}
-    mount = mounts[str(SOCKET.parent)]
-    volumes = {one["name"]: one for one in template["spec"]["volumes"]}
-
-    assert str(settings_of(folder).listen.local) == f"unix:{SOCKET}"
-    assert "readOnly" not in mount
-    assert "emptyDir" in volumes[mount["name"]]
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
@@ -364,22 +349,6 @@ def test_what_the_network_reaches_is_encrypted_and_asks_who_it_is(folder: str) -
         assert (tls.cert_file is not None) == exposed
         assert (auth is Authentication.KUBERNETES) == exposed
     assert not settings.auth.allow_insecure_query
-
-
-@pytest.mark.parametrize("folder", ENCRYPTED)
-def test_the_certificate_is_where_the_configuration_looks_for_it(folder: str) -> None:
-    """The certificate is mounted without subPath, so that pods see a changed Secret."""
-    template = only(render(folder), "Deployment")["spec"]["template"]
-    mounts = {one["name"]: one for one in containers(template)["exporter"]["volumeMounts"]}
-    volume = {one["name"]: one for one in template["spec"]["volumes"]}["tls"]["secret"]
-    settings = settings_of(folder)
-    named = {settings.tls_query, settings.tls_metrics} - {Tls()}
-    versions = settings.tls_metrics.versions
-    place = Path(mounts["tls"]["mountPath"])
-
-    assert named == {Tls(place / "tls.crt", place / "tls.key", versions=versions)}
-    assert volume == {"secretName": TLS_SECRET}
-    assert mounts["tls"].keys() == {"name", "mountPath", "readOnly"}
 
 
 def test_the_certificate_has_the_service_s_names() -> None:

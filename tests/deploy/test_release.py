@@ -179,14 +179,6 @@ def test_the_package_s_page_leads_to_the_project() -> None:
     }
 
 
-def test_actionlint_finds_no_fault() -> None:
-    """Actionlint finds no fault in any workflow."""
-    command = [str(find_binary("actionlint")), "-shellcheck=", *map(str, WORKFLOWS)]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
     """A workflow has no permissions by default, and each job sets its own.
@@ -241,12 +233,3 @@ def test_ci_runs_what_everybody_can_run() -> None:
 
     assert ".ci/run" in ci.read_text(encoding="utf-8")
     assert f"'{REGISTRY}'" in RELEASE.read_text(encoding="utf-8")
-
-
-def test_actionlint_would_find_one(tmp_path: Path) -> None:
-    """Actionlint reports a misspelt step."""
-    text = WORKFLOWS[0].read_text(encoding="utf-8").replace("timeout-minutes", "timeout-minute")
-    (tmp_path / "ci.yaml").write_text(text)
-    command = [str(find_binary("actionlint")), "-shellcheck=", str(tmp_path / "ci.yaml")]
-
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 1
