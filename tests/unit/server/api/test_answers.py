@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from exporter.counters import BlockedEviction
@@ -25,7 +25,7 @@ from exporter.engine.facts.model import (
     Trigger,
     Why,
 )
-from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.policy import Override, Policy, Reason, StuckPolicy
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.verdicts.rules import list_reasons
@@ -54,6 +54,7 @@ from exporter.server.api.schemas import (
 from exporter.text import to_datetime
 from tests.support.builders import (
     KEEP,
+    NAMESPACE,
     NOW,
     a_cordon,
     a_history,
@@ -263,6 +264,58 @@ class TestExplanation:
         answer = explained(moved(ends, took), a_policy(**policy))
 
         assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
+
+    def test_has_the_cooldown_in_milliseconds(self) -> None:
+        """Each duration of the cooldown is rounded to the millisecond."""
+        policy = a_policy(migration_cooldown=900.03125, max_migration_cooldown=0.0)
+        cooldown = explained(moved(2, 60.0625), policy).cooldown
+
+        assert cooldown is not None
+        assert (cooldown.duration_seconds, cooldown.base_seconds) == (60.062, 900.031)
+        assert (cooldown.backed_off_seconds, cooldown.effective_seconds) == (1800.062, 1800.062)
+
+    def test_says_since_when_an_object_is_unreadable(self) -> None:
+        """Of several objects that cannot be read, the first one counts."""
+        unreadable = ((Resource.VMIS, NOW - 60.0), (Resource.PODS, NOW - 90.0))
+        answer = explained(some_evidence(unreadable=unreadable))
+
+        assert answer.unreadable_since == to_datetime(NOW - 90)
+        assert explained(some_evidence()).unreadable_since is None
+
+    def test_has_the_diagnosis_of_an_evacuation_or_of_another_move(self) -> None:
+        """The verdicts say whether the evacuation is stuck, or the move without one."""
+        hangs = a_vmim(phase="Scheduled", scheduled_at=NOW - 9000.0)
+        for evidence, evacuating in (
+            (an_evacuation(age=9000.0), True),
+            (some_evidence(vmims=(hangs,)), False),
+        ):
+            answer = explained(evidence)
+            found = answer.verdicts.filter
+            assert (found.evacuating, found.stuck) == (evacuating, True)
+            assert (answer.evacuation is not None, answer.move is not None) == (
+                evacuating,
+                not evacuating,
+            )
+
+    def test_names_the_exception_that_applies(self) -> None:
+        """The policy is that of the VM's entry in `policy.overrides`, and has its name."""
+        own = Override(name="own", namespaces=(NAMESPACE,), policy=a_policy(block=True))
+        policy = a_policy(overrides=(own,))
+
+        found = explained(some_evidence(vmi=a_vmi(override="own")), policy).policy
+        assert (found.override, found.block) == ("own", True)
+        assert explained(some_evidence(), policy).policy.override is UNSET
+
+    def test_lists_no_migration_that_has_not_begun(self) -> None:
+        """A migration that was handed off and has neither a start nor an end is not listed."""
+        history = a_history(
+            m1=a_migration(start=None, end=None, outcome=Outcome.UNKNOWN),
+            m2=a_migration(start=None),
+            m3=a_migration(end=None),
+        )
+        answer = explained(some_evidence(history=history))
+
+        assert [one.uid for one in answer.migrations] == ["m3", "m2"]
 
     def test_agrees_with_the_verdicts(self) -> None:
         """The explanation has the verdicts of both checkpoints and the rules that cause them."""
