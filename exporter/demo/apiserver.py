@@ -191,8 +191,8 @@ class SimulatedApiServer:
         left = self.store.delete(resource, namespace, name, None if grace is None else int(grace))
         if left is not None or resource is PODS:
             return respond_json(encode(resource, left or last))
-        answer = status.success(resource, name, last["metadata"]["uid"])
-        return respond_json(msgspec.json.encode(answer))
+        details = status.details_of(resource, name) | {"uid": last["metadata"]["uid"]}
+        return respond_json(msgspec.json.encode(status.success(details)))
 
 
 def respond_json(body: bytes, code: int = 200) -> web.Response:

@@ -37,6 +37,10 @@ class Client:
         """A migration, if it exists."""
         return self.store.find(MIGRATIONS, *key.split("/"))
 
+    def pod(self, key: str) -> Object | None:
+        """A pod, if it exists."""
+        return self.store.find(PODS, *key.split("/"))
+
     def migration_keys(self, owner: str) -> Sequence[str]:
         """The keys of a VMI's migrations."""
         return tuple(self._keys[MIGRATIONS].get(owner, {}))
@@ -49,7 +53,7 @@ class Client:
     def pods(self, vmi: Object) -> list[Object]:
         """The pods of a VMI, without those of an earlier VMI with the same name."""
         keys = self._keys[PODS].get(objects.key(vmi), {})
-        found = [self.store.find(PODS, *key.split("/")) for key in keys]
+        found = map(self.pod, keys)
         uid = vmi["metadata"]["uid"]
         return [pod for pod in found if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
 

@@ -18,7 +18,17 @@ from exporter.demo.kubelet import Kubelet
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace, Plan
 from exporter.demo.status import ApiResource
-from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS, Change, ObjectStore, decode_body
+from exporter.demo.store import (
+    KUBEVIRTS,
+    MIGRATIONS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    VMIS,
+    Change,
+    ObjectStore,
+    decode_body,
+)
 from exporter.demo.virt_controller import VirtController
 from exporter.demo.virt_handler import VirtHandler
 from exporter.demo.webhooks import Eviction
@@ -80,6 +90,14 @@ class Cluster:
         self._queue.after(seconds, action)
 
     # Callers: users, operators, the descheduler
+
+    def set_up(self, *namespaces: str) -> None:
+        """Create these namespaces, the nodes and the KubeVirt object."""
+        for name in namespaces:
+            self.store.create(NAMESPACES, objects.build_namespace(name))
+        for name in self.nodes:
+            self.store.create(NODES, objects.build_node(name))
+        self.store.create(KUBEVIRTS, objects.build_kubevirt())
 
     def create_vmi(self, vmi: Object) -> Object:
         """Create a VMI, as a user does."""

@@ -175,7 +175,7 @@ def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:
             notes[objects.EVICTION_IN_PROGRESS] = "true"
         else:
             notes.pop(objects.EVICTION_IN_PROGRESS, None)
-        state = _state(vmi)
+        state = objects.state_of(vmi)
         if state.get("targetPod") == pod["metadata"]["name"]:
             ready = objects.parse_time(state["targetNodeDomainReadyTimestamp"])
             notes[objects.TARGET_READY] = f"{ready:%Y-%m-%d %H:%M:%S} +0000 UTC"
@@ -282,7 +282,7 @@ def hand_off(vmi: Object, migration: Object, pod: Object, rules: Rules) -> Objec
             "targetPod": pod["metadata"]["name"],
             "migrationConfiguration": migration_configuration(rules),
         }
-        source = (objects.state_of(migration) or {}).get("sourcePod")
+        source = objects.state_of(migration).get("sourcePod")
         if source:
             state["sourcePod"] = source
         obj["status"]["migrationState"] = state
@@ -345,7 +345,7 @@ def _released(migration: Object) -> Object:
 
 def _sync(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """`migration.go: sync`: what to change in the migration's pod and VMI."""
-    is_over = _is_ours(view, vmi) and _state(vmi).get("completed")
+    is_over = _is_ours(view, vmi) and objects.state_of(vmi).get("completed")
     if objects.is_deleting(vmi) or is_over or not _may_migrate(view, vmi):
         return Writes()
     match objects.phase(view.migration):
@@ -384,7 +384,7 @@ def _sync_hand_off(view: MigrationView, vmi: Object, rules: Rules) -> Writes:
 
 def _sync_failure(view: MigrationView, vmi: Object, now: datetime, rules: Rules) -> Writes:
     """If the target is lost before the start, virt-controller writes the end into the VMI."""
-    state = _state(vmi)
+    state = objects.state_of(vmi)
     if not _is_ours(view, vmi) or "endTimestamp" in state:
         return Writes()
     if objects.phase(view.migration) == "Failed":
@@ -400,18 +400,14 @@ def _request_abort(vmi: Object) -> None:
     vmi["status"].get("migrationState", {}).update(abortRequested=True)
 
 
-def _state(vmi: Object) -> Object:
-    return objects.state_of(vmi) or {}
-
-
 def _is_ours(view: MigrationView, vmi: Object) -> bool:
     """Whether the VMI's `migrationState` belongs to this migration."""
-    return bool(_state(vmi).get("migrationUid") == view.migration["metadata"]["uid"])
+    return bool(objects.state_of(vmi).get("migrationUid") == view.migration["metadata"]["uid"])
 
 
 def _may_migrate(view: MigrationView, vmi: Object) -> bool:
     """Whether the VMI's `migrationState` belongs to no other open migration (`canMigrateVMI`)."""
-    present = (objects.state_of(vmi) or {}).get("migrationUid")
+    present = objects.state_of(vmi).get("migrationUid")
     if not present or present == view.migration["metadata"]["uid"]:
         return True
     return all(
@@ -467,7 +463,7 @@ def _update_status(view: MigrationView, vmi: Object, now: datetime) -> Object:
 
 def _copied(migration: Object, vmi: Object) -> Object:
     """Copy the VMI's `migrationState` into its final migration."""
-    state = _state(vmi)
+    state = objects.state_of(vmi)
     return objects.changed(migration, lambda obj: obj["status"].update(migrationState=state))
 
 
@@ -481,7 +477,7 @@ def _has_failed(view: MigrationView, vmi: Object) -> bool:
         or (view.target is not None and objects.is_final(view.target))
         or (present not in PRE_TARGET and not has_target)
         or (present not in PRE_HANDED_OFF and not is_ours)
-        or (is_ours and bool(_state(vmi).get("failed")))
+        or (is_ours and bool(objects.state_of(vmi).get("failed")))
     )
 
 
@@ -490,7 +486,7 @@ def _next_phase(view: MigrationView, vmi: Object) -> str:
     present = objects.phase(view.migration)
     if present == "":
         return "Pending" if _may_migrate(view, vmi) else "Failed"
-    state, target = _state(vmi), view.target
+    state, target = objects.state_of(vmi), view.target
     following, may_follow = {
         "Pending": ("Scheduling", target is not None),
         "Scheduling": ("Scheduled", target is not None and objects.is_pod_ready(target)),

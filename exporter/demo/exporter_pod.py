@@ -13,7 +13,7 @@ import sys
 import msgspec
 from aiohttp import WSMsgType, web
 
-from exporter.demo import status
+from exporter.demo import objects, status
 from exporter.demo.objects import Object
 
 
@@ -38,8 +38,7 @@ POD: Object = {
 
 def find_pods(namespace: str | None) -> Object:
     """The list of the exporter's pods in a namespace, or in all."""
-    items = [POD] if namespace in (None, NAMESPACE) else []
-    return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
+    return objects.build_list("Pod", [POD] if namespace in (None, NAMESPACE) else [])
 
 
 async def execute(http: web.Request, exporter_url: str) -> web.WebSocketResponse:
@@ -92,7 +91,7 @@ async def _end_on_interrupt(
 
 async def _finish(socket: web.WebSocketResponse, code: int) -> None:
     """Send the exit code as the kubelet does, and close."""
-    answer: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    answer = status.success()
     if code:
         causes = [{"reason": "ExitCode", "message": str(code)}]
         said = f"command terminated with exit code {code}"

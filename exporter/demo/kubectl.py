@@ -17,7 +17,7 @@ from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_j
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.status import ApiResource, StatusError
-from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS, decode
+from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -76,7 +76,7 @@ class PracticeServer(SimulatedApiServer):
         match path:
             case ["api", "v1", *_, EVENTS.plural | QUOTAS.plural as plural]:
                 kind = EVENTS.kind if plural == EVENTS.plural else QUOTAS.kind
-                return {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": []}
+                return objects.build_list(kind, [])
             case ["api", "v1", *within, "pods"] if exporter_pod.LABEL in http.query_string:
                 return exporter_pod.find_pods(within[1] if within else None)
             case ["api", "v1", "namespaces", exporter_pod.NAMESPACE, "pods", exporter_pod.NAME]:
@@ -96,7 +96,7 @@ class PracticeServer(SimulatedApiServer):
         """Evict a pod, and answer like kube-apiserver with KubeVirt's validating webhook."""
         answer = self._cluster.evict(namespace, name)
         if answer.code == 200:
-            return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+            return status.success()
         if answer.code == 404:
             raise status.not_found(PODS, name)
         message = f'admission webhook "{INTERCEPTOR}" denied the request: {answer.message}'
@@ -108,17 +108,16 @@ class PracticeServer(SimulatedApiServer):
             message = "the VMI is not being evacuated from that node"
             raise StatusError(status.failure(500, "InternalError", message))
         self._cluster.change_vmi(namespace, name, webhooks.cancel_evacuation)
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return status.success()
 
     def _read_log(self, namespace: str, name: str) -> str:
         """The launcher's log lines about the known failed migrations that started from it."""
         pod = self.store.get(PODS, namespace, name)
         vmi = self.store.find(VMIS, *objects.owner_key(pod).split("/")) or {}
-        finished = [decode(entry) for entry in self.store.caches[MIGRATIONS].all()]
         states = {
             state["migrationUid"]: state
-            for state in map(objects.state_of, [*finished, vmi])
-            if state and state.get("sourcePod") == name and state.get("failed")
+            for state in map(objects.state_of, [*self.store.objects(MIGRATIONS), vmi])
+            if state.get("sourcePod") == name and state.get("failed")
         }
         lines = [
             {
@@ -139,17 +138,16 @@ class PracticeServer(SimulatedApiServer):
         """
         terms = (term.replace("==", "=").split("=", 1) for term in selector.split(","))
         wanted = {name: value for name, value in terms if not name.endswith("!")}
-        pods = [decode(entry) for entry in self.store.caches[PODS].all()]
         key, _, value = label.partition("=")
         found = [
             pod
-            for pod in pods
+            for pod in self.store.objects(PODS)
             if objects.node_of(pod) == wanted["spec.nodeName"]
             and (not label or objects.labels(pod).get(key) == value)
         ]
         unfinished = [pod for pod in found if not objects.is_final(pod)]
         shown = unfinished if "status.phase!=" in selector else found
-        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": shown}
+        return objects.build_list("Pod", shown)
 
 
 _VERSION = {"groupVersion": "kubevirt.io/v1", "version": "v1"}

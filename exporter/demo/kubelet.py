@@ -47,11 +47,8 @@ class Kubelet:
     def _after(self, seconds: float, pod: Object, step: str, action: Action) -> None:
         self._queue.after(seconds, action, f"{step} {pod['metadata']['uid']}")
 
-    def _find(self, key: str) -> Object | None:
-        return self._client.store.find(PODS, *key.split("/"))
-
     def _bind(self, key: str) -> None:
-        pod = self._find(key)
+        pod = self._client.pod(key)
         vmi = None if pod is None else self._client.vmi(objects.owner_key(pod))
         if pod is None or vmi is None or objects.node_of(pod):
             return
@@ -78,7 +75,7 @@ class Kubelet:
         return found is not None and objects.is_cordoned(found)
 
     def _start(self, key: str) -> None:
-        pod = self._find(key)
+        pod = self._client.pod(key)
         if pod is None or objects.phase(pod) != "Pending" or objects.is_deleting(pod):
             return
         self._addresses = self._addresses % 65_000 + 1
@@ -86,11 +83,11 @@ class Kubelet:
         self._client.write(PODS, pod, node.start_pod(pod, address, self._queue.now))
 
     def _ready(self, key: str) -> None:
-        pod = self._find(key)
+        pod = self._client.pod(key)
         if pod is not None and node.meets_readiness_gates(pod):
             self._client.write(PODS, pod, node.ready_pod(pod, self._queue.now))
 
     def _remove(self, key: str) -> None:
-        if self._find(key) is not None:
+        if self._client.pod(key) is not None:
             namespace, name = key.split("/")
             self._client.store.delete(PODS, namespace, name, grace=0)

@@ -207,8 +207,7 @@ def end_migration(vmi: Object, now: datetime) -> Object:
 
     This ends the evacuation: `evacuationNodeName` and the eviction source are removed.
     """
-    state = objects.state_of(vmi)
-    target = "" if state is None else str(state["targetNode"])
+    target = objects.state_of(vmi).get("targetNode", "")
 
     def move(obj: Object) -> None:
         obj["status"]["nodeName"] = target
@@ -259,11 +258,7 @@ def fail_migration(
 
 def phase_of_failed_target(vmi: Object) -> Literal["Succeeded", "Failed"]:
     """How the target pod of a failed migration ends: `Failed` if the domain never arrived."""
-    return "Succeeded" if _state(vmi).get("targetNodeDomainDetected") else "Failed"
-
-
-def _state(vmi: Object) -> Object:
-    return objects.state_of(vmi) or {}
+    return "Succeeded" if objects.state_of(vmi).get("targetNodeDomainDetected") else "Failed"
 
 
 def _with_state(vmi: Object, fields: Object) -> Object:

@@ -4,7 +4,7 @@ Objects are plain dicts. The functions here return changed copies, except `set_c
 `drop_condition`, which change an object in place.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,6 +62,11 @@ def build_kubevirt(namespace: str = "kubevirt", name: str = "kubevirt") -> Objec
         "metadata": {"namespace": namespace, "name": name},
         "spec": {"configuration": {"evictionStrategy": "LiveMigrate", "migrations": migrations}},
     }
+
+
+def build_list(kind: str, items: Sequence[Object]) -> Object:
+    """A list of objects of this kind, as the API server answers it."""
+    return {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": items}
 
 
 def build_namespace(name: str) -> Object:
@@ -224,15 +229,18 @@ def is_deleting(obj: Object) -> bool:
     return "deletionTimestamp" in obj["metadata"]
 
 
-def state_of(vmi: Object) -> Object | None:
-    """`status.migrationState`; on a VMI, it is about the last migration that was handed off."""
-    found: Object | None = vmi.get("status", {}).get("migrationState")
+def state_of(obj: Object) -> Object:
+    """`status.migrationState` of a VMI or migration; empty if there is none.
+
+    On a VMI, it is about the last migration that was handed off.
+    """
+    found: Object = obj.get("status", {}).get("migrationState") or {}
     return found
 
 
 def is_migrating(vmi: Object) -> bool:
     """Whether a migration has started and not ended (`migrations.go: IsMigrating`)."""
-    state = state_of(vmi) or {}
+    state = state_of(vmi)
     return "startTimestamp" in state and "endTimestamp" not in state
 
 

@@ -17,7 +17,7 @@ from exporter.demo import node, objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
-from exporter.demo.store import BUDGETS, KUBEVIRTS, NAMESPACES, NODES
+from exporter.demo.store import BUDGETS
 
 
 class Role(StrEnum):
@@ -183,11 +183,7 @@ class Scenario:
 
     def populate(self, cluster: Cluster) -> Iterator[None]:
         """Create everything in the cluster and queue what happens; yields after each VM."""
-        for name in ("kubevirt", "default", *NAMESPACE_NAMES):
-            cluster.store.create(NAMESPACES, objects.build_namespace(name))
-        for name in cluster.nodes:
-            cluster.store.create(NODES, objects.build_node(name))
-        cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+        cluster.set_up("kubevirt", "default", *NAMESPACE_NAMES)
         for vm in self.vms:
             self._create(cluster, vm)
             self._queue_events(cluster, vm)

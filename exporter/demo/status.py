@@ -172,13 +172,7 @@ def invalid(
     )
 
 
-def success(resource: ApiResource, name: str, uid: str) -> Object:
-    """The answer to a completed deletion."""
-    details = details_of(resource, name) | {"uid": uid}
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-        "details": details,
-    }
+def success(details: Object | None = None) -> Object:
+    """A success Status."""
+    status: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    return status if details is None else status | {"details": details}

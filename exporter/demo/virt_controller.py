@@ -137,7 +137,7 @@ class VirtController:
             ):
                 continue
             running += 1
-            state = objects.state_of(other) or {}
+            state = objects.state_of(other)
             outbound += source in (other["status"].get("nodeName"), state.get("sourceNode"))
         return running, outbound
 

@@ -42,7 +42,7 @@ class VirtHandler:
         if objects.phase(vmi) == "Scheduled":
             self._queue.after(self._pace.run_vmi, lambda: self._run(key), f"run {uid}")
         state = objects.state_of(vmi)
-        if state is None or "endTimestamp" in state:
+        if not state or "endTimestamp" in state:
             return
         job = state["migrationUid"]
         if state.get("abortRequested"):
@@ -94,8 +94,7 @@ class VirtHandler:
             queue.after(ended + pace.take_over, lambda: self._end(key, job))
 
     def _lose_target(self, key: str, job: str) -> None:
-        vmi = self._client.vmi(key)
-        state = (objects.state_of(vmi) if vmi else None) or {}
+        state = objects.state_of(self._client.vmi(key) or {})
         if state.get("migrationUid") == job:
             self._kubelet.exit(key.split("/", maxsplit=1)[0], state["targetPod"], "Failed")
 
@@ -121,8 +120,7 @@ class VirtHandler:
             self._queue.after(self._pace.aborted, fail, f"aborted {job}")
 
     def _finish_abort(self, key: str, job: str) -> None:
-        vmi = self._client.vmi(key)
-        state = (objects.state_of(vmi) if vmi else None) or {}
+        state = objects.state_of(self._client.vmi(key) or {})
         if "targetNodeDomainReadyTimestamp" not in state:
             self._fail(key, job, node.ABORTED, "Succeeded")
 
@@ -152,7 +150,7 @@ class VirtHandler:
         vmi = self._client.vmi(key)
         if vmi is None or objects.is_deleting(vmi):
             return None
-        state = objects.state_of(vmi) or {}
+        state = objects.state_of(vmi)
         if state.get("migrationUid") != job or ("endTimestamp" in state) != ended:
             return None
         after = change(vmi)

@@ -26,7 +26,7 @@ from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
 from exporter.demo.recorder import ChangeRecorder
 from exporter.demo.scenario import BROKEN
-from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
+from exporter.demo.store import MIGRATIONS
 
 
 BEGAN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -288,11 +288,7 @@ class Week:
     # People
 
     def _populate(self) -> None:
-        for name in ("kubevirt", "default", NAMESPACE):
-            self.cluster.store.create(NAMESPACES, objects.build_namespace(name))
-        for name in self.cluster.nodes:
-            self.cluster.store.create(NODES, objects.build_node(name))
-        self.cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+        self.cluster.set_up("kubevirt", "default", NAMESPACE)
         for vm in self.vms.values():
             self._create(vm)
 

@@ -261,7 +261,7 @@ class Player:
         return await self.handlers[vmi["status"]["nodeName"]].replace(VMIS, after)
 
     async def _target(self, vmi: Object, after: Object) -> Object:
-        target = _state(vmi)["targetNode"]
+        target = objects.state_of(vmi)["targetNode"]
         return await self.handlers[target].replace(VMIS, after)
 
     def _by_target(self, change: Callable[[Object], Object]) -> _Act:
@@ -437,7 +437,7 @@ class Player:
             return
         if objects.phase(vmi) == "Scheduled":
             yield _Step("run", self.pace, self.run_vmi)
-        state = _state(vmi)
+        state = objects.state_of(vmi)
         if not state or objects.phase(vmi) != "Running":
             return
         job = str(state["migrationUid"])
@@ -489,7 +489,7 @@ class Player:
         await self.fail_migration(vmi, rules.ABORTED, "Succeeded")
 
     async def _lose_target(self, vmi: Object) -> None:
-        target = self._pod(_state(vmi)["targetPod"], vmi)
+        target = self._pod(objects.state_of(vmi)["targetPod"], vmi)
         if target is not None:
             await self._exit(target, "Failed")
 
@@ -539,10 +539,6 @@ def _node(name: str, allocatable: Mapping[str, str]) -> Object:
 
 def _heartbeat() -> Object:
     return {"annotations": {"kubevirt.io/heartbeat": objects.format_time(_now())}}
-
-
-def _state(vmi: Object) -> Object:
-    return objects.state_of(vmi) or {}
 
 
 def _now() -> datetime:

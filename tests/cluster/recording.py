@@ -44,7 +44,7 @@ class Scene:
     @property
     def state(self) -> Object:
         """`status.migrationState`; empty if there is none."""
-        return objects.state_of(self.vmi) or {}
+        return objects.state_of(self.vmi)
 
     @property
     def outline(self) -> Object:
@@ -55,7 +55,7 @@ class Scene:
                 _outline(one)
                 | {
                     "priority": one["spec"].get("priority"),
-                    "state": sorted(objects.state_of(one) or {}),
+                    "state": sorted(objects.state_of(one)),
                     "passed": [
                         entry["phase"] for entry in one["status"]["phaseTransitionTimestamps"]
                     ],

@@ -163,7 +163,7 @@ def _write_eviction(ledger: Ledger, asked: Creation) -> None:
 
 
 def _instants(vmim: Object) -> tuple[datetime, datetime] | None:
-    state = objects.state_of(vmim) or {}
+    state = objects.state_of(vmim)
     if "endTimestamp" not in state:
         return None
     return objects.parse_time(state["startTimestamp"]), objects.parse_time(state["endTimestamp"])

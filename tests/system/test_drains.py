@@ -25,7 +25,7 @@ from exporter.demo import node, objects, plan
 from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
-from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
+from exporter.demo.store import MIGRATIONS
 from exporter.kube.login import Login
 from exporter.settings import read_settings
 from exporter.text import write_span
@@ -164,11 +164,7 @@ class Story:
         self.now = START
         self._session: aiohttp.ClientSession
         self._url = ""
-        for name in ("kubevirt", NAMESPACE):
-            self.cluster.store.create(NAMESPACES, objects.build_namespace(name))
-        for name in self.cluster.nodes:
-            self.cluster.store.create(NODES, objects.build_node(name))
-        self.cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+        self.cluster.set_up("kubevirt", NAMESPACE)
 
     def read_clock(self) -> float:
         """The cluster's time, for the exporter."""

@@ -92,7 +92,7 @@ class Play:
     @property
     def state(self) -> Object:
         """The VMI's `migrationState`."""
-        return objects.state_of(self.vmi) or {}
+        return objects.state_of(self.vmi)
 
     def reconcile(self, times: int = 1) -> controller.Writes:
         """Reconcile the migration and apply what the controller writes."""

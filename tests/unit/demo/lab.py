@@ -78,7 +78,7 @@ class Lab:
 
     def state(self, name: str = "db1") -> Object:
         """The VMI's `migrationState`."""
-        return objects.state_of(self.vmi(name)) or {}
+        return objects.state_of(self.vmi(name))
 
     def migrations(self, name: str = "db1") -> list[Object]:
         """The VM's migrations, the newest first."""

@@ -132,7 +132,7 @@ def test_a_namesake_starts_clean() -> None:
 
     assert lab.vmi()["metadata"]["uid"] != first
     assert objects.phase(lab.vmi()) == "Running"
-    assert objects.state_of(lab.vmi()) is None
+    assert not objects.state_of(lab.vmi())
     assert objects.evacuated_node(lab.vmi()) == ""
     assert lab.migrations() == []
 

@@ -63,7 +63,7 @@ def test_it_is_lively() -> None:
         cluster.step(at(second))
         vmis = list(cluster.store.objects(VMIS))
         phases = [objects.phase(migration) for migration in cluster.store.objects(MIGRATIONS)]
-        ends = [(objects.state_of(vmi) or {}).get("endTimestamp") for vmi in vmis]
+        ends = [objects.state_of(vmi).get("endTimestamp") for vmi in vmis]
         seen["running"] += any(objects.is_migrating(vmi) for vmi in vmis)
         seen["pending"] += "Pending" in phases
         seen["cooling"] += any(end and objects.parse_time(end) > at(second - 20) for end in ends)
@@ -131,9 +131,7 @@ def test_most_evictions_are_the_descheduler_s(minutes: Cluster) -> None:
 def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
     """A flaky VM's attempts fail in two different ways, and one succeeds."""
     states = [
-        objects.state_of(vmi) or {}
-        for vmi in sent(minutes, VMIS)
-        if vmi["metadata"]["name"] == "flaky-1"
+        objects.state_of(vmi) for vmi in sent(minutes, VMIS) if vmi["metadata"]["name"] == "flaky-1"
     ]
     ended = [state for state in states if "endTimestamp" in state]
 
