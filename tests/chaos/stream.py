@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
-from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, rfc3339, transitions
+from tests.support.builders import rfc3339
+from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, transitions
 
 
 Object = dict[str, Any]

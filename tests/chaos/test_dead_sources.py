@@ -29,7 +29,7 @@ from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import ROLE_BINDINGS
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import RealStage, SimulatedStage
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 from tests.support.program import Program, program
 
 

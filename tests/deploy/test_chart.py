@@ -35,8 +35,7 @@ from tests.generate.manifests import (
     write_overlay,
 )
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.documents import DEPLOY, chapters, code_blocks, table
-from tests.support.program import ROOT
+from tests.support.documents import DEPLOY, ROOT, chapters, code_blocks, table
 
 
 KUBERNETES = "1.37.2"

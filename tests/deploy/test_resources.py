@@ -11,7 +11,7 @@ from tests.cluster import NAMESPACES, PODS, VMIMS, VMIS, launcher_pod, namespace
 from tests.cluster.users import open_kubeconfig
 from tests.generate.manifests import containers, pod_templates, render
 from tests.support.api_servers import SimulatedStage
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 from tests.support.program import program
 
 

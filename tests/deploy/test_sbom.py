@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from exporter import __version__
+from tests.support.documents import ROOT
 
 
-ROOT = Path(__file__).parents[2]
 PINNED = ROOT / "requirements/runtime.txt"
 _PIN = re.compile(
     r"^([a-z0-9._-]+)==([^\s;]+).*\\\n((?:    --hash=sha256:\S+(?: \\)?\n)+)", re.MULTILINE

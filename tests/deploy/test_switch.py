@@ -12,7 +12,7 @@ from tests.cluster.processes import Process
 from tests.deploy.server import Paths, account, applied, apply
 from tests.deploy.test_descheduler import arguments
 from tests.generate.manifests import PLAIN, only, render
-from tests.support.program import ROOT
+from tests.support.documents import ROOT
 
 
 MODES = ("base", PLAIN, "overlays/sidecar", "overlays/standalone")

@@ -13,7 +13,7 @@ from tests.e2e.images import IMAGES
 from tests.e2e.kubevirt import KubeVirt, installed
 from tests.e2e.node import inside_network, prepare, running
 from tests.e2e.terminal import TYPED
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tests.cluster.player import Player
 from tests.cluster.resources import NODES
 from tests.e2e.cluster import Cluster, Object
 from tests.e2e.node import SERVER
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 
 
 _DEVICES = ("kvm", "tun", "vhost-net")

@@ -18,7 +18,7 @@ from tests.e2e.documents import CERTIFICATE, SECTIONS, commands
 from tests.e2e.images import EARLIER, EARLIER_COMMIT, EXPORTER, ROOT, check_out
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE, REGISTRY
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 
 
 HISTORY = 2

@@ -17,7 +17,7 @@ from tests.e2e.documents import CERTIFICATE, SECTIONS, commands, type_section
 from tests.e2e.images import ALERTMANAGER, OPERATOR, PROMETHEUS, RELOADER, ROOT
 from tests.generate.manifests import NAMESPACE, only, overlay
 from tests.support.browser import chromium
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 
 
 MONITORING = "monitoring"

@@ -13,9 +13,9 @@ from PIL import Image
 from playwright.async_api import Page
 
 from tests.support.browser import chromium, standing_demo
+from tests.support.documents import ROOT
 
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "images"
 COLOURS = 256
 WORDS = "h1, th[scope=col]:not(:has(svg))"

@@ -16,11 +16,12 @@ from tests.cluster.access import allow
 from tests.cluster.cluster import write_certificates
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS
+from tests.support.documents import ROOT
 from tests.support.lives import ended_state
 from tests.support.program import Program
 
 
-MANIFEST = Path(__file__).parents[2] / "deploy/components/admission/webhook.yaml"
+MANIFEST = ROOT / "deploy/components/admission/webhook.yaml"
 PATH = "/v1/evictions"
 TIMEOUT = 1.0
 """The webhook's `timeoutSeconds`."""

@@ -99,30 +99,29 @@ async def standing_demo(seed: int = 1) -> AsyncIterator[Still]:
             await exporter
 
 
-async def _find_lively(demo: Still) -> bool | None:
+async def _find_lively(demo: Still) -> bool:
     """Whether there are evacuations in many states, some stuck, and VMs in cooldown."""
     if demo.clock() < EPOCH + LIVELY:
-        return None
+        return False
     evacuations = (await demo.get("/v1/evacuations")).get("evacuations", [])
     blocked = (await demo.get("/v1/blocked")).get("blocked", [])  # missing in a 503
     states = {one["state"] for one in evacuations}
     reasons = [one["reason"] for one in blocked]
-    lively = (
+    return (
         len(states) >= 4
         and any(one["stuck"] for one in evacuations)
         and any(one["backoff"] for one in evacuations)
         and reasons.count("cooldown") >= 4
         and len(set(reasons)) >= 2
     )
-    return lively or None
 
 
-async def _find_settled(demo: Still) -> bool | None:
+async def _find_settled(demo: Still) -> bool:
     """Whether the answers have not changed for half a second."""
     paths = ("/v1/evacuations", "/v1/blocked")
     before = [await demo.get(path) for path in paths]
     await asyncio.sleep(0.5)
-    return before == [await demo.get(path) for path in paths] or None
+    return before == [await demo.get(path) for path in paths]
 
 
 @asynccontextmanager

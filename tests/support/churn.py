@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS, ObjectStore
 from tests.cluster import launcher_pod, vmi, vmim
 from tests.cluster.objects import Object
-from tests.support.lives import ended_state, rfc3339, transitions
+from tests.support.builders import rfc3339
+from tests.support.lives import ended_state, transitions
 
 
 NAMESPACES = tuple(f"ns{number}" for number in range(10))

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.documents import ROOT
 
-FOLDER = Path(__file__).parents[2] / "dashboards"
+
+FOLDER = ROOT / "dashboards"
 VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?::\w+)?\})")
 """A Grafana variable, but not the `$1` of `label_replace`."""
 EVERYTHING = {

@@ -5,8 +5,9 @@ descheduler 0.36, Kubernetes 1.37, node_exporter 1.9 and Prometheus 3.
 """
 
 import re
-from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.documents import ROOT
 
 
 class Foreign(NamedTuple):
@@ -16,7 +17,7 @@ class Foreign(NamedTuple):
     labels: tuple[str, ...]
 
 
-_SOURCE = Path(__file__).parents[2] / "deploy/descheduler/verdicts/metrics.go"
+_SOURCE = ROOT / "deploy/descheduler/verdicts/metrics.go"
 _DESC = re.compile(r'NewDesc\(\s*"(\w+)",\s*"[^"]*",\s*(?:\[\]string\{([^}]*)\}|nil)')
 
 

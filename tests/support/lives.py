@@ -21,6 +21,7 @@ from exporter.kube.objects.kubevirt import parse_object
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster import Resource as Served
 from tests.support.api_servers import Stage
+from tests.support.builders import rfc3339
 from tests.support.stores import ClockedStore
 from tests.support.verdicts import decide
 
@@ -30,11 +31,6 @@ Object = dict[str, Any]
 KEPT_BY_KUBEVIRT = 5
 NODES = ("n1", "n2", "n3")
 _KINDS = {VMIS: Resource.VMIS, VMIMS: Resource.VMIMS, PODS: Resource.PODS}
-
-
-def rfc3339(instant: float) -> str:
-    """An instant as KubeVirt writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(instant))
 
 
 def ended_state(uid: str, start: float, end: float) -> Object:
@@ -188,39 +184,33 @@ class Script:
             await self._delete(PODS, life.pod)
             life.pod = await self._create(PODS, launcher_pod(life.vmi, node=life.target))
         self._now += 2
-        await self._finish(life, "Failed" if failed else "Succeeded", state)
+        await self._finish(life, "Failed" if failed else "Succeeded", migrationState=state)
 
-    async def _finish(self, life: _Life, phase: str, state: Object | None = None) -> None:
-        moving = life.moving
-        assert moving is not None
-        status = {"phase": phase, **transitions(_phase_entries(moving), phase, self._now)}
-        if state is not None:
-            status["migrationState"] = state
-        await self._put_status(life, status)
+    async def _finish(self, life: _Life, phase: str, **more: Object) -> None:
+        """End a migration, and delete its older VMIMs that KubeVirt does not keep."""
+        await self._advance(life, phase, **more)
         life.moving = None
         finished = [one for one in life.vmims if one["status"]["phase"] in ("Succeeded", "Failed")]
         for one in finished[:-KEPT_BY_KUBEVIRT]:
             life.vmims.remove(one)
             await self._delete(VMIMS, one)
 
-    async def _advance(self, life: _Life, phase: str) -> None:
-        assert life.moving is not None
-        status = {"phase": phase, **transitions(_phase_entries(life.moving), phase, self._now)}
-        await self._put_status(life, status)
-
-    async def _put_state(self, life: _Life, state: Object) -> None:
-        life.vmi["status"]["migrationState"] = state
-        life.vmi = await self._replace(VMIS, life.vmi)
-
-    async def _put_status(self, life: _Life, status: Object) -> None:
+    async def _advance(self, life: _Life, phase: str, **more: Object) -> None:
+        """Let a migration enter a phase; `more` are further fields of its status."""
         moving = life.moving
         assert moving is not None
+        entered = moving["status"].get("phaseTransitionTimestamps", [])
+        status = {"phase": phase, **transitions(entered, phase, self._now), **more}
         changed = await self._admin.merge_status(
             VMIMS, self._namespace, moving["metadata"]["name"], status
         )
         self._expect(VMIMS, changed)
         life.vmims[life.vmims.index(moving)] = changed
         life.moving = changed
+
+    async def _put_state(self, life: _Life, state: Object) -> None:
+        life.vmi["status"]["migrationState"] = state
+        life.vmi = await self._replace(VMIS, life.vmi)
 
     async def _create(self, served: Served, body: Object) -> Object:
         made = await self._admin.create(served, body)
@@ -271,8 +261,3 @@ def _questions(policy: Policy, at: float) -> Iterable[tuple[str, Callable[[Any],
             lambda e, c=checkpoint: decide(e, policy, at, checkpoint=c),  # type: ignore[misc]
         )
     yield "rules", lambda e: evaluate_rules(e, policy, at)
-
-
-def _phase_entries(moving: Object) -> list[Object]:
-    entries: list[Object] = moving["status"].get("phaseTransitionTimestamps", [])
-    return entries

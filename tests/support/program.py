@@ -15,9 +15,9 @@ import aiohttp
 import yaml
 
 from tests.cluster import PATIENCE, poll
+from tests.support.documents import ROOT
 
 
-ROOT = Path(__file__).parents[2]
 LINES_SHOWN = 60
 """How many lines of the program's log a failing test shows."""
 LEAKS = ("was never awaited", "Unclosed client session", "Unclosed connector")

@@ -1,9 +1,9 @@
-"""The verdict about one VMI, from the rules alone."""
+"""The verdict about one VMI, without a view."""
 
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Checkpoint, Instant
 from exporter.engine.facts.policy import Policy, Verdict
-from exporter.engine.verdicts.rules import decide_both
+from exporter.engine.verdicts.view import evaluate
 
 
 def decide(
@@ -14,7 +14,4 @@ def decide(
     checkpoint: Checkpoint | None = None,
 ) -> Verdict:
     """The verdict at one checkpoint; with None, `filter` if it blocks, else `preEviction`."""
-    filtered, pre_eviction, _ = decide_both(evidence, policy, now)
-    if checkpoint is None:
-        return pre_eviction if filtered.allowed else filtered
-    return filtered if checkpoint is Checkpoint.FILTER else pre_eviction
+    return evaluate(evidence, policy, now).verdict(checkpoint)

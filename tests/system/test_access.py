@@ -27,7 +27,8 @@ from tests.cluster import RealCluster, User, poll
 from tests.cluster.access import allow
 from tests.cluster.resources import CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
-from tests.support.program import ANYWHERE, ROOT, Program, program
+from tests.support.documents import ROOT
+from tests.support.program import ANYWHERE, Program, program
 from tests.support.relay import Gate
 from tests.support.serving import refused
 

@@ -20,7 +20,7 @@ from tests.cluster.access import allow
 from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
-from tests.support.lives import rfc3339
+from tests.support.builders import rfc3339
 from tests.support.program import Program, program
 
 

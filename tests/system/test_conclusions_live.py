@@ -9,8 +9,8 @@ from typing import Any
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, poll, vmi, vmim
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
+from tests.support.builders import rfc3339
 from tests.support.evacuation_log import ask_evacuation
-from tests.support.lives import rfc3339
 from tests.support.program import Program, program
 from tests.system.test_evidence_live import requested, until_evacuation
 

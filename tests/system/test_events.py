@@ -37,8 +37,7 @@ from tests.cluster import (
 from tests.cluster.access import allow
 from tests.cluster.resources import CONFIG_MAPS, EVENTS, LEASES
 from tests.support.api_servers import RealStage
-from tests.support.builders import a_store, a_vmi
-from tests.support.lives import rfc3339
+from tests.support.builders import a_store, a_vmi, rfc3339
 from tests.support.program import Program, program
 from tests.support.stored_history import BRISK, NAME, WRITER
 

@@ -12,8 +12,8 @@ from tests.cluster import KUBEVIRTS, PODS, VMIMS, VMIS, launcher_pod, poll, vmi,
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import Stage
+from tests.support.builders import rfc3339
 from tests.support.evacuation_log import ask_evacuation
-from tests.support.lives import rfc3339
 from tests.support.program import Program, program
 from tests.support.relay import Gate
 

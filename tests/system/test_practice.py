@@ -16,8 +16,8 @@ from exporter.errors import Exit
 from tests.alerts.test_runbooks import DEMO_COMMANDS, EVERY_COMMAND, Operator
 from tests.cluster import find_binary, poll
 from tests.cluster.ports import free_port
+from tests.support.documents import ROOT
 from tests.support.kubectl_plugin import write_plugin
-from tests.support.program import ROOT
 
 
 async def shell(command: str, **environment: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.support.api_servers import RealStage
-from tests.support.lives import ended_state, rfc3339
+from tests.support.builders import rfc3339
+from tests.support.lives import ended_state
 from tests.support.program import Program, program
 
 
