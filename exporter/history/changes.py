@@ -12,7 +12,7 @@ says which process has counted it, in case the answer to a write is lost.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -27,9 +27,7 @@ from exporter.history.format import (
     decode,
     encode,
     holds,
-    seal,
     shard_of,
-    unseal,
 )
 
 
@@ -104,21 +102,21 @@ class PendingChanges:
 
     def merge(
         self,
-        raw: bytes,
+        entries: Iterable[bytes],
         now: Instant,
         *,
         known: Mapping[bytes, str] = {},
         replaces: bool = False,
     ) -> Generator[None, None, dict[str, bytes]]:
-        """Merge a sealed shard into the store, and return its entries by UID.
+        """Merge the encoded entries of a shard into the store, and return them by UID.
 
         `known` has the entries that the store already has, with their UIDs. `replaces`: this is a
         newer version of a shard, so it takes precedence for VMIs that we do not see. Raises
-        `Damaged` or `UnknownVersion` before anything is merged.
+        `Damaged` before anything is merged.
         """
         listed: dict[str, bytes] = {}
         news = []
-        for entry in unseal(raw):
+        for entry in entries:
             uid = known.get(entry)
             if uid is None:
                 remembered = decode(entry)
@@ -137,17 +135,17 @@ class PendingChanges:
         return listed
 
     def load(
-        self, shard: int, raw: bytes, now: Instant, *, replaces: bool = False
+        self, shard: int, entries: Iterable[bytes], now: Instant, *, replaces: bool = False
     ) -> Iterator[None]:
         """Merge a stored shard into the store, and note which VMIs have an outdated stored entry.
 
-        Raises `Damaged` or `UnknownVersion` before anything is merged.
+        Raises `Damaged` before anything is merged.
         """
-        entries = self._entries[shard]
-        known = {entry: uid for uid, entry in entries.items()}
-        listed = yield from self.merge(raw, now, known=known, replaces=replaces)
+        ours = self._entries[shard]
+        known = {entry: uid for uid, entry in ours.items()}
+        listed = yield from self.merge(entries, now, known=known, replaces=replaces)
         if replaces:
-            for uid in entries.keys() - listed.keys():
+            for uid in ours.keys() - listed.keys():
                 self.store.apply(Forgotten(uid), now)
         yield from self._compare_all(shard, listed, now)
 
@@ -232,14 +230,10 @@ class PendingChanges:
                     yield shard
                     break
 
-    def seal(self, shard: int) -> bytes:
-        """The sealed content of a shard."""
+    def entries(self, shard: int) -> list[bytes]:
+        """The encoded entries of a shard, in the order of their UIDs."""
         entries = self._entries[shard]
-        return seal(entries[uid] for uid in sorted(entries))
-
-    def is_empty(self, shard: int) -> bool:
-        """Whether the shard has no entries."""
-        return not self._entries[shard]
+        return [entries[uid] for uid in sorted(entries)]
 
     def _encode(self, uid: str, now: Instant) -> bytes:
         """Encode the history of a VMI from the store; returns the entry that this replaces."""

@@ -1,5 +1,6 @@
 """The stored history in ConfigMaps of the cluster, one per shard."""
 
+import asyncio
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ import structlog
 
 from exporter.engine.facts.model import ConfigMap, Resource
 from exporter.health import HistoryFault
-from exporter.history.format import LONGEST_SHARD
+from exporter.history.format import LONGEST_SHARD, seal
 from exporter.history.reader import DATA_KEY, ConfigMapReader, Stored, name_of
 from exporter.history.writer import HistoryWriter, note_fault
 from exporter.kube.client import (
@@ -120,7 +121,8 @@ class ConfigMapWriter(HistoryWriter):
 
     async def _apply(self, shard: int) -> None:
         place, stored = self.reader.place, self.reader.shards.get(shard, Stored(""))
-        data = {DATA_KEY: self.changes.seal(shard)} | stored.others
+        sealed = await asyncio.to_thread(seal, self.changes.entries(shard))
+        data = {DATA_KEY: sealed} | stored.others
         size = sum(map(len, data.values()))
         if size > LONGEST_SHARD:
             why = f"it has {size} bytes, but a ConfigMap can hold {LONGEST_SHARD}"

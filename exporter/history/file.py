@@ -15,7 +15,7 @@ from exporter.engine.facts.model import Instant
 from exporter.errors import CommandFailed, Exit
 from exporter.health import HistoryFault, HistoryHealth
 from exporter.history.changes import PendingChanges
-from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, split
+from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, seal, split, unseal
 from exporter.history.writer import HistoryWriter, note_fault
 
 
@@ -92,7 +92,7 @@ def _merge_file(
     why, pieces = "", 0
     for piece in split(raw):
         try:
-            for _ in changes.merge(piece, now):
+            for _ in changes.merge(unseal(piece), now):
                 pass
         except UnknownVersion as unknown:
             version = unknown.version
@@ -131,12 +131,8 @@ class FileWriter(HistoryWriter):
         changes = self.changes
         if not changes.unwritten or not await self._has_returned():
             return
-        content = bytearray()
-        for shard in range(SHARDS):
-            if not changes.is_empty(shard):
-                content += changes.seal(shard)
-                await asyncio.sleep(0)  # let other tasks run: a shard of 1,500 VMIs takes 1 ms
-        self._writing = _start_thread(partial(self._replace, bytes(content)))
+        shards = [changes.entries(shard) for shard in range(SHARDS)]
+        self._writing = _start_thread(partial(self._replace, shards))
         if not await self._has_returned():
             return
         error = self._writing.result()
@@ -157,8 +153,9 @@ class FileWriter(HistoryWriter):
             note_fault(self.status, HistoryFault.NOT_WRITTEN, why, path=str(self.path))
         return bool(done)
 
-    def _replace(self, content: bytes) -> None:
+    def _replace(self, shards: list[list[bytes]]) -> None:
         """Replace the file atomically: after a crash it has the old or the new content."""
+        content = b"".join(seal(entries) for entries in shards if entries)
         _check_regular(self.path)
         for path, name in list(self.others.items()):
             path.replace(name)

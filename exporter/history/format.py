@@ -1,45 +1,33 @@
 """The stored history's format: shards of encoded VMIs, each with a checksum.
 
 A stored history has `SHARDS` shards; a hash of the UID assigns each VMI to a shard. A sealed shard
-is big-endian, and begins with the same header in every version:
+is one gzip member, with gzip's checksum, of a msgpack array: the format's version, and an array
+with one entry per VMI, sorted by UID, so that equal content gives equal bytes. A file is the
+concatenation of its sealed shards, so `zcat` reads it too; a ConfigMap holds one shard. Damage in
+one shard does not affect the others.
 
-    magic 4 bytes | version 2 | payload's length 4 | BLAKE2b of the rest, 16 | payload
-
-The payload is a msgpack array with one entry per VMI, sorted by UID, so that equal content gives
-equal bytes. UUIDs take 16 bytes, whole seconds are integers, and the names of nodes and users are
-in one list per VMI, so a migration takes about 40 bytes. If a shard would not fit into a ConfigMap,
-its payload is compressed with zlib. A file is the concatenation of its sealed shards; a ConfigMap
-holds one shard. Damage in one shard does not affect the others.
+An entry has the engine's own values as msgspec encodes them. Only the UIDs of migrations are packed
+into 16 bytes each: as text they would make a shard a fifth longer. A field that is added needs a
+default, and in a `Migration`, which is an array, it comes last. Any other change needs a new
+`VERSION`, also a new trigger or reason: a program that does not know it keeps the shard for others.
 """
 
-import hashlib
+import gzip
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from sys import intern
-from typing import Annotated, TypeAlias
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from exporter.engine.facts.evidence import (
-    FAILURES_KEPT,
-    Marker,
-    Past,
-    Remembered,
-    RequestedThrough,
-)
+from exporter.engine.facts.evidence import Marker, Past, Remembered
 from exporter.engine.facts.history import Migration, join
-from exporter.engine.facts.model import (
-    EndReason,
-    Instant,
-    Outcome,
-    Requester,
-    Seconds,
-    Trigger,
-)
+from exporter.engine.facts.model import Instant, Outcome, Seconds
 from exporter.errors import MALFORMED, ExporterError
 
 
@@ -49,19 +37,14 @@ VERSION = 1
 LONGEST_SHARD = 2**20 - 2**13
 """The most bytes in one sealed shard. A ConfigMap may hold 1 MiB of data, including the keys."""
 LONGEST_CONTENT = 64 * LONGEST_SHARD
-"""The most bytes of a compressed shard's content, which has to fit into the memory."""
+"""The most bytes of a shard's content, which has to fit into the memory."""
 
-_MAGIC = b"KVEC"
-_ARRAY, _ZLIB = b"\xdd", b"\x78"
-"""The first byte of a plain payload, and of a compressed one (RFC 1950)."""
-_HEAD = struct.Struct(">4sHI16s")
+_MAGIC = b"\x1f\x8b\x08\0\0\0\0\0"
+"""How a sealed shard begins (RFC 1952): gzip without flags and without a time."""
+_LEVELS = (1, 6)
+"""How hard a shard is compressed: the second level takes four times as long, and is for a shard
+that does not fit into a ConfigMap otherwise."""
 _UUID_BYTES = 16
-_YEARS = Meta(ge=-62_135_596_800, lt=253_402_300_800)
-"""The years 1 to 9999, because RFC 3339 allows no other years."""
-_Instant: TypeAlias = Annotated[float, _YEARS]
-_Time: TypeAlias = _Instant | None
-_Place: TypeAlias = Annotated[int, Meta(ge=0)]
-"""The place of a name in `_Entry.names`, counted from 1; 0 means that there is no name."""
 
 
 class Damaged(ExporterError):
@@ -77,83 +60,24 @@ class UnknownVersion(ExporterError):
         self.raw = raw
 
 
-class _Migration(Struct, array_like=True, gc=False):
-    key: bytes
-    start: _Time
-    end: _Time
-    finished_at: _Time
-    flags: Annotated[int, Meta(ge=0)]
-    source: _Place = 0
-    target: _Place = 0
-    asked_at: _Time = None
-    asked_by: _Place = 0
-
-
-class _Failure(Struct, array_like=True, gc=False):
-    uid: bytes
-    end: _Instant
-
-
-class _Requester(Struct, array_like=True, gc=False):
-    at: _Instant
-    user: str
-
-
-class _Marker(Struct, array_like=True):
-    node: str
-    requested_at: _Instant
-    seen_at: _Instant
-    not_before: _Time
-    failed: Annotated[list[_Failure], Meta(max_length=FAILURES_KEPT)]
-    forgotten: Annotated[int, Meta(ge=0)]
-    asked_by: _Requester | None = None
-    by_taint: bool = False
-    is_presumed: bool = False
-
-
-class _Past(Struct, array_like=True, gc=False):
-    seen_at: _Instant
-    ended_at: _Instant
-    counted_by: int
-
-
 class _Entry(Struct, array_like=True):
-    uid: bytes
+    """One VMI. `uids` are the UIDs of `migrations`; `others` are those that have no UUID."""
+
+    uid: str
     namespace: str
-    migrations: list[_Migration]
-    marker: _Marker | None
-    past: _Past | None = None
-    names: list[str] = []
+    uids: bytes
+    migrations: Annotated[list[Migration], Meta(max_length=2**10)]
+    others: Annotated[dict[str, Migration], Meta(max_length=2**10)]
+    marker: Marker | None = None
+    past: Past | None = None
 
-
-_TRIGGERS = (
-    None,
-    Trigger.EVACUATION,
-    Trigger.WORKLOAD_UPDATE,
-    Trigger.HOTPLUG,
-    Trigger.VOLUME_UPDATE,
-    Trigger.MANUAL,
-)
-_REASONS = (
-    None,
-    EndReason.NONE,
-    EndReason.OTHER,
-    EndReason.LIBVIRT,
-    EndReason.SOURCE_LOST,
-    EndReason.TARGET_LOST,
-    EndReason.POST_COPY_LOST,
-    EndReason.TIMEOUT_COMPLETION,
-    EndReason.TIMEOUT_PROGRESS,
-    EndReason.ABORTED,
-    EndReason.QUOTA,
-    EndReason.IMAGE,
-    EndReason.UNSCHEDULABLE,
-)
-"""The stored number of a trigger or a reason is its place here, so new ones come at the end."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Entry)
-_splitter = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_read_content = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]).decode
+_split_entries = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], Meta(max_length=2**16)]
+).decode
 
 
 def shard_of(uid: str) -> int:
@@ -167,60 +91,56 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
     These are the unfinished migrations and those that ended inside `window`. Two migrations matter
     at any age: the last one that ended (used if `migrationState` is empty), and the last success
     (a request before it was for an earlier evacuation). `finished_at` is omitted if the end is
-    known and correct.
+    known and correct. Of a marker, what the next process sees for itself is omitted.
     """
-    migrations, past = remembered.migrations, remembered.past
+    migrations, marker = remembered.migrations, remembered.marker
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
     succeeded = [one for one in ended if migrations[one[1]].outcome is Outcome.SUCCEEDED]
     last = {max(some)[1] for some in (ended, succeeded) if some}
     over = {key for end, key in ended if end <= now - window} - last
-    names: dict[str, int] = {"": 0}
-    entry = (
-        _pack_uid(remembered.uid),
-        remembered.namespace,
-        [
-            _pack_migration(key, migration, names, now)
-            for key, migration in sorted(migrations.items())
-            if key not in over
-        ],
-        None if remembered.marker is None else _pack_marker(remembered.marker),
-        None if past is None else _pack_past(past),
-    )
-    return _encoder.encode((*entry, [*names][1:]) if len(names) > 1 else entry)
+    if marker is not None:
+        failed = dict(sorted(marker.failed.items()))
+        marker = replace(marker, failed=failed, lacking_since=None, dated=False, ends_at=None)
+    entry = _Entry(remembered.uid, remembered.namespace, b"", [], {}, marker, remembered.past)
+    for key in sorted(migrations.keys() - over):
+        migration, packed = _omit_transition(migrations[key], now), _pack_uid(key)
+        if packed is not None:
+            entry.uids += packed
+            entry.migrations.append(migration)
+        else:
+            entry.others[key] = migration
+    return _encoder.encode(entry)
 
 
 def seal(entries: Iterable[bytes]) -> bytes:
     """Seal encoded entries, given in the order of their UIDs.
 
-    Compressing 2 MB takes 25 ms.
+    This takes 50 ms per megabyte of entries, so it is done in a thread.
     """
     listed = list(entries)
-    payload = b"".join((_ARRAY, struct.pack(">I", len(listed)), *listed))
-    if _HEAD.size + len(payload) > LONGEST_SHARD:
-        payload = zlib.compress(payload, level=1)
-    digest = _digest(VERSION, payload)
-    return _HEAD.pack(_MAGIC, VERSION, len(payload), digest) + payload
+    head = struct.pack(">BBBI", 0x92, VERSION, 0xDD, len(listed))  # two: the version, an array
+    content = b"".join((head, *listed))
+    raw = b""
+    for level in _LEVELS:
+        raw = gzip.compress(content, level, mtime=0)
+        if len(raw) <= LONGEST_SHARD:
+            break
+    return raw
 
 
 def unseal(raw: bytes) -> list[bytes]:
     """The encoded entries of a sealed shard. Raises `Damaged` or `UnknownVersion`."""
-    if len(raw) < _HEAD.size:
-        raise Damaged(f"too short: expected a header of {_HEAD.size} bytes, got {len(raw)}")
-    magic, version, length, digest = _HEAD.unpack_from(raw)
-    if magic != _MAGIC:
-        raise Damaged(f"expected a stored history, which begins with {_MAGIC!r}, got {magic!r}")
-    payload = raw[_HEAD.size :]
-    if len(payload) != length:
-        raise Damaged(f"expected {length} bytes after the header, got {len(payload)}")
-    if _digest(version, payload) != digest:
-        raise Damaged("the checksum does not match the content")
-    if version != VERSION:
-        raise UnknownVersion(version, raw)
+    if not raw.startswith(_MAGIC):
+        raise Damaged(f"expected gzip, which begins with {_MAGIC!r}, got {raw[: len(_MAGIC)]!r}")
+    content, rest = _decompress(raw)
+    if rest:
+        raise Damaged(f"{len(rest)} bytes follow the content")
     try:
-        if payload.startswith(_ZLIB):
-            payload = _decompress(payload)
-        return [bytes(entry) for entry in _splitter.decode(payload)]
-    except (*MALFORMED, zlib.error) as error:
+        version, entries = _read_content(content)
+        if version != VERSION:
+            raise UnknownVersion(version, raw)
+        return [bytes(entry) for entry in _split_entries(entries)]
+    except MALFORMED as error:
         raise Damaged(f"the content cannot be read: {error}") from error
 
 
@@ -228,17 +148,20 @@ def decode(entry: bytes) -> Remembered:
     """Decode the entry of one VMI. Raises `Damaged`."""
     try:
         wire = _decoder.decode(entry)
+        places = range(0, len(wire.uids), _UUID_BYTES)
+        uids = [str(UUID(bytes=wire.uids[place : place + _UUID_BYTES])) for place in places]
+        migrations = dict(zip(uids, wire.migrations, strict=True)) | wire.others
+        for migration in migrations.values():
+            for name in ("source_node", "target_node"):  # each node once in the memory
+                force_setattr(migration, name, intern(getattr(migration, name)))
         return Remembered(
-            uid=_read_uid(wire.uid),
+            uid=wire.uid,
             namespace=wire.namespace,
-            migrations={
-                _read_uid(one.key): _read_migration(one, ["", *wire.names])
-                for one in wire.migrations
-            },
-            marker=None if wire.marker is None else _read_marker(wire.marker),
-            past=None if wire.past is None else _read_past(wire.past),
+            migrations=migrations,
+            marker=wire.marker,
+            past=wire.past,
         )
-    except (*MALFORMED, ValueError, IndexError) as error:
+    except (*MALFORMED, ValueError) as error:
         raise Damaged(f"an entry cannot be read: {error}") from error
 
 
@@ -259,8 +182,8 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
         if known is None:
             return False
         joined = join(known, migration)
-        if _find_transition(joined, now) is None:
-            joined = replace(joined, finished_at=known.finished_at)  # superfluous
+        if _omit_transition(joined, now) != joined:
+            joined = replace(joined, finished_at=known.finished_at)
         if joined != known:
             return False
     return True
@@ -268,148 +191,45 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
 
 def split(raw: bytes) -> Iterator[bytes]:
     """Split a file into its sealed shards. The damaged parts between them are yielded too."""
-    position = 0
-    while position < len(raw):
-        following = raw.find(_MAGIC, position + 1)
-        end = len(raw) if following < 0 else following
-        if raw.startswith(_MAGIC, position) and len(raw) - position >= _HEAD.size:
-            _, version, length, digest = _HEAD.unpack_from(raw, position)
-            begin = position + _HEAD.size
-            payload = raw[begin : begin + length] if begin + length <= len(raw) else None
-            if payload is not None and _digest(version, payload) == digest:
-                end = begin + length
-        yield raw[position:end]
-        position = end
+    begin, *shards = raw.split(_MAGIC)
+    if begin:
+        yield begin
+    for shard in shards:
+        piece, rest = _MAGIC + shard, b""
+        with suppress(Damaged):
+            _, rest = _decompress(piece)
+        yield piece.removesuffix(rest)
+        if rest:
+            yield rest
 
 
-def _decompress(payload: bytes) -> bytes:
-    """Decompress a shard. Raises `Damaged` if it is cut off or longer than `LONGEST_CONTENT`."""
-    decompressor = zlib.decompressobj()
-    content = decompressor.decompress(payload, LONGEST_CONTENT)
-    if not decompressor.eof or decompressor.unused_data:
-        raise Damaged(f"expected at most {LONGEST_CONTENT} bytes, compressed as a whole")
-    return content
+def _decompress(raw: bytes) -> tuple[bytes, bytes]:
+    """The content of a shard, and the bytes that follow the shard.
+
+    Raises `Damaged` if the shard is cut off, or if the content is longer than `LONGEST_CONTENT`.
+    """
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = decompressor.decompress(raw, LONGEST_CONTENT)
+    except zlib.error as error:
+        raise Damaged(f"the content cannot be decompressed: {error}") from error
+    if not decompressor.eof:
+        raise Damaged(f"cut off, or the content is longer than {LONGEST_CONTENT} bytes")
+    return content, decompressor.unused_data
 
 
-def _digest(version: int, payload: bytes) -> bytes:
-    head = struct.pack(">4sHI", _MAGIC, version, len(payload))
-    return hashlib.blake2b(head + payload, digest_size=16).digest()
-
-
-def _pack_uid(uid: str) -> bytes:
-    """Pack a UUID into 16 bytes. Other text gets a prefix, and never has 16 bytes."""
+def _pack_uid(uid: str) -> bytes | None:
+    """Pack a UUID into 16 bytes; None if this is no UUID as Kubernetes writes it."""
     try:
         packed = UUID(uid)
     except ValueError:
-        packed = None
-    if packed is not None and str(packed) == uid:
-        return packed.bytes
-    text = uid.encode()
-    return (b"\xff\xff" if len(text) == _UUID_BYTES - 1 else b"\xff") + text
-
-
-def _read_uid(uid: bytes) -> str:
-    return str(UUID(bytes=uid)) if len(uid) == _UUID_BYTES else uid.lstrip(b"\xff").decode()
-
-
-def _pack_time(instant: Instant | None) -> _Time:
-    return None if instant is None else _pack_instant(instant)
-
-
-def _pack_instant(instant: Instant) -> _Instant:
-    """Pack whole seconds, as KubeVirt writes them, as an integer: 5 bytes instead of 9."""
-    return int(instant) if float(instant).is_integer() else instant
-
-
-def _pack_migration(
-    key: str, migration: Migration, names: dict[str, int], now: Instant
-) -> tuple[object, ...]:
-    """The fields of a `_Migration`, without empty ones at the end.
-
-    `names` has the names of the entry and their places, and gets those of this migration.
-    """
-    asked = migration.requested_by
-    packed = (
-        _pack_uid(key),
-        _pack_time(migration.start),
-        _pack_time(migration.end),
-        _pack_time(_find_transition(migration, now)),
-        migration.outcome
-        | migration.handed_off << 2
-        | _TRIGGERS.index(migration.trigger) << 3
-        | _REASONS.index(migration.reason) << 6,
-    )
-    moved = (migration.source_node, migration.target_node)
-    nodes = [names.setdefault(node, len(names)) for node in moved]
-    if asked is not None:
-        user = names.setdefault(asked.user, len(names))
-        return (*packed, *nodes, _pack_instant(asked.at), user)
-    return (*packed, *nodes) if any(nodes) else packed
-
-
-def _read_migration(wire: _Migration, names: list[str]) -> Migration:
-    """Read a migration. A trigger or a reason of a later release is read as unknown."""
-    trigger, reason = wire.flags >> 3 & 7, wire.flags >> 6
-    return Migration(
-        start=wire.start,
-        end=wire.end,
-        finished_at=wire.finished_at,
-        outcome=Outcome(wire.flags & 3),
-        handed_off=bool(wire.flags & 4),
-        source_node=intern(names[wire.source]),
-        target_node=intern(names[wire.target]),
-        trigger=_TRIGGERS[trigger] if trigger < len(_TRIGGERS) else None,
-        reason=_REASONS[reason] if reason < len(_REASONS) else None,
-        requested_by=None
-        if wire.asked_at is None
-        else Requester(wire.asked_at, intern(names[wire.asked_by])),
-    )
-
-
-def _pack_marker(marker: Marker) -> _Marker:
-    asked = marker.asked_by
-    return _Marker(
-        marker.node,
-        _pack_instant(marker.requested_at),
-        _pack_instant(marker.seen_at),
-        _pack_time(marker.not_before),
-        [
-            _Failure(_pack_uid(uid), _pack_instant(end))
-            for uid, end in sorted(marker.failed.items())
-        ],
-        marker.forgotten,
-        None if asked is None else _Requester(_pack_instant(asked.at), asked.user),
-        marker.through is RequestedThrough.TAINT,
-        marker.is_presumed,
-    )
-
-
-def _read_marker(wire: _Marker) -> Marker:
-    asked = wire.asked_by
-    return Marker(
-        node=wire.node,
-        through=RequestedThrough.TAINT if wire.by_taint else RequestedThrough.EVICTION,
-        requested_at=wire.requested_at,
-        seen_at=wire.seen_at,
-        not_before=wire.not_before,
-        failed={_read_uid(one.uid): one.end for one in wire.failed},
-        forgotten=wire.forgotten,
-        asked_by=None if asked is None else Requester(asked.at, asked.user),
-        is_presumed=wire.is_presumed,
-    )
-
-
-def _pack_past(past: Past) -> _Past:
-    return _Past(_pack_instant(past.seen_at), _pack_instant(past.ended_at), past.counted_by)
-
-
-def _read_past(wire: _Past) -> Past:
-    return Past(wire.seen_at, wire.ended_at, wire.counted_by)
-
-
-def _find_transition(migration: Migration, now: Instant) -> Instant | None:
-    """The time of the transition to the final phase; None if the end makes it superfluous."""
-    end = migration.end
-    if end is not None and end <= now and migration.known_end == end:
         return None
-    return migration.finished_at
+    return packed.bytes if str(packed) == uid else None
+
+
+def _omit_transition(migration: Migration, now: Instant) -> Migration:
+    """The migration without `finished_at`, if its end is known and correct."""
+    end = migration.end
+    if migration.finished_at is None or end is None or end > now or migration.known_end != end:
+        return migration
+    return replace(migration, finished_at=None)

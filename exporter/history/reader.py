@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -11,7 +12,7 @@ from exporter.engine.facts.changes import Change, Listed, Observed, Removed
 from exporter.engine.facts.model import ConfigMap, Instant
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
-from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion
+from exporter.history.format import SHARDS, VERSION, Damaged, UnknownVersion, unseal
 from exporter.history.writer import SLICE, WriteSignal, note_fault
 from exporter.settings import ConfigMaps
 from exporter.tasks import run_in_slices
@@ -102,22 +103,28 @@ class ConfigMapReader:
         others = dict(found.data)
         raw, leftover = others.pop(DATA_KEY, None), others.pop(f"{DATA_KEY}.v{VERSION}", None)
         if leftover is not None:
-            await self._try(self.changes.merge(leftover, now), shard, others)
-        load = self.changes.load(shard, raw or b"", now, replaces=known is not None)
-        if raw is None or not await self._try(load, shard, others):
+            await self._try(leftover, partial(self.changes.merge, now=now), shard, others)
+        load = partial(self.changes.load, shard, now=now, replaces=known is not None)
+        if raw is None or not await self._try(raw, load, shard, others):
             is_unreadable = raw is not None
             await run_in_slices(
                 self.changes.note_missing(shard, now, unreadable=is_unreadable), most=SLICE
             )
         self.shards[shard] = Stored(found.version, others)
 
-    async def _try(self, merging: Iterator[None], shard: int, others: dict[str, bytes]) -> bool:
+    async def _try(
+        self,
+        raw: bytes,
+        merge: Callable[[list[bytes]], Iterator[None]],
+        shard: int,
+        others: dict[str, bytes],
+    ) -> bool:
         """Merge a shard; returns whether it was readable.
 
         A shard of another format version is put into `others`.
         """
         try:
-            await run_in_slices(merging, most=SLICE)
+            await run_in_slices(merge(await asyncio.to_thread(unseal, raw)), most=SLICE)
         except UnknownVersion as unknown:
             key = f"{DATA_KEY}.v{unknown.version}"
             others[key] = unknown.raw

@@ -31,6 +31,7 @@ from exporter.engine.facts.model import CLUSTER_RESOURCES, ConfigMap, Outcome, R
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.health import Health, HistoryHealth, Watched
 from exporter.history.changes import PendingChanges
+from exporter.history.format import seal
 from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
 from exporter.history.writer import WriteSignal
 from exporter.kube.client import ApiServer
@@ -303,7 +304,7 @@ async def _standby(vmis: int) -> dict[str, float]:
     gc.collect()
     longest = {}
     for shard, what in enumerate(("first", "no_news")):
-        data = {DATA_KEY: holder.seal(shard)}
+        data = {DATA_KEY: seal(holder.entries(shard))}
         fact = ConfigMap(namespace="kev", name=name_of(place, shard), version="1", data=data)
         with LoopTimer() as timer:
             reader.apply(Observed(fact), 0.0)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import takewhile
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from exporter.engine.facts.history import History, Migration, correct_end, join
@@ -38,7 +39,7 @@ class RequestedThrough(StrEnum):
     """The node has KubeVirt's drain taint (`spec.configuration.migrations.nodeDrainTaintKey`)."""
 
 
-class Marker(Struct, kw_only=True):
+class Marker(Struct, kw_only=True, omit_defaults=True):
     """An evacuation: its node, its request and its failed attempts.
 
     `seen_at` is when the marker was first seen. `requested_at` only moves to earlier instants,
@@ -61,8 +62,10 @@ class Marker(Struct, kw_only=True):
     through: RequestedThrough = RequestedThrough.EVICTION
     seen_at: Instant = 0.0
     not_before: Instant | None = None
-    failed: dict[str, Instant] = field(default_factory=dict)
-    forgotten: int = 0
+    failed: Annotated[dict[str, Instant], Meta(max_length=FAILURES_KEPT)] = field(
+        default_factory=dict
+    )
+    forgotten: Annotated[int, Meta(ge=0)] = 0
     lacking_since: Instant | None = None
     dated: bool = False
     asked_by: Requester | None = None

@@ -24,8 +24,8 @@ from exporter.engine.facts.model import (
 _One = TypeVar("_One")
 
 
-class Migration(Struct, frozen=True, gc=False):
-    """One migration.
+class Migration(Struct, frozen=True, gc=False, array_like=True):
+    """One migration, which is stored as an array of its fields, because there are many.
 
     A node's clock gives `end`. The control plane's clock gives `finished_at`, the VMIM's transition
     to its final phase. The nodes are "" and the other fields None where they are not known.

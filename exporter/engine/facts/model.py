@@ -6,14 +6,15 @@ compares and adds millions of them. They are formatted for JSON and pages only.
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from exporter.engine.facts.states import State
 
 
-Instant: TypeAlias = float
+Instant: TypeAlias = Annotated[float, Meta(ge=-62_135_596_800, lt=253_402_300_800)]
+"""A stored instant is in the years 1 to 9999, because RFC 3339 allows no other years."""
 Seconds: TypeAlias = float
 
 DRAIN_TAINT = "kubevirt.io/drain"

@@ -24,6 +24,7 @@ from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health, HistoryFault, HistoryHealth, Restart, Watched, list_watches
 from exporter.history.changes import PendingChanges
+from exporter.history.format import seal, unseal
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event
 from exporter.kube.watch.feed import Feed, Listing
@@ -112,7 +113,7 @@ class Replica:
         self._history.find_unwritten = lambda: self._changes.unwritten_since
         self._history.has_outdated = lambda: self._changes.has_outdated
         for shard, raw in self._shared.items():
-            _run(self._changes.load(shard, raw, self._now()))
+            _run(self._changes.load(shard, unseal(raw), self._now()))
         self._feeds = {
             one.resource: Feed(self._store, one, self._now, log, policy)
             for one in self.health.watched
@@ -244,7 +245,7 @@ class Replica:
             self._history.faults[HistoryFault.NOT_WRITTEN] += bool(shards)
             return
         for shard in shards:
-            self._shared[shard] = changes.seal(shard)
+            self._shared[shard] = seal(changes.entries(shard))
             changes.note_written(shard)
             for peer in self._peers:
                 if peer is not self and peer.up:
@@ -255,7 +256,8 @@ class Replica:
 
     def read_history(self, shard: int) -> None:
         """Read a shard that another replica has written."""
-        _run(self._changes.load(shard, self._shared[shard], self._now(), replaces=True))
+        entries = unseal(self._shared[shard])
+        _run(self._changes.load(shard, entries, self._now(), replaces=True))
 
     # Callers
 

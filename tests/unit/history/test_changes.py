@@ -11,7 +11,7 @@ from exporter.engine.facts.evidence import FAILURES_KEPT
 from exporter.engine.facts.model import Fact, MigrationState, Resource, Vmi, Vmim
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.history.changes import AWAITED_FOR, PendingChanges
-from exporter.history.format import SHARDS, seal, shard_of
+from exporter.history.format import SHARDS, seal, shard_of, unseal
 from exporter.history.writer import SLICE
 from exporter.tasks import run_in_slices
 from tests.support.builders import (
@@ -49,7 +49,8 @@ def follow(changes: PendingChanges, *facts: Fact, at: float = NOW) -> None:
 
 def shards(changes: PendingChanges) -> list[bytes]:
     """All shards that have entries."""
-    return [changes.seal(shard) for shard in range(SHARDS) if not changes.is_empty(shard)]
+    listed = map(changes.entries, range(SHARDS))
+    return [seal(entries) for entries in listed if entries]
 
 
 def a_successor(kept: Iterable[bytes], *facts: Fact) -> PendingChanges:
@@ -150,16 +151,16 @@ class TestVmisNotSeen:
     def test_dropped_where_the_writer_dropped_it(self) -> None:
         """The entry of an unseen VMI is dropped if the writer has dropped it."""
         successor = a_successor(self.KEPT)
-        finish(successor.load(shard_of(UID), self.KEPT[0], NOW, replaces=True))
+        finish(successor.load(shard_of(UID), unseal(self.KEPT[0]), NOW, replaces=True))
         assert successor.store.unseen(UID)
-        finish(successor.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(successor.load(shard_of(UID), [], NOW, replaces=True))
         finish(successor.encode_changed(NOW))
         assert len(successor) == 0
 
     def test_a_vmi_that_is_seen_is_never_dropped(self) -> None:
         """The entry of a VMI that the watch has shown is never dropped."""
         successor = a_successor(self.KEPT, a_vmi())
-        finish(successor.load(shard_of(UID), seal([]), NOW, replaces=True))
+        finish(successor.load(shard_of(UID), [], NOW, replaces=True))
         finish(successor.prune({NAMESPACE: NOW + 1e6}.get, NOW))
         finish(successor.encode_changed(NOW))
         assert shards(successor) == self.KEPT
@@ -199,7 +200,7 @@ class TestEndsOfEvacuations:
     def test_killed_before_it_is_written(self, *, is_gone: bool) -> None:
         """The next process counts an end that was not written."""
         changes, counted = self.an_ended_one()
-        kept = changes.seal(shard_of(UID))
+        kept = seal(changes.entries(shard_of(UID)))
         follow(changes, a_vmi())
         assert counted == []
         assert len(self.restart(kept, *([] if is_gone else [a_vmi()]))) == 1
@@ -210,7 +211,7 @@ class TestEndsOfEvacuations:
         follow(changes, a_vmi())
         changes.note_written(shard_of(UID))
         assert len(counted) == 1
-        assert self.restart(changes.seal(shard_of(UID)), a_vmi()) == []
+        assert self.restart(seal(changes.entries(shard_of(UID))), a_vmi()) == []
 
     def test_ended_after_the_entry_was_encoded(self) -> None:
         """An end that came after the content was encoded counts with the next write."""
@@ -241,7 +242,7 @@ class TestEndsOfEvacuations:
         changes, counted = self.an_ended_one()
         follow(changes, a_vmi())
         changes.note_missing(shard_of(UID), NOW)
-        stored = changes.seal(shard_of(UID))
+        stored = changes.entries(shard_of(UID))
         changes.writer ^= not is_ours
         finish(changes.load(shard_of(UID), stored, NOW))
         assert len(counted) == is_ours
@@ -305,7 +306,7 @@ class TestMerging:
         """A stored history without news changes nothing and is not written again."""
         changes = some_changes(a_moved_vmi(evacuation_node="n1"))
         shard = shard_of(UID)
-        kept = changes.seal(shard)
+        kept = changes.entries(shard)
         changes.note_written(shard)
         notices: list[Notice] = []
         changes.store.subscribe(notices.append, *NoticeKind)
@@ -327,9 +328,9 @@ class TestUnwritten:
         with_it = some_changes()
         with_it.window = 2 * WINDOW
         follow(with_it, a_moved_vmi(), old)
-        assert with_it.seal(shard) != changes.seal(shard)
+        assert with_it.entries(shard) != changes.entries(shard)
         assert changes.unwritten_since == NOW
-        finish(changes.load(shard, with_it.seal(shard), NOW))
+        finish(changes.load(shard, with_it.entries(shard), NOW))
         assert changes.unwritten_since is None
 
     def test_a_history_that_lacks_something(self) -> None:
@@ -337,7 +338,7 @@ class TestUnwritten:
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
         less = some_changes(a_vmi(migration=MigrationState("m2", NOW - 20, ended=True, end=NOW)))
-        finish(changes.load(shard, less.seal(shard), NOW + 5))
+        finish(changes.load(shard, less.entries(shard), NOW + 5))
         assert changes.unwritten_since == NOW
         seen = {NAMESPACE: NOW - AWAITED_FOR}
         assert list(changes.find_missed(NOW - 1, seen.get, NOW + 9)) == []
@@ -348,7 +349,7 @@ class TestUnwritten:
         """The shard of a deleted VMI is unwritten, but `find_missed` does not return it."""
         changes = some_changes(a_moved_vmi())
         shard = shard_of(UID)
-        kept = changes.seal(shard)
+        kept = changes.entries(shard)
         finish(changes.load(shard, kept, NOW))
         remove(changes.store, Resource.VMIS, NAMESPACE, NAME)
         finish(changes.encode_changed(NOW))
@@ -402,4 +403,4 @@ def failures(numbers: Iterable[int]) -> list[Vmim]:
 def take(changes: PendingChanges, kept: Iterable[bytes], now: float = NOW) -> None:
     """Merge these shards into the store."""
     for raw in kept:
-        finish(changes.merge(raw, now))
+        finish(changes.merge(unseal(raw), now))
