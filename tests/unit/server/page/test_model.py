@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,7 +44,6 @@ from tests.unit.server.api.test_handlers import ServedApi, a_health, cooling
 
 
 POLICY = Policy()
-RUNBOOK = Path(__file__).parents[4] / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 
 
 def make_service(*facts: Fact, closing: bool = False, **overrides: Any) -> Service:
