@@ -36,7 +36,7 @@ _TESTS = {
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/backoff": "diagnosis recorded",
-    "engine/evacuations/ended_migrations": "ended_migrations kube/migration_log",
+    "engine/evacuations/ended_migrations": "ended_migrations",
     "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice",

@@ -9,7 +9,6 @@ import pytest
 import structlog
 
 from exporter.counters import Counters
-from exporter.engine.evacuations.ended_migrations import NodesLeft
 from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.model import Outcome, Pod, Resource, Trigger, Vmi, Vmim
 from exporter.kube import migration_log
@@ -243,11 +242,3 @@ async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
     ):
         watcher.see(resource, write_object(fact))
     assert watcher.count() == {("hotplug", "none"): 1}
-
-
-@pytest.mark.parametrize(("window", "returned"), [(900.0, 1), (300.0, 0)])
-def test_a_vm_that_comes_back_within_the_window_is_counted(window: float, returned: int) -> None:
-    """A migration to a node that the VM left within the window is counted as returned."""
-    nodes = NodesLeft()
-    assert not nodes.note("u", "n1", "n2", 1000.0, window)
-    assert nodes.note("u", "n2", "n1", 1600.0, window) is bool(returned)
