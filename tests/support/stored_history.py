@@ -109,6 +109,15 @@ async def until_written(exporter: Program, *, within: float = PATIENCE) -> None:
     await poll(is_written, within=within, what="a stored history")
 
 
+async def until_fault(exporter: Program, fault: str) -> None:
+    """Wait until a fault of the stored history is counted."""
+
+    async def is_counted() -> bool:
+        return await exporter.sample(FAULTS, fault=fault) > 0
+
+    await poll(is_counted, what=fault)
+
+
 async def until_one_writes(*replicas: Program) -> None:
     """Wait until exactly one replica holds the Lease, which a busy machine may renew late."""
 

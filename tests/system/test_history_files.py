@@ -10,8 +10,8 @@ import pytest
 from tests.cluster import VMIS, poll, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import Program, program
-from tests.support.stored_history import BRISK, FAULTS, migrate, until_written
+from tests.support.program import program
+from tests.support.stored_history import BRISK, migrate, until_fault, until_written
 
 
 CLOSED_WITHIN = 5.0 + 3.0
@@ -42,13 +42,6 @@ pathlib.Path.read_bytes = wait
 """
 
 
-async def _until_fault(exporter: Program, fault: str) -> None:
-    async def is_counted() -> bool:
-        return await exporter.sample(FAULTS, fault=fault) > 0
-
-    await poll(is_counted, what=fault)
-
-
 @pytest.fixture
 def login(simulated: SimulatedStage, tmp_path: Path) -> str:
     """A kubeconfig for the simulated cluster."""
@@ -64,9 +57,9 @@ async def test_a_fifo(simulated: SimulatedStage, tmp_path: Path, login: str) -> 
     config = {"history": f"file:{path}", "kube": BRISK}
     async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
-        await _until_fault(exporter, "unreadable")
+        await until_fault(exporter, "unreadable")
         await migrate(simulated.admin, namespace, "a", ago=[30])
-        await _until_fault(exporter, "not_written")
+        await until_fault(exporter, "not_written")
         assert await exporter.end() == 0
     assert path.is_fifo()
 
@@ -89,7 +82,7 @@ async def test_a_write_that_never_returns(
     ) as exporter:
         await exporter.ready()
         await migrate(simulated.admin, namespace, "a", ago=[30])
-        await _until_fault(exporter, "not_written")
+        await until_fault(exporter, "not_written")
         hangs.unlink()
         await until_written(exporter)
         hangs.touch()
@@ -130,6 +123,6 @@ async def test_damage_is_logged_once(tmp_path: Path, login: str) -> None:
     config = {"history": f"file:{path}"}
     async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
-        await _until_fault(exporter, "damaged")
+        await until_fault(exporter, "damaged")
         (line,) = exporter.events("history_fault")
         assert line["fault"] == "damaged"

@@ -10,12 +10,11 @@ import pytest
 from aiohttp import web
 
 from exporter.history.format import seal
-from tests.cluster import poll
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import Program, program
+from tests.support.program import program
 from tests.support.serving import serving
-from tests.support.stored_history import FAULTS, keeping
+from tests.support.stored_history import keeping, until_fault
 
 
 NESTED_JSON = b'{"x":' + b"[" * 100_000
@@ -30,13 +29,6 @@ LISTED = {
 }
 
 
-async def _until_fault(exporter: Program, fault: str) -> None:
-    async def is_counted() -> bool:
-        return await exporter.sample(FAULTS, fault=fault) > 0
-
-    await poll(is_counted, what=fault)
-
-
 async def test_a_nested_shard_in_a_file(simulated: SimulatedStage, tmp_path: Path) -> None:
     """It is damage: counted, and the exporter is ready."""
     path = tmp_path / "history"
@@ -45,7 +37,7 @@ async def test_a_nested_shard_in_a_file(simulated: SimulatedStage, tmp_path: Pat
     config = {"history": f"file:{path}"}
     async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
         await exporter.ready()
-        await _until_fault(exporter, "damaged")
+        await until_fault(exporter, "damaged")
         assert await exporter.end() == 0
 
 
@@ -80,8 +72,8 @@ async def test_malformed_answers_of_the_api_server(
         login = open_kubeconfig(tmp_path / "login", url)
         async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
             await exporter.ready()
-            await _until_fault(exporter, "damaged")
-            await _until_fault(exporter, "lease_malformed")
+            await until_fault(exporter, "damaged")
+            await until_fault(exporter, "lease_malformed")
             headers = {"Authorization": "Bearer token"}
             async with (
                 aiohttp.ClientSession(headers=headers) as session,
