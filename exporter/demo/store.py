@@ -104,7 +104,7 @@ class WatchCache:
         self.oldest = 0
         """The oldest revision from which a watch may start."""
         self._lost = 0
-        """The newest revision whose change is dropped. An open watch that has not sent it ends."""
+        """The newest revision whose change was dropped. A watch that has not sent it ends."""
         self._window = window
 
     def put(self, entry: StoredObject) -> None:

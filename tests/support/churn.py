@@ -19,7 +19,7 @@ TICK = 0.05
 FAILING = 0.2
 """The share of migrations that fail."""
 CORDONED = 0.05
-"""The share of lives before which a node is cordoned, or is not any more."""
+"""The share of moves before which a node is cordoned or uncordoned."""
 
 
 class Churn:

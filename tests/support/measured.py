@@ -1,8 +1,9 @@
 """Runs the exporter, which measures itself: `python -m tests.support.measured`.
 
-On SIGUSR1 it writes a file, `MEASUREMENTS`, with the number of asyncio tasks and of objects that
-the garbage collector knows, and the longest wait of the event loop since the last SIGUSR1. Series
-of nodes without VMs are kept for `SERIES_KEPT_FOR` seconds. Both are environment variables.
+On SIGUSR1 it writes the file `MEASUREMENTS`: the number of asyncio tasks, the number of objects
+that the garbage collector knows, and the longest wait of the event loop since the last SIGUSR1.
+Series of nodes without VMs are kept for `SERIES_KEPT_FOR` seconds. Both names are environment
+variables.
 """
 
 import asyncio
