@@ -80,9 +80,11 @@ def play_back(arguments: "argparse.Namespace") -> int:
 
 def simulate(arguments: "argparse.Namespace") -> "tuple[Iterable[bytes], Instant, Seconds]":
     """The lines of the scenario's recording, its beginning and its length."""
+    from exporter.demo.hand_offs import HandOffs
     from exporter.demo.week import BEGAN, Week
 
-    week = Week(arguments.seed, arguments.days)
+    scenario = HandOffs if arguments.scenario == "week-hand-offs" else Week
+    week = scenario(arguments.seed, arguments.days)
     return week.lines(), BEGAN.timestamp(), arguments.days * 86_400
 
 

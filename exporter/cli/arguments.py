@@ -174,8 +174,9 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, ours, recommended or none; or NAME=FILE, to use policy: and stuck: of this"
-        " configuration file; can be repeated (default: these four names)",
+        help="reference, restarted, ours, recommended or none; or NAME=FILE, to use policy: and"
+        " stuck: of this configuration file; can be repeated (default: reference, ours, recommended"
+        " and none)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")
@@ -205,8 +206,10 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
     scenario = parser.add_argument_group("instead of a cluster: a simulated one")
     scenario.add_argument(
         "--scenario",
-        choices=("week-pilot",),
-        help="a week on ten nodes with 148 VMs, of which four are recreated and count twice",
+        choices=("week-pilot", "week-hand-offs"),
+        help="week-pilot: a week on ten nodes with 148 VMs, of which four are recreated and count"
+        " twice; week-hand-offs: on four nodes with twelve VMs, where migrations by hand lose their"
+        " targets",
     )
     _add_seed(scenario)
     scenario.add_argument(

@@ -30,7 +30,7 @@ from exporter.errors import Exit
 from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_count, write_instant
 from exporter.whatif import comparison, recording
-from exporter.whatif.account import BUILTIN, Comparison, Contender
+from exporter.whatif.account import BUILTIN, DEFAULT, Comparison, Contender
 from exporter.whatif.recording import CannotRecord, CannotReplay, Faults, Recorded
 from exporter.whatif.replay import Replay
 
@@ -91,13 +91,13 @@ def replay(
 
 
 def choose_contenders(names: Sequence[str]) -> list[Contender]:
-    """The policies to compare: built-in names or NAME=FILE; by default all built-in ones.
+    """The policies to compare: built-in names or NAME=FILE; by default those of `DEFAULT`.
 
     Raises `InvalidSettings` with every fault.
     """
     faults: list[str] = []
     chosen: dict[str, Contender] = {}
-    for text in names or tuple(BUILTIN):
+    for text in names or DEFAULT:
         name, equals, file = text.partition("=")
         if name in chosen:
             faults.append(f"--policy {text}: the name {name} is used twice")

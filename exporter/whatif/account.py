@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.facts.model import EndReason, Instant, Seconds
@@ -24,24 +25,31 @@ MAX_NAMES = 100
 
 
 class Contender(Struct, frozen=True, kw_only=True):
-    """One of the policies to compare, with its name."""
+    """One of the policies to compare, with its name.
+
+    `restarts_every`: how often the caller restarts, and forgets what it keeps only in memory (see
+    `restarts`); 0 if it never does.
+    """
 
     name: str
     policy: Policy = Policy()
     stuck: StuckPolicy = StuckPolicy()
+    restarts_every: Seconds = 0.0
 
 
+_REFERENCE = Contender(
+    name="reference",
+    policy=Policy(
+        migration_history_window=172_800.0,
+        guard_pending_migrations=False,
+        guard_evacuations=False,
+    ),
+)
 BUILTIN: Mapping[str, Contender] = {
     contender.name: contender
     for contender in (
-        Contender(
-            name="reference",
-            policy=Policy(
-                migration_history_window=172_800.0,
-                guard_pending_migrations=False,
-                guard_evacuations=False,
-            ),
-        ),
+        _REFERENCE,
+        replace(_REFERENCE, name="restarted", restarts_every=86_400.0),
         Contender(name="ours"),
         Contender(name="recommended", policy=Policy(migration_history_window=172_800.0)),
         Contender(
@@ -57,8 +65,11 @@ BUILTIN: Mapping[str, Contender] = {
         ),
     )
 }
-"""`reference` has the defaults of the reference plugin, and `ours` has our defaults. `recommended`
-has ours with the window that the documents recommend. `none` has no cooldown and no guard."""
+"""`reference` has the defaults of the reference plugin, and `ours` has our defaults. `restarted` is
+the reference plugin if it restarts every day at 0:00 UTC. `recommended` has ours with the window
+that the documents recommend. `none` has no cooldown and no guard."""
+DEFAULT = ("reference", "ours", "recommended", "none")
+"""The policies that are compared if none is given."""
 
 
 class Distribution(Counter[int]):

@@ -24,12 +24,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Key, Observed, Removed
-from exporter.engine.facts.model import Fact, Instant, Priority, Resource, Trigger, Vmi, Vmim
+from exporter.engine.facts.model import (
+    Fact,
+    Instant,
+    Priority,
+    Resource,
+    Seconds,
+    Trigger,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.rules import decide_both
 from exporter.whatif.account import Account
+from exporter.whatif.restarts import forget
 
 
 class _Eviction(Struct):
@@ -59,14 +69,16 @@ class _Eviction(Struct):
 class Counterfactual:
     """Puts into `store` what happens under `policy`, and counts its decisions in `account`.
 
-    `recorded_vmims` has the existing VMIMs of the recording by VMI and ID, hidden or not. `now` is
-    the virtual clock, and `trust` what may be believed then.
+    `recorded_vmims` has the existing VMIMs of the recording by VMI and ID, hidden or not.
+    `restarts_every` is that of `Contender`. `now` is the virtual clock, and `trust` what may be
+    believed then.
     """
 
     policy: Policy
     store: Store
     account: Account
     recorded_vmims: Mapping[Key, Mapping[str, Vmim]]
+    restarts_every: Seconds
     now: Instant = 0.0
     trust: Trust = field(default_factory=Trust)
     _evictions: dict[str, _Eviction] = field(default_factory=dict)
@@ -138,6 +150,7 @@ class Counterfactual:
             return
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
+        evidence = forget(evidence, self.restarts_every, self.now)
         filtered, pre_eviction, _ = decide_both(evidence, self.policy, self.now)
         eviction.reason = filtered.reason or pre_eviction.reason
         eviction.override = evidence.vmi.override

@@ -55,6 +55,7 @@ from exporter.kube.objects.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Touched
 from exporter.whatif.counterfactual import Counterfactual, migration_id
 from exporter.whatif.recording import Kind, Recorded
+from exporter.whatif.restarts import find_restart, forget
 from exporter.whatif.stuck_timers import StuckTimers
 from exporter.whatif.vm_totals import VmTotals
 
@@ -227,8 +228,13 @@ class _World:
             touched={one.name: Touched(one.name) for one in contender.policy.overrides},
         )
         self._counterfactual = Counterfactual(
-            contender.policy, self._store, self._account, recorded_vmims
+            contender.policy,
+            self._store,
+            self._account,
+            recorded_vmims,
+            contender.restarts_every,
         )
+        self._restarts_every = contender.restarts_every
         self._totals = VmTotals(contender.policy, self._account)
         self._timers = StuckTimers(contender.stuck, self._store, self._account.stuck)
         self._chooser = OverrideChooser(contender.policy)
@@ -252,7 +258,11 @@ class _World:
         """Move the clock to the next event."""
         self._notices.clear()
         self._timers.advance(now)
-        self._now = self._counterfactual.now = now
+        before, self._now = self._now, now
+        self._counterfactual.now = now
+        if self._has_begun and find_restart(self._restarts_every, now) > before:
+            for evidence in list(self._store.all_evidence(self._trust)):
+                self._count(evidence.vmi)
 
     def note_trust(self, trust: Trust) -> None:
         """Note what may be believed from now on."""
@@ -334,5 +344,6 @@ class _World:
             return
         self._totals.count_migration(evidence.vmi)
         if self._has_begun:
-            self._totals.measure_cooldown(evidence, self._now)
+            known = forget(evidence, self._restarts_every, self._now)
+            self._totals.measure_cooldown(known, self._now)
             self._timers.check(evidence, self._now)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from exporter.demo.hand_offs import HandOffs
 from exporter.demo.store import KUBEVIRTS, MIGRATIONS, PODS, VMIS
 from exporter.demo.week import BEGAN, Week, copy_seconds
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Pod, Resource, Vmi, Vmim
@@ -175,6 +176,37 @@ class TestExpectations:
         assert ours.allowed < none.allowed
         assert set(none.blocked) <= {Reason.MIGRATION_IN_PROGRESS}  # even without guards
         assert ours.migrations.per_vm.quantile(0.9) < none.migrations.per_vm.quantile(0.9)
+
+
+def test_who_sees_less_moves_more(prove: Callable[[str], None]) -> None:
+    """Of `week-hand-offs`, the reference plugin allows more evictions, and most if it restarts."""
+    faults = Faults()
+    events = list(recording.read(list(HandOffs(1, 1.5).lines()), faults))
+    assert not faults.count, faults.messages
+    names = ("reference", "restarted", "recommended")
+    accounts = play(events, [BUILTIN[name] for name in names]).accounts
+    reference, restarted, recommended = accounts
+    allowed = ", ".join(f"{one.contender.name} {one.allowed}" for one in accounts)
+    prove(f"week-hand-offs, 1.5 days: of {reference.asked} evictions are allowed: {allowed}")
+    assert recommended.blocked[Reason.MIGRATION_IN_PROGRESS] > 0
+    assert reference.blocked[Reason.MIGRATION_IN_PROGRESS] == 0
+    assert reference.others == recommended.others > 0
+    assert recommended.allowed < reference.allowed < restarted.allowed
+    assert recommended.migrations.ended < reference.migrations.ended
+
+
+@pytest.mark.soak
+def test_the_table_of_hand_offs_is_the_document_s() -> None:
+    """The command of the document prints the table of the document."""
+    (command,) = (
+        line for line in WHAT_IF.read_text(encoding="utf-8").splitlines() if "hand-offs --" in line
+    )
+    words = command.split()[3:]
+    run = subprocess.run(
+        [sys.executable, "-m", "exporter", *words], capture_output=True, check=True
+    )
+    table = run.stdout.decode().partition("Attempts that failed")[0]
+    assert table in WHAT_IF.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
