@@ -26,7 +26,7 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
-EARLIER_COMMIT = "084e44b"
+EARLIER_COMMIT = "c745096"
 """The commit from which a test upgrades: the oldest one whose stored history we can read."""
 
 PYTHON = "docker.io/library/python:3.13-slim-trixie"
