@@ -7,7 +7,14 @@ import pytest
 
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
 from exporter.engine.facts.policy import StuckPolicy
-from exporter.health import Health, HistoryHealth, Restart, Staleness, Watched
+from exporter.health import (
+    Health,
+    HistoryHealth,
+    Restart,
+    Staleness,
+    Watched,
+    list_watches,
+)
 from tests.support.builders import NOW, a_store
 
 
@@ -180,6 +187,21 @@ def test_a_watch_that_no_verdict_uses_turns_nothing(
     """Verdicts do not change when a watch dies that is rejected, not synced or optional."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0, **unused))
     assert state.turns_at(NOW) == NOW + 179.0
+
+
+def test_there_is_a_watch_for_each_namespace() -> None:
+    """Nodes have one watch for the cluster; other resources have one for each namespace."""
+
+    def places(*namespaces: str) -> list[tuple[Resource, str | None]]:
+        watches = list_watches(namespaces, (Resource.VMIS, Resource.NODES))
+        return [(one.resource, one.namespace) for one in watches]
+
+    assert places() == [(Resource.VMIS, None), (Resource.NODES, None)]
+    assert places("a", "b") == [
+        (Resource.VMIS, "a"),
+        (Resource.VMIS, "b"),
+        (Resource.NODES, None),
+    ]
 
 
 def test_a_step_of_the_wall_clock_moves_the_contacts() -> None:
