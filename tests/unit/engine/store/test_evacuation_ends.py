@@ -66,6 +66,27 @@ def test_each_outcome(after: Any, outcome: EvacuationOutcome, duration: float) -
     assert (end.vmi_uid, end.node, end.outcome, end.duration) == (UID, "n1", outcome, duration)
 
 
+@pytest.mark.parametrize(
+    ("success", "duration", "over_at"),
+    [
+        pytest.param(NOW - 30, 570, NOW - 30, id="after-the-request"),
+        pytest.param(NOW - 600, 0, NOW, id="at-the-request"),
+        pytest.param(NOW - 9000, 600, NOW, id="of-an-earlier-move"),
+        pytest.param(None, 600, NOW, id="unknown"),
+    ],
+)
+def test_a_vm_has_left_when_its_migration_ended(
+    success: float | None, duration: float, over_at: float
+) -> None:
+    """Without a success since the request, a VM that is on another node has left it just now."""
+    store, ends = a_marked_store()
+    moved = None if success is None else a_state(start=success - 30, end=success)
+    store.put(a_vmi(node="n2", migration=moved))
+    (end,) = ends
+    assert (end.outcome, end.duration) == (EvacuationOutcome.SUCCEEDED, duration)
+    assert (end.past.seen_at, end.past.ended_at) == (NOW - 600, over_at)
+
+
 def test_the_vmim_is_read_before_the_vmi() -> None:
     """A success that the VMIM shows first ends the evacuation once, although the VMI is marked."""
     store, ends = a_marked_store()
