@@ -1,4 +1,4 @@
-"""Records the simulated cluster, in the format of `python -m exporter replay`.
+"""Records the simulated cluster, in version 1 of the format of `python -m exporter replay`.
 
 This does not use the exporter's own recorder, so that writer and reader share no mistake.
 """

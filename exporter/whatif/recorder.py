@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -37,7 +37,6 @@ from exporter.health import Health, list_watches
 from exporter.kube.client import ApiServer
 from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import Changed
-from exporter.kube.objects.writing import write_object
 from exporter.kube.watch.feed import NO_OVERRIDES
 from exporter.kube.watch.informers import Informers
 from exporter.settings import Settings
@@ -47,7 +46,7 @@ from exporter.whatif.recording import CannotRecord, Kind
 
 FLUSHED_EVERY: Seconds = 5.0
 """How often the file is flushed: a crash loses at most the events of this time."""
-Json: TypeAlias = dict[str, dict[str, Any]]
+Traits: TypeAlias = dict[str, object]
 _RESOURCES: dict[type, Resource] = {
     Vmi: Resource.VMIS,
     Vmim: Resource.VMIMS,
@@ -126,9 +125,9 @@ class Recorder:
         self._rejected: set[str] = set()
         self._written_at: Instant = 0.0
         self._policy = policy
-        self._matched: Json = {}
+        self._matched: Traits = {}
         self._reason = EndReason.OTHER
-        self._matched_of: dict[Key, Json] = {}
+        self._matched_of: dict[Key, Traits] = {}
         file.write(recording.write_header())
 
     def note(self, changed: Changed) -> None:
@@ -140,10 +139,10 @@ class Recorder:
         if self._policy.overrides and changed.traits is not None:
             keys, labels = self._policy.matched_labels, changed.traits.read_labels()
             found = {key: value for key, value in labels.items() if key in keys}
-            self._matched = {"metadata": {"labels": found}} if found else {}
+            self._matched = {"labels": found} if found else {}
             priority_class = changed.traits.priority_class
             if priority_class and any(one.priority_classes for one in self._policy.overrides):
-                self._matched["spec"] = {"priorityClassName": priority_class}
+                self._matched["priorityClass"] = priority_class
 
     def note_applied(self, change: Change, at: Instant, changed: int) -> None:
         """Record a change that the store has applied if it changed the store."""
@@ -155,7 +154,7 @@ class Recorder:
                 self._matched_of.pop((change.namespace, change.name), None)
             names = {"namespace": change.namespace, "name": change.name}
             metadata = names | ({"uid": change.uid} if change.uid else {})
-            self._write(at, Kind.DELETED, change.resource, {"metadata": metadata})
+            self._write(at, Kind.DELETED, change.resource, object={"metadata": metadata})
         elif isinstance(change, Listed):
             self._rejected.discard(change.resource)
             self._write(at, Kind.SYNCED, change.resource)
@@ -171,10 +170,8 @@ class Recorder:
             self._matched_of[key] = matched
         if is_news:
             kind = Kind.ADDED if self._objects[resource] > known else Kind.MODIFIED
-            body = write_object(fact)
-            for part, fields in matched.items():
-                body.setdefault(part, {}).update(fields)
-            self._write(at, kind, resource, body, self._reason)
+            why = {} if self._reason is EndReason.OTHER else {"reason": self._reason}
+            self._write(at, kind, resource, fact=recording.strip(fact), **matched, **why)
 
     def note_rejections(self, health: Health, now: Instant) -> None:
         """Record each resource that can be listed in no watched namespace, but not twice."""
@@ -188,18 +185,11 @@ class Recorder:
         """Record when the recording was stopped, which may be long after its last event."""
         self._lines.write(recording.write_event(now, Kind.ENDED))
 
-    def _write(
-        self,
-        at: Instant,
-        kind: Kind,
-        resource: Resource,
-        body: object = None,
-        reason: EndReason = EndReason.OTHER,
-    ) -> None:
+    def _write(self, at: Instant, kind: Kind, resource: Resource, **fields: object) -> None:
         """Write and count an event. Its instant is never before that of the last event."""
         self.counts[resource, kind] += 1
         self._written_at = max(self._written_at, at)
-        self._lines.write(recording.write_event(self._written_at, kind, resource, body, reason))
+        self._lines.write(recording.write_event(self._written_at, kind, resource, **fields))
 
 
 async def record(

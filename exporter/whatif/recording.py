@@ -2,25 +2,27 @@
 
 The first line is a header, each further one an event:
 
-    {"format":"kubevirt-eviction-exporter/recording","version":1}
-    {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","object":{...}}
+    {"format":"kubevirt-eviction-exporter/recording","version":2}
+    {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","fact":{...}}
 
+`fact` is the engine's value (`engine.facts.model`) as msgspec encodes it, as in the stored history.
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects that it lacks were DELETED before). REJECTED means that the resource may not be listed.
-ENDED comes once, when the recorder is stopped. An object has only the fields that the exporter
-uses: no cloud-init password, no image, no volume. A VMI has only those labels whose keys the
-recorder's `policy.overrides` use, and its priority class if one of them uses one. `reason` is why a
-migration failed after its hand-off, as one of `EndReason`: KubeVirt's own text is not recorded.
-Gzip is recognized by its first bytes.
+ENDED comes once, when the recorder is stopped. A fact has no cloud-init password, no image, no
+volume and no user, and a pod no labels. A VMI has those `labels` whose keys the recorder's
+`policy.overrides` use, and its `priorityClass` if one of them uses one. `reason` is why a migration
+failed after its hand-off, as one of `EndReason`: KubeVirt's own text is not recorded. Gzip is
+recognized by its first bytes.
 
-The output of `kubectl get vmi -A -w -o json --output-watch-events` can be read too. The resource is
-the kind of the object. The instant is the latest in its metadata and status, except in
-annotations; with `--show-managed-fields` it is exact. Bad lines are counted and skipped. A
-truncated file is read up to its last complete line.
+Version 1 has an `object` of the cluster instead of a fact. It can still be read, and so can the
+output of `kubectl get vmi -A -w -o json --output-watch-events`. There the resource is the kind of
+the object. The instant is the latest in its metadata and status, except in annotations; with
+`--show-managed-fields` it is exact. Bad lines are counted and skipped. A truncated file is read up
+to its last complete line.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from gzip import BadGzipFile, GzipFile
 from io import BufferedReader
@@ -28,8 +30,19 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Fact, Instant, Resource
+from exporter.engine.facts.model import (
+    EVIDENCE_RESOURCES,
+    EndReason,
+    Fact,
+    Instant,
+    KubeVirtSettings,
+    Pod,
+    Resource,
+    Vmi,
+    Vmim,
+)
 from exporter.errors import MALFORMED, CommandFailed, Exit
 from exporter.kube.objects.instants import parse_instant
 from exporter.kube.objects.kubevirt import Changed, Deleted, InvalidObject, Traits, parse_event
@@ -37,7 +50,7 @@ from exporter.text import write_instant
 
 
 FORMAT = "kubevirt-eviction-exporter/recording"
-VERSION = 1
+VERSION = 2
 MAX_MESSAGES = 20
 """How many faults are described; all are counted."""
 LONGEST_LINE = 16 * 2**20
@@ -124,6 +137,9 @@ class _Line(Struct, gc=False):
     format: Any = None
     version: Any = None
     object: _KindOf | None = None
+    fact: msgspec.Raw = msgspec.Raw()
+    labels: msgspec.Raw = msgspec.Raw()
+    priority_class: str = msgspec.field(name="priorityClass", default="")
 
 
 class _DatedMetadata(Struct, frozen=True, rename="camel", gc=False):
@@ -148,6 +164,12 @@ class _DatedLine(Struct, gc=False):
 
 _read_line = msgspec.json.Decoder(_Line).decode
 _read_dates = msgspec.json.Decoder(_DatedLine).decode
+_read_fact: Mapping[Resource, Callable[[msgspec.Raw], Fact]] = {
+    Resource.VMIS: msgspec.json.Decoder(Vmi).decode,
+    Resource.VMIMS: msgspec.json.Decoder(Vmim).decode,
+    Resource.PODS: msgspec.json.Decoder(Pod).decode,
+    Resource.KUBEVIRTS: msgspec.json.Decoder(KubeVirtSettings).decode,
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -157,21 +179,26 @@ def write_header() -> bytes:
 
 
 def write_event(
-    at: Instant,
-    kind: Kind,
-    resource: Resource | None = None,
-    body: object = None,
-    reason: EndReason = EndReason.OTHER,
+    at: Instant, kind: Kind, resource: Resource | None = None, **fields: object
 ) -> bytes:
-    """The line of an event; `body` is the object, or for DELETED the names in its metadata."""
+    """The line of an event with these further fields; for DELETED `object` has the names."""
     line: dict[str, object] = {"at": write_instant(round(at, 3)), "type": kind}
     if resource is not None:
         line["resource"] = resource
-    if reason is not EndReason.OTHER:
-        line["reason"] = reason
-    if body is not None:
-        line["object"] = body
-    return _encode(line) + b"\n"
+    return _encode(line | fields) + b"\n"
+
+
+def strip(fact: Fact) -> Fact:
+    """The fact as it may be recorded: without users, a pod's labels, and our settings."""
+    match fact:
+        case Vmi():
+            return replace(fact, override="")
+        case Vmim():
+            return replace(fact, modified_by="")
+        case Pod():
+            return replace(fact, labels=())
+        case _:
+            return fact
 
 
 def split(file: BufferedReader, faults: Faults) -> Iterator[bytes]:
@@ -226,7 +253,7 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
     """The event of one line, None for the header. Raises `InvalidObject`."""
     head = _read_line(line)
     if head.format is not None:
-        if head.format != FORMAT or head.version != VERSION:
+        if head.format != FORMAT or head.version not in (1, VERSION):
             raise CannotReplay(
                 f"format {str(head.format)[:60]!r} version {head.version!r}: expected {FORMAT!r}"
                 f" version {VERSION}"
@@ -242,17 +269,31 @@ def _read_event(line: bytes, *, is_first: bool) -> Recorded | None:
     resource = _find_resource(head)
     if head.type in (Kind.SYNCED, Kind.REJECTED):
         return Recorded(at, Kind(head.type), resource)
+    return _read_change(head, line, resource, at)
+
+
+def _read_change(head: _Line, line: bytes, resource: Resource, at: Instant) -> Recorded | None:
+    reason = _REASONS.get(str(head.reason), EndReason.OTHER)
+    if bytes(head.fact):
+        if head.type not in (Kind.ADDED, Kind.MODIFIED):
+            raise InvalidObject(f"unknown watch event {str(head.type)[:60]!r} of a fact")
+        known = _read_fact[resource](head.fact)
+        traits = _find_traits(Traits(head.labels, head.priority_class))
+        return Recorded(at, Kind(head.type), resource, known, traits=traits, reason=reason)
     match parse_event(resource, line):
         case Changed(fact=fact, modified=modified, traits=traits):
             kind = Kind.MODIFIED if modified else Kind.ADDED
-            if traits is not None and not (bytes(traits.labels) or traits.priority_class):
-                traits = None
-            reason = _REASONS.get(str(head.reason), EndReason.OTHER)
+            traits = None if traits is None else _find_traits(traits)
             return Recorded(at, kind, resource, fact, traits=traits, reason=reason)
         case Deleted(namespace=namespace, name=name, uid=uid):
             return Recorded(at, Kind.DELETED, resource, namespace=namespace, name=name, uid=uid)
         case _:
             return None
+
+
+def _find_traits(traits: Traits) -> Traits | None:
+    """The traits; None if the line has none."""
+    return traits if bytes(traits.labels) or traits.priority_class else None
 
 
 def _find_resource(head: _Line) -> Resource:

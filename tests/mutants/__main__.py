@@ -48,6 +48,7 @@ _TESTS = {
     "engine/evacuations/drain_outcomes": "drain budgets",
     "engine/store/node_drains": "node_drains nodes",
     "engine/verdicts/view": "view",
+    "history/format": "history/format history/changes",
     "engine/facts/evidence": (
         "evidence store diagnosis view requesters drain history/format history/replicas"
     ),

@@ -168,7 +168,7 @@ class Requester(Struct, frozen=True, order=True, gc=False):
     user: str
 
 
-class MigrationState(Struct, frozen=True, gc=False):
+class MigrationState(Struct, frozen=True, gc=False, omit_defaults=True):
     """`status.migrationState`: the last migration that was handed off to a target pod.
 
     `ended` is true if there is an end timestamp, even one that cannot be parsed (then `end` is
@@ -219,7 +219,7 @@ class Why(Struct, frozen=True, gc=False):
     at: Instant | None = None
 
 
-class Vmi(Struct, frozen=True, kw_only=True, gc=False):
+class Vmi(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One VirtualMachineInstance: the fields that verdicts and diagnoses use.
 
     `other_uids` are the migration UIDs of a decentralised migration's two halves.
@@ -284,7 +284,7 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False):
         return Mobility(self.eviction_strategy, self.migratable or unknown, migrating or unknown)
 
 
-class Vmim(Struct, frozen=True, kw_only=True, gc=False):
+class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is when it reached that
@@ -326,7 +326,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False):
         return self.trigger is not Trigger.MANUAL
 
 
-class Pod(Struct, frozen=True, kw_only=True, gc=False):
+class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
 
     `labels` are the pod's labels by which a budget may select the pod.
@@ -352,7 +352,7 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False):
         return self.phase in ("Succeeded", "Failed")
 
 
-class MigrationLimits(Struct, frozen=True, gc=False):
+class MigrationLimits(Struct, frozen=True, gc=False, omit_defaults=True):
     """How many migrations KubeVirt runs at once (`KubeVirt.spec.configuration.migrations`).
 
     The defaults are KubeVirt's own (`pkg/virt-config/virt-config.go`).
@@ -362,7 +362,7 @@ class MigrationLimits(Struct, frozen=True, gc=False):
     outbound_per_node: int = 2
 
 
-class KubeVirtSettings(Struct, frozen=True, gc=False):
+class KubeVirtSettings(Struct, frozen=True, gc=False, omit_defaults=True):
     """The settings and the status that are read from the KubeVirt object.
 
     `eviction_strategy` is for VMIs without one; "" is KubeVirt's own default, None. `drain_taint`:

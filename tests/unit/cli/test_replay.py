@@ -13,7 +13,6 @@ from exporter.cli import replay as whatif
 from exporter.cli.layout import Screen
 from exporter.cli.replay import Input, choose_contenders, open_recording, play
 from exporter.engine.facts.policy import Policy, StuckPolicy
-from exporter.kube.objects.writing import write_object
 from exporter.settings import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
@@ -27,8 +26,8 @@ def lines(events: list[Recorded]) -> bytes:
     """A recording of these events."""
     written = [recording.write_header()]
     for event in events:
-        body = None if event.fact is None else write_object(event.fact)
-        written.append(recording.write_event(event.at, event.kind, event.resource, body))
+        body = {} if event.fact is None else {"fact": event.fact}
+        written.append(recording.write_event(event.at, event.kind, event.resource, **body))
     return b"".join(written)
 
 

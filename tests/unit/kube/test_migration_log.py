@@ -14,9 +14,9 @@ from exporter.engine.facts.model import Outcome, Pod, Resource, Trigger, Vmi, Vm
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
-from exporter.kube.objects.writing import write_object
 from tests.cluster.polling import poll
 from tests.support.builders import NOW, Json, a_pod, a_vmi, a_vmim, an_ended_vmim
+from tests.support.objects import write_object
 from tests.support.stores import ClockedStore
 
 

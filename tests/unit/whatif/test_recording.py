@@ -19,7 +19,6 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.kube.objects.kubevirt import parse_object
-from exporter.kube.objects.writing import write_object
 from exporter.whatif import recording
 from exporter.whatif.recording import CannotReplay, Faults, Kind, Recorded
 from tests.support.builders import (
@@ -57,15 +56,23 @@ def line(kind: str, made: Json, **others: object) -> bytes:
     return json.dumps({"type": kind, "object": made} | others).encode()
 
 
+def fact_line(resource: str, kind: str, fact: str = "{}") -> bytes:
+    """A line with a fact."""
+    at = rfc3339(NOW)
+    return f'{{"at":"{at}","type":"{kind}","resource":"{resource}","fact":{fact}}}'.encode()
+
+
 def a_recording() -> bytes:
     """A recording of four lines."""
     names = {"namespace": NAMESPACE, "name": NAME, "uid": UID}
     return b"".join(
         [
             recording.write_header(),
-            recording.write_event(NOW, Kind.ADDED, Resource.VMIS, write_object(a_vmi())),
+            recording.write_event(NOW, Kind.ADDED, Resource.VMIS, fact=a_vmi()),
             recording.write_event(NOW, Kind.SYNCED, Resource.VMIS),
-            recording.write_event(NOW + 0.25, Kind.DELETED, Resource.VMIS, {"metadata": names}),
+            recording.write_event(
+                NOW + 0.25, Kind.DELETED, Resource.VMIS, object={"metadata": names}
+            ),
         ]
     )
 
@@ -83,18 +90,32 @@ def a_recording() -> bytes:
 )
 def test_a_fact_is_read_as_it_was_written(resource: Resource, fact: Fact) -> None:
     """A fact is read as it was written, with time and type."""
-    written = recording.write_event(NOW + 0.125, Kind.MODIFIED, resource, write_object(fact))
+    written = recording.write_event(NOW + 0.125, Kind.MODIFIED, resource, fact=fact)
 
     assert read(written) == ([Recorded(NOW + 0.125, Kind.MODIFIED, resource, fact)], Faults())
 
 
 def test_why_a_migration_failed_is_read_as_it_was_written() -> None:
     """The reason of a failure is read as written; without a reason it is OTHER."""
-    failed = write_object(an_ended_vmim(phase="Failed", outcome=Outcome.FAILED))
-    for reason in (EndReason.LIBVIRT, EndReason.OTHER):
-        written = recording.write_event(NOW, Kind.MODIFIED, Resource.VMIMS, failed, reason)
+    failed = an_ended_vmim(phase="Failed", outcome=Outcome.FAILED)
+    for reason, more in ((EndReason.LIBVIRT, {"reason": "libvirt"}), (EndReason.OTHER, {})):
+        written = recording.write_event(NOW, Kind.MODIFIED, Resource.VMIMS, fact=failed, **more)
         (event,), _ = read(written)
         assert event.reason is reason
+
+
+def test_a_recording_of_an_older_version_is_read() -> None:
+    """Version 1 has objects of the cluster instead of facts."""
+    made = a_vmi_json()
+    made["metadata"]["labels"] = {"tier": "gold"}
+    old = line("MODIFIED", made, at=rfc3339(NOW), resource="virtualmachineinstances")
+    (event,), faults = read(recording.write_header().replace(b":2}", b":1}"), old)
+
+    assert not faults.count
+    assert (event.at, event.kind, event.resource) == (NOW, Kind.MODIFIED, Resource.VMIS)
+    assert event.fact == parse_object(Resource.VMIS, msgspec.json.encode(made)).fact
+    assert event.traits is not None
+    assert event.traits.read_labels() == {"tier": "gold"}
 
 
 def test_deletions_and_notes_are_read_as_they_were_written() -> None:
@@ -115,6 +136,7 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
         "accessCredentials": [{"userPassword": PASSWORD}],
     }
     notes = {
+        "kubevirt.io/last-modified-by": PASSWORD,
         "kubectl.kubernetes.io/last-applied-configuration": PASSWORD,
         "kubevirt.io/eviction-source": PASSWORD,
     }
@@ -129,10 +151,11 @@ def test_no_secret_of_a_spec_is_ever_written() -> None:
     pod = a_pod_json()
     pod["spec"]["containers"] = [{"env": [{"name": "PASSWORD", "value": PASSWORD}]}]
     pod["metadata"]["annotations"] = notes
+    pod["metadata"]["labels"]["token"] = PASSWORD
     for resource, made in zip(CLUSTER_RESOURCES, (vmi, vmim, pod), strict=False):
         raw = msgspec.json.encode(made)
         fact = parse_object(resource, raw).fact
-        written = recording.write_event(NOW, Kind.ADDED, resource, write_object(fact))
+        written = recording.write_event(NOW, Kind.ADDED, resource, fact=recording.strip(fact))
         assert PASSWORD.encode() in raw
         assert PASSWORD.encode() not in written
 
@@ -182,6 +205,10 @@ def test_a_deletion_is_before_its_grace_period() -> None:
         (line("ADDED", a_vmi_json(), resource="pods", at="soon"), "no instant"),
         (line("LATER", a_vmi_json(), resource="pods", at=rfc3339(NOW)), "unknown watch event"),
         (b"", "empty"),
+        (fact_line("vmis", "ADDED"), "unknown resource 'vmis'"),
+        (fact_line("pods", "DELETED"), "unknown watch event 'DELETED' of a fact"),
+        (fact_line("pods", "ADDED", '{"namespace": "a"}'), "not an event"),
+        (fact_line("pods", "ADDED", "[" * 100_000), "not an event"),
     ],
 )
 def test_a_bad_line_is_reported_and_skipped(bad: bytes, why: str) -> None:
@@ -204,7 +231,7 @@ def test_the_messages_about_bad_lines_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b'{"format":"somebody/else","version":1}', b'{"format":"%s","version":2}', b'{"items":[]}'],
+    [b'{"format":"somebody/else","version":1}', b'{"format":"%s","version":3}', b'{"items":[]}'],
 )
 def test_another_format_is_refused(header: bytes) -> None:
     """Another format, a later version and other JSON are errors."""

@@ -1,4 +1,4 @@
-"""Writes facts as objects for recordings: the inverse of parsing."""
+"""Writes facts as objects of the cluster: the inverse of parsing."""
 
 from typing import Any, assert_never
 
@@ -38,9 +38,8 @@ _UNREAD = "unreadable"
 def write_object(fact: Fact) -> dict[str, Any]:
     """Write the smallest object that is parsed as this fact.
 
-    It contains no user data, such as the cloud-init passwords in a VMI's spec, no user names, and
-    of the text of a failure only the part that `classify_text` knows. Raises TypeError for
-    facts that are not recorded: nodes, budgets and ConfigMaps.
+    It has no users and no labels of pods, and of the text of a failure only the part that
+    `classify_text` knows. Raises TypeError for nodes, budgets and ConfigMaps.
     """
     match fact:
         case Vmi():
@@ -52,7 +51,7 @@ def write_object(fact: Fact) -> dict[str, Any]:
         case KubeVirtSettings():
             return _write_kubevirt(fact)
         case Node() | Budget() | ConfigMap():
-            raise TypeError(f"a recording cannot contain a {type(fact).__name__}")
+            raise TypeError(f"there is no object for a {type(fact).__name__}")
         case _:
             assert_never(fact)
 
