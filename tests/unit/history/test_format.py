@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 from uuid import UUID
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from exporter.history.format import (
     Damaged,
     UnknownVersion,
     encode,
+    holds,
     seal,
     shard_of,
     split,
@@ -190,6 +192,31 @@ def test_what_a_shard_has() -> None:
         "failed": {"e1": NOW},
     }
     assert last == {"seen_at": NOW - 90, "ended_at": NOW - 80, "counted_by": 7}
+
+
+def test_what_the_cluster_holds() -> None:
+    """The place of a VMI, the number of shards and the version are what stored histories have."""
+    assert (shard_of(UID), SHARDS, VERSION) == (crc32(UID.encode()) % 64, 64, 1)
+    assert LONGEST_SHARD + len("history") < 2**20, "a ConfigMap has at most 1 MiB"
+
+
+def test_each_node_is_in_the_memory_once() -> None:
+    """Migrations that are read from two entries share the names of their nodes."""
+    shard = sealed(*(remembered(migrations={"m1": a_migration(**A_MOVE)}) for _ in range(2)))
+    one, other = (entry.migrations["m1"] for entry in read_shard(shard))
+    assert (one.source_node, one.target_node) == ("n1", "n2")
+    assert one.source_node is other.source_node
+    assert one.target_node is other.target_node
+
+
+def test_a_migration_that_is_stored_with_less() -> None:
+    """A stored entry lacks something if it knows less about one of the migrations."""
+    less, more = (
+        encode(remembered(migrations={"m1": one}), now=NOW, window=WINDOW)
+        for one in (a_migration(), a_migration(**A_MOVE))
+    )
+    assert holds(more, less, NOW)
+    assert not holds(less, more, NOW)
 
 
 class TestDamage:
