@@ -142,8 +142,8 @@ tools: needs-go
 dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
-# Makes the documents' pictures of the demo's status page (with the installed Chromium), and of the
-# dashboards' queries.
+# Makes the documents' pictures of the demo's status page and of the dashboards, in the installed
+# Chromium. The dashboards are drawn by the components of Perses, which npm gets.
 screenshots: $(DEVELOPMENT)
 	$(BIN)/python -m tests.generate.screenshots
 	$(BIN)/python -m tests.generate.dashboards

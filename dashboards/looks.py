@@ -131,15 +131,15 @@ def time_panel(
     *,
     size: Size,
     unit: str,
+    axis: str = "",
     stacked: bool = False,
     most: float | None = None,
-    bars: Mapping[str, str] | None = None,
     each_node: bool = False,
 ) -> timeseries.Panel:
     """Lines, or stacked bars, over the time range. The keys of `queries` are legends.
 
-    `bars` are further queries, drawn as bars with an axis at the right. With `each_node` there is
-    one such panel for each chosen node.
+    `axis` says what the numbers count, if the unit does not. With `each_node` there is one such
+    panel for each chosen node.
     """
     panel = (
         timeseries.Panel()
@@ -150,6 +150,7 @@ def time_panel(
         .datasource(DATASOURCE)
         .interval(SHORTEST_STEP)
         .unit(unit)
+        .axis_label(axis)
         .min(0)
         .line_width(1)
         .fill_opacity(10)
@@ -170,19 +171,9 @@ def time_panel(
         panel.draw_style(GraphDrawStyle.BARS).fill_opacity(70).stacking(
             common.StackingConfig().mode(StackingMode.NORMAL).group("A")
         )
-    if bars:
-        for legend in bars:
-            panel.override_by_name(
-                legend,
-                [
-                    DynamicConfigValue("custom.axisPlacement", "right"),
-                    DynamicConfigValue("custom.drawStyle", "bars"),
-                    DynamicConfigValue("unit", units.Short),
-                ],
-            )
     if each_node:
         panel.repeat("node").repeat_direction("h").max_per_row(2)
-    for ref, (legend, query) in zip("ABCDEF", {**queries, **(bars or {})}.items(), strict=False):
+    for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
         panel.with_target(_query(ref, query).range().legend_format(legend))
     return panel
 

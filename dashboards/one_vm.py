@@ -67,6 +67,7 @@ def _cooldown() -> Section:
             {"migrations": in_window},
             size=(8, 8),
             unit=units.Short,
+            axis="migrations",
         ),
     ]
 
@@ -146,5 +147,6 @@ def _evacuation() -> Section:
             {"failed attempts": attempts},
             size=(12, 8),
             unit=units.Short,
+            axis="attempts",
         ),
     ]

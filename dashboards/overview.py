@@ -160,7 +160,7 @@ def _evacuations(url: str) -> Section:
                 ),
                 Column("Stuck", _of_drains("stuck"), answers=YES_IS_BAD),
             ],
-            size=(24, 6),
+            size=(24, 5),
             labels={"node": "Node"},
             sort_by="Nothing has left for",
         ),
@@ -187,7 +187,7 @@ def _evacuations(url: str) -> Section:
                 Column("Stuck", each_vm("kubevirt_vmi_evacuation_stuck"), answers=YES_IS_BAD),
                 Column("Diverged", each_vm("kubevirt_vmi_evacuation_diverged"), answers=YES_IS_BAD),
             ],
-            size=(24, 10),
+            size=(24, 11),
             labels={
                 "namespace": "Namespace",
                 "name": "VM",
@@ -206,6 +206,7 @@ def _evacuations(url: str) -> Section:
             {"{{state}}": each(("state",), f"sum without (source) ({select(STUCK)})") + " > 0"},
             size=(12, 8),
             unit=units.Short,
+            axis="evacuations",
             stacked=True,
         ),
         time_panel(
@@ -221,6 +222,7 @@ def _evacuations(url: str) -> Section:
             },
             size=(12, 8),
             unit=units.Short,
+            axis="migrations",
         ),
     ]
 
@@ -234,9 +236,20 @@ def _blocked(url: str) -> Section:
             "Blocked VMs by reason",
             "VMs on the chosen nodes whose eviction is blocked now, by reason.",
             {"{{verdict}}": each(("verdict",), blocked, "sum")},
-            size=(8, 10),
+            size=(14, 8),
             unit=units.Short,
+            axis="VMs",
             stacked=True,
+        ),
+        bars_panel(
+            "VMs that may leave each node",
+            "VMs that a descheduler may evict now. Red: a descheduler cannot relieve the node. If "
+            "the node is overloaded, follow the runbook of KubeVirtNodeCannotBeRelieved.",
+            each(("node",), movable),
+            size=(10, 8),
+            legend="{{node}}",
+            unit=units.Short,
+            steps=((None, RED), (1, GREEN)),
         ),
         table_panel(
             "VMs in cooldown",
@@ -255,20 +268,10 @@ def _blocked(url: str) -> Section:
                 ),
                 Column("Migrations in window", each_vm("kubevirt_vmi_migrations_in_window")),
             ],
-            size=(10, 10),
+            size=(24, 11),
             labels={"namespace": "Namespace", "name": "VM", "node": "Node"},
             sort_by="Time left",
             links={"VM": ("Show this VM", url)},
-        ),
-        bars_panel(
-            "VMs that may leave each node",
-            "VMs that a descheduler may evict now. Red: a descheduler cannot relieve the node. If "
-            "the node is overloaded, follow the runbook of KubeVirtNodeCannotBeRelieved.",
-            each(("node",), movable),
-            size=(6, 10),
-            legend="{{node}}",
-            unit=units.Short,
-            steps=((None, RED), (1, GREEN)),
         ),
     ]
 
@@ -292,6 +295,7 @@ def _callers() -> Section:
             },
             size=(24, 8),
             unit=PER_HOUR,
+            axis="migrations per hour",
             stacked=True,
         ),
         time_panel(
@@ -305,6 +309,7 @@ def _callers() -> Section:
             },
             size=(12, 8),
             unit=units.CountsPerMinute,
+            axis="decisions per minute",
         ),
         time_panel(
             "Outcomes of the admission webhook",
@@ -318,5 +323,6 @@ def _callers() -> Section:
             },
             size=(12, 8),
             unit=units.CountsPerMinute,
+            axis="evictions per minute",
         ),
     ]

@@ -54,7 +54,7 @@ def sections(vm_uid: str) -> Mapping[str, Section]:
         "Evacuations and drains": _evacuations(),
         "Repeated migrations": _churn(link_to_vm(vm_uid)),
         "Blocked evictions": _blocked(),
-        "Load": [_load()],
+        "Load": _load(),
     }
 
 
@@ -75,7 +75,7 @@ def _evacuations() -> Section:
             "panel, and run `python -m exporter explain NAMESPACE/NAME` for a VM of that day: it "
             "says how long each phase took. This table needs the recording rules of alerts/.",
             [
-                Column("Evacuations", f"round({ended('succeeded', MONTH)})"),
+                Column("Evacuations", f"round({ended('succeeded', MONTH)}) > 0"),
                 Column(
                     "Within 30 minutes",
                     in_time,
@@ -89,7 +89,7 @@ def _evacuations() -> Section:
                     steps=((None, RED), (0, YELLOW), (0.25, GREEN)),
                 ),
             ],
-            size=(10, 8),
+            size=(12, 7),
             labels={"source": "Requested by"},
             sort_by="Evacuations",
         ),
@@ -98,8 +98,9 @@ def _evacuations() -> Section:
             "The share of the evacuations that succeeded within the day before each point, by who "
             "requested them. This panel needs the recording rules of alerts/.",
             {"{{source}}": f"{ended('in_time', DAY)} / ({ended('succeeded', DAY)} > 0)"},
-            size=(8, 8),
+            size=(12, 7),
             unit=units.PercentUnit,
+            axis="share of the evacuations",
             most=1,
         ),
         stat_panel(
@@ -108,7 +109,7 @@ def _evacuations() -> Section:
             "schedulable again before it was empty. This panel needs the recording rules of "
             "alerts/.",
             {"{{outcome}}": f"round({each(('outcome',), drains)})"},
-            size=(6, 8),
+            size=(12, 7),
             unit=units.Short,
         ),
         time_panel(
@@ -116,8 +117,9 @@ def _evacuations() -> Section:
             "Each point shows the migrations that ended within the day before it, by outcome. With "
             "the recording rules of alerts/, a time range of months loads fast.",
             {"{{outcome}}": each(("outcome",), migrations, "sum")},
-            size=(24, 8),
+            size=(12, 7),
             unit=units.Short,
+            axis="migrations per day",
         ),
     ]
 
@@ -154,7 +156,7 @@ def _churn(url: str) -> Section:
             "VMs that were migrated so often that their cooldown is maxMigrationCooldown. Yellow: "
             "see who they are in the table at the left.",
             {"": each((), at_the_cap, "count")},
-            size=(4, 9),
+            size=(5, 9),
             unit=units.Short,
             steps=((None, GREEN), (1, YELLOW)),
             none="0",
@@ -165,17 +167,9 @@ def _churn(url: str) -> Section:
             "spends 72 minutes of a day in cooldown. If the share is large, the descheduler has "
             "few VMs to choose from: compare other settings with `python -m exporter replay`.",
             {"in cooldown": f"{in_cooldown} / {all_vms}"},
-            size=(10, 9),
+            size=(9, 9),
             unit=units.PercentUnit,
-        ),
-        heatmap_panel(
-            "Cooldowns that blocked an eviction",
-            "Evictions that a cooldown blocked, by the length of the cooldown. With the default "
-            "policy, each further migration usually moves the cooldown of a VM up by one row. If "
-            "the colour moves up, the same VMs are moved again and again.",
-            each(("le",), increase(f"{COOLDOWNS}_bucket"), "sum"),
-            size=(24, 8),
-            unit=units.Seconds,
+            axis="share of the VMs",
         ),
     ]
 
@@ -194,8 +188,9 @@ def _blocked() -> Section:
             "webhook, or a request without a checkpoint). A VM counts again each time a caller "
             "asks about it.",
             {"{{checkpoint}}": f"{denied} / ({answered} > 0)"},
-            size=(8, 9),
+            size=(12, 8),
             unit=units.PercentUnit,
+            axis="share of the verdicts",
             most=1,
         ),
         time_panel(
@@ -203,48 +198,68 @@ def _blocked() -> Section:
             "Blocked evictions per minute. A VM counts again each time a caller asks about it, "
             "so this is a number of requests and not of VMs.",
             {"{{reason}}": f"60 * {each(('reason',), rates, 'sum')}"},
-            size=(8, 9),
+            size=(12, 8),
             unit=units.CountsPerMinute,
+            axis="evictions per minute",
             stacked=True,
+        ),
+        heatmap_panel(
+            "Cooldowns that blocked an eviction",
+            "Evictions that a cooldown blocked, by the length of the cooldown. With the default "
+            "policy, each further migration usually moves the cooldown of a VM up by one row. If "
+            "the colour moves up, the same VMs are moved again and again.",
+            each(("le",), increase(f"{COOLDOWNS}_bucket"), "sum"),
+            size=(12, 8),
+            unit=units.Seconds,
         ),
         time_panel(
             "Requests for verdicts",
             "Requests per second for verdicts and for the list of blocked VMs. Without requests, "
             "only the admission webhook can block evictions.",
             {"{{endpoint}}": requests},
-            size=(8, 9),
+            size=(12, 8),
             unit=units.RequestsPerSecond,
+            axis="requests per second",
         ),
     ]
 
 
-def _load() -> Builder[Panel]:
-    """One panel with the load of a node and the moves of its VMs."""
+def _load() -> Section:
+    """For each node its load, and the moves of its VMs."""
     idle = rate_other("node_cpu_seconds_total", 'mode="idle"')
     waiting = (
         each(("instance",), rate_other(f"node_pressure_{resource}_waiting_seconds_total"))
         for resource in ("cpu", "memory")
     )
     for_cpu, for_memory = (of_node(one) for one in waiting)
+    migrating = select_by("node", VMIS, 'verdict="migration_in_progress"')
     blocked = select_by("node", BLOCKS, range_function=f"rate({{}}[{RATE}])")
-    return time_panel(
-        "Load of $node and moves of its VMs",
-        "Lines (left axis): CPU use, and the share of time in which tasks wait for CPU or memory "
-        "(PSI). The lines need the metrics of node_exporter, whose label nodename must be the name "
-        "of the Kubernetes node. Bars (right axis): VMs that are migrating, and blocked evictions "
-        "per minute.",
-        {
-            "waiting for CPU": for_cpu,
-            "waiting for memory": for_memory,
-            "CPU use": of_node(f"(1 - {each(('instance',), idle, 'avg')})"),
-        },
-        bars={
-            "migrating": each(
-                ("node",), select_by("node", VMIS, 'verdict="migration_in_progress"')
-            ),
-            "blocked": f"60 * {each(('node',), rename(blocked, 'node'), 'sum')}",
-        },
-        size=(24, 9),
-        unit=units.PercentUnit,
-        each_node=True,
-    )
+    return [
+        time_panel(
+            "Load of $node",
+            "CPU use, and the share of time in which tasks wait for CPU or memory (PSI). This "
+            "panel needs the metrics of node_exporter, whose label nodename must be the name of "
+            "the Kubernetes node.",
+            {
+                "waiting for CPU": for_cpu,
+                "waiting for memory": for_memory,
+                "CPU use": of_node(f"(1 - {each(('instance',), idle, 'avg')})"),
+            },
+            size=(12, 8),
+            unit=units.PercentUnit,
+            each_node=True,
+        ),
+        time_panel(
+            "Moves of the VMs of $node",
+            "VMs of the node that are migrating, and blocked evictions per minute. If the load is "
+            "high and evictions are blocked, the descheduler cannot relieve the node.",
+            {
+                "migrating": each(("node",), migrating),
+                "blocked per minute": f"60 * {each(('node',), rename(blocked, 'node'), 'sum')}",
+            },
+            size=(12, 8),
+            unit=units.Short,
+            axis="VMs, evictions",
+            each_node=True,
+        ),
+    ]

@@ -61,7 +61,7 @@ async def take() -> None:
                 "part => scrollTo(0, document.querySelector(part).offsetTop - 24)", shot.part
             )
             path = FOLDER / f"{shot.name}.png"
-            _write(await page.screenshot(), path)
+            write_picture(await page.screenshot(), path)
             path.with_suffix(".txt").write_text(await read_words(page), encoding="utf-8")
             await context.close()
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
@@ -74,11 +74,11 @@ async def read_words(page: Page) -> str:
     return "\n".join(words) + "\n"
 
 
-def _write(picture: bytes, path: Path) -> None:
+def write_picture(picture: bytes, path: Path) -> None:
     """Write the picture with a palette, so that it needs only a third of the bytes."""
     with Image.open(io.BytesIO(picture)) as image:
         few = image.convert("RGB").quantize(
-            COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+            COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
         )
         few.save(path, optimize=True)
 

@@ -8,7 +8,7 @@ metrics of other programs.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from dashboards.build import ONE_VM, OVERVIEW
+from dashboards.build import ONE_VM, OVERVIEW, TRENDS
 from exporter.demo import objects, shorten_settings
 from exporter.demo.objects import Object
 from exporter.demo.store import PODS
@@ -70,10 +70,11 @@ class Watched:
         return {"cluster": cluster, "job": job, "namespace": ".*", "node": ".+", **span, **chosen}
 
     def queries(self, job: str) -> list[Query]:
-        """Every query of both dashboards."""
+        """Every query of the dashboards."""
         namespace, name = self.vm
         return [
             *panels(self.values(job), OVERVIEW),
+            *panels(self.values(job), TRENDS),
             *panels(self.values(job, namespace=namespace, name=name), ONE_VM),
         ]
 
@@ -101,8 +102,10 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 
 @asynccontextmanager
-async def watching(directory: Path) -> AsyncIterator[Watched]:
-    """Run the cluster for two minutes; yields the finished run."""
+async def watching(
+    directory: Path, jobs: Collection[str] = (HONORED, RENAMED, FLEET)
+) -> AsyncIterator[Watched]:
+    """Run the cluster for two minutes, scraped in these jobs; yields the finished run."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
     write_certificates(directory, "admission")
@@ -127,7 +130,7 @@ async def watching(directory: Path) -> AsyncIterator[Watched]:
             application.router.add_get("/metrics", others.answer)
             async with (
                 serving(application) as page,
-                _prometheus(directory, session, exporter.metrics, page) as url,
+                _prometheus(directory, session, exporter.metrics, page, jobs) as url,
             ):
                 start = time.time()
                 failing = next(vm for vm in demo.scenario.vms if vm.name == "failing-1")
@@ -170,6 +173,7 @@ async def test_a_perses_server_shows_every_query(
     namespace, name = watched.vm
     values = {
         OVERVIEW: watched.values(HONORED),
+        TRENDS: watched.values(HONORED),
         ONE_VM: watched.values(HONORED, namespace=namespace, name=name),
     }
     committed = perses_dashboards()
@@ -205,15 +209,19 @@ async def test_nothing_of_another_cluster_is_shown(watched: Watched) -> None:
 
 @pytest.mark.timeout(600)
 async def test_load_degrades_to_nothing(watched: Watched) -> None:
-    """Without node_exporter the panel about load has its bars, but no lines."""
+    """Without node_exporter the panel about load is empty, and the one about moves is not."""
     values = watched.values(FLEET) | {"cluster": WEST}
     shown = {
-        query.ref: bool(await watched.ask(query))
-        for query in panels(values, OVERVIEW)
-        if query.panel == "Load of $node and moves of its VMs"
+        (query.panel, query.ref): bool(await watched.ask(query))
+        for query in panels(values, TRENDS)
+        if "$node" in query.panel
     }
 
-    assert shown == {"A": False, "B": False, "C": False, "D": True, "E": True}
+    load, moves = "Load of $node", "Moves of the VMs of $node"
+    assert shown == {
+        **{(load, ref): False for ref in "ABC"},
+        **{(moves, ref): True for ref in "AB"},
+    }
 
 
 @pytest.mark.timeout(600)
@@ -237,7 +245,8 @@ async def test_a_chosen_namespace_and_node_filter(watched: Watched, job: str) ->
     """If a namespace and a node are chosen, every series belongs to them."""
     namespace, _ = watched.vm
     namespaces, nodes = set(), set()
-    for query in panels(watched.values(job, namespace=namespace, node="node-1"), OVERVIEW):
+    chosen = watched.values(job, namespace=namespace, node="node-1")
+    for query in (*panels(chosen, OVERVIEW), *panels(chosen, TRENDS)):
         for series in await watched.ask(query):
             labels = series["metric"]
             namespaces |= {labels["namespace"]} if "namespace" in labels else set()
@@ -352,9 +361,13 @@ async def _call(
 
 @asynccontextmanager
 async def _prometheus(
-    directory: Path, session: aiohttp.ClientSession, target: str, others: str
+    directory: Path,
+    session: aiohttp.ClientSession,
+    target: str,
+    others: str,
+    jobs: Collection[str],
 ) -> AsyncIterator[str]:
-    """A Prometheus that scrapes the target and other programs every second.
+    """A Prometheus that scrapes the target in these jobs, and other programs, every second.
 
     Of the clusters `EAST` and `WEST`, only `EAST` has the other programs.
     """
@@ -369,6 +382,13 @@ async def _prometheus(
         ]
         return {"job_name": job, "honor_labels": honor, "static_configs": statics}
 
+    every = {
+        HONORED: scrape(HONORED, target, ""),
+        RENAMED: scrape(RENAMED, target, "", honor=False),
+        FLEET: scrape(FLEET, target, EAST, WEST),
+    }
+    other_clusters = ("", EAST) if FLEET in jobs else ("",)
+    scrapes = [*(every[job] for job in jobs), scrape("others", others, *other_clusters)]
     config = {
         "global": {
             "scrape_interval": "1s",
@@ -376,13 +396,9 @@ async def _prometheus(
             "evaluation_interval": "2s",
         },
         "rule_files": [str(rules)],
-        "scrape_configs": [
-            scrape(HONORED, target, ""),
-            scrape(RENAMED, target, "", honor=False),
-            scrape(FLEET, target, EAST, WEST),
-            scrape("others", others, "", EAST),
-        ],
+        "scrape_configs": scrapes,
     }
+    targets = sum(len(one["static_configs"]) for one in scrapes)
     file = directory / "prometheus.yaml"
     file.write_text(yaml.safe_dump(config))
     server = Process(
@@ -400,7 +416,7 @@ async def _prometheus(
         if not server.running:
             raise server.failure("ended")
         with suppress(aiohttp.ClientError):
-            url = f"http://{address}/api/v1/query?query=count(up==1)==6"
+            url = f"http://{address}/api/v1/query?query=count(up==1)=={targets}"
             async with session.get(url) as response:
                 return bool((await response.json())["data"]["result"])
         return False

@@ -1,6 +1,7 @@
-"""The command line of Perses accepts our dashboards for Perses."""
+"""The dashboards for Perses: its command line accepts them, and the pictures show them."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.cluster.perses import write_plugins
 from tests.support.dashboards import FOLDER
 
 
+IMAGES = FOLDER.parent / "docs" / "images"
 BOARDS = sorted((FOLDER / "perses").glob("*.json"))
 
 
@@ -49,3 +51,29 @@ def test_perses_refuses_an_unknown_unit(plugins: Path, tmp_path: Path) -> None:
     next(spec for spec in panels if "format" in spec)["format"] = {"unit": "furlongs"}
 
     assert "furlongs" in lint(config, plugins, tmp_path).stderr
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_the_picture_is_of_this_dashboard(path: Path) -> None:
+    """The documents' picture of a dashboard has its panels, in their order."""
+    config = json.loads(path.read_text())["spec"]["config"]
+    shown = (IMAGES / f"dashboard-{path.stem.rpartition('-')[2]}.txt").read_text().splitlines()
+    titles = [
+        config["panels"][item["content"]["$ref"].rpartition("/")[2]]["spec"]["display"]["name"]
+        for grid in config["layouts"]
+        for item in grid["spec"]["items"]
+    ]
+
+    assert [re.sub(r"node-\d+", "$node", title) for title in shown] == titles, (
+        "run `make screenshots`"
+    )
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_an_axis_says_what_it_counts(path: Path) -> None:
+    """Each axis that is shown has a unit or a label."""
+    for panel in json.loads(path.read_text())["spec"]["config"]["panels"].values():
+        axis = panel["spec"]["plugin"]["spec"].get("yAxis", {"show": False})
+        if axis["show"]:
+            unit = axis["format"]["unit"]
+            assert unit != "decimal" or axis.get("label"), panel["spec"]["display"]["name"]
