@@ -8,7 +8,7 @@ to the changes that API clients make too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from exporter.demo import objects, webhooks
 from exporter.demo.actions import Action, ActionQueue
@@ -56,8 +56,16 @@ class Cluster:
         self.store = ObjectStore(lambda: self.instant, seed, window)
         self._client = Client(self.store)
         self._kubelet = Kubelet(self._client, self._queue, self.fates, self.pace, self.nodes)
+        self.skews: dict[str, timedelta] = {}
+        """By how much the clock of a node is fast."""
         self._virt_handler = VirtHandler(
-            self._client, self._queue, self.fates, self.pace, self._kubelet, seed=seed
+            self._client,
+            self._queue,
+            self.fates,
+            self.pace,
+            self._kubelet,
+            seed=seed,
+            skews=self.skews,
         )
         self._virt_controller = VirtController(
             self._client, self._queue, self.fates, self.pace, self.rules

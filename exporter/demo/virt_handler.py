@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 
 from exporter.demo import node, objects
 from exporter.demo.actions import ActionQueue
@@ -15,7 +16,10 @@ from exporter.demo.store import VMIS
 
 
 class VirtHandler:
-    """Runs new VMIs, and takes each migration from hand-off to its end."""
+    """Runs new VMIs, and takes each migration from hand-off to its end.
+
+    `skews`: by how much the clock of a node is fast; others are right.
+    """
 
     def __init__(
         self,
@@ -26,6 +30,7 @@ class VirtHandler:
         kubelet: Kubelet,
         *,
         seed: int,
+        skews: Mapping[str, timedelta],
     ) -> None:
         self._client = client
         self._queue = queue
@@ -33,6 +38,7 @@ class VirtHandler:
         self._pace = pace
         self._kubelet = kubelet
         self._random = random.Random(seed)
+        self._skews = skews
         self._started: dict[str, str] = {}
         """Per VMI: the last migration that was begun."""
 
@@ -54,6 +60,11 @@ class VirtHandler:
     def forget(self, vmi: Object) -> None:
         """Forget a deleted VMI."""
         self._started.pop(vmi["metadata"]["uid"], None)
+
+    def _now(self, vmi: Object, end: str) -> datetime:
+        """The time by the clock of a migration's `sourceNode` or `targetNode`."""
+        host = (objects.state_of(vmi) or {}).get(end, "")
+        return self._queue.now + self._skews.get(host, timedelta())
 
     def _run(self, key: str) -> None:
         vmi = self._client.vmi(key)
@@ -78,7 +89,9 @@ class VirtHandler:
             return
         queue.after(
             started,
-            lambda: self._change(key, job, lambda vmi: node.start_migration(vmi, queue.now)),
+            lambda: self._change(
+                key, job, lambda vmi: node.start_migration(vmi, self._now(vmi, "sourceNode"))
+            ),
         )
         queue.after(started + pace.detect, lambda: self._change(key, job, node.detect_domain))
         ended = started + max(fate.copying, pace.detect)
@@ -89,7 +102,10 @@ class VirtHandler:
             queue.after(ended, lambda: self._fail(key, job, fate.reason, None))
         else:
             queue.after(
-                ended, lambda: self._change(key, job, lambda vmi: node.ready_domain(vmi, queue.now))
+                ended,
+                lambda: self._change(
+                    key, job, lambda vmi: node.ready_domain(vmi, self._now(vmi, "targetNode"))
+                ),
             )
             queue.after(ended + pace.take_over, lambda: self._end(key, job))
 
@@ -99,7 +115,9 @@ class VirtHandler:
             self._kubelet.exit(key.split("/", maxsplit=1)[0], state["targetPod"], "Failed")
 
     def _end(self, key: str, job: str) -> None:
-        ended = self._change(key, job, lambda vmi: node.end_migration(vmi, self._queue.now))
+        ended = self._change(
+            key, job, lambda vmi: node.end_migration(vmi, self._now(vmi, "targetNode"))
+        )
         if ended is None:
             return
         source = ended["status"]["migrationState"].get("sourcePod", "")
@@ -128,7 +146,9 @@ class VirtHandler:
         failed = self._change(
             key,
             job,
-            lambda vmi: node.fail_migration(vmi, self._queue.now, reason, abort_status),
+            lambda vmi: node.fail_migration(
+                vmi, self._now(vmi, "sourceNode"), reason, abort_status
+            ),
         )
         if failed is None:
             return

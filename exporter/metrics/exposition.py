@@ -25,6 +25,7 @@ from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
 from exporter.metrics.families import (
     COOLING,
+    CORDONED,
     DRAINS,
     EVACUATIONS,
     EXPORTER,
@@ -36,7 +37,13 @@ from exporter.metrics.families import (
     VMIS,
 )
 from exporter.metrics.family import CoolingFamily, Family, Sample, View
-from exporter.metrics.samples import sample_drains, sample_moves, sample_stuck, sample_verdicts
+from exporter.metrics.samples import (
+    sample_cordoned,
+    sample_drains,
+    sample_moves,
+    sample_stuck,
+    sample_verdicts,
+)
 
 
 SLICE = 100
@@ -218,6 +225,7 @@ def _sample_vmis(view: View, summary: VerdictSummary, snapshot: Snapshot) -> Ite
         if number % SLICE == 0:
             yield VMIS, ()
     yield DRAINS, sample_drains(count.counts)
+    yield CORDONED, sample_cordoned(snapshot.drains, count.counts)
     progress = count.follow_drains()
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)

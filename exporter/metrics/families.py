@@ -295,6 +295,14 @@ DRAINS = Family(
     help="VMIs of the node, by what would happen to them if the node were drained now (outcome).",
     labels=("node", "outcome"),
 )
+CORDONED = Family(
+    name="kubevirt_node_cordoned_vmis",
+    help=(
+        "VMIs on a node that is cordoned or has the drain taint, whether or not anybody drains it; "
+        "absent for other nodes."
+    ),
+    labels=("node",),
+)
 NODE_DRAINS: tuple[DrainFamily, ...] = (
     DrainFamily(
         name="kubevirt_node_drain_started_timestamp_seconds",
@@ -453,8 +461,8 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_node_failed_target_vmis",
         help=(
-            "VMs whose migration to the node failed within the last hour, each counted once; "
-            "absent if there are none."
+            "VMs whose migration to the node, and to no other node, failed within the last hour, "
+            "each counted once; absent if there are none."
         ),
         labels=("node",),
         read=lambda view: view.counters.count_failed_targets(view.now).items(),
@@ -494,6 +502,7 @@ FAMILIES: tuple[Family, ...] = (
     *EXPORTER,
     VMIS,
     DRAINS,
+    CORDONED,
     *NODE_DRAINS,
     *EVACUATIONS,
     MOVES,

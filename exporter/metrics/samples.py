@@ -11,6 +11,7 @@ from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Outcome
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
+from exporter.engine.store.node_drains import Departed
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched
@@ -77,6 +78,17 @@ def sample_drains(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> list[Samp
         Sample((node, outcome), outcomes.get(outcome, 0))
         for node, outcomes in counts.items()
         for outcome in DrainOutcome
+    ]
+
+
+def sample_cordoned(
+    drains: Mapping[str, Departed], counts: Mapping[str, Mapping[DrainOutcome, int]]
+) -> list[Sample]:
+    """The samples of `CORDONED`, from the drains and the outcomes of all VMIs by node."""
+    return [
+        Sample((node,), sum(outcomes.values()))
+        for node, outcomes in counts.items()
+        if node in drains and drains[node].closed
     ]
 
 

@@ -25,7 +25,7 @@ def run_scenario(name: str, seed: int, rules: Path = RULES) -> Run:
     scenario = SCENARIOS[name]
     bench = Bench(seed, scenario.setup)
     scenario.fill(bench)
-    return read(seed, bench.run(rules), bench.faults)
+    return read(seed, bench.run(rules), bench.faults, bench.truth, lists=scenario.lists)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from exporter.engine.facts.policy import Policy
 from tests.alerts.months.cluster import BEGAN, DAY, Vm, World
 from tests.alerts.months.descheduler import Descheduler
 from tests.alerts.months.replica import Replica
+from tests.alerts.months.truth import Truth
 from tests.cluster import find_binary
 from tests.generate.rules import RULES
 from tests.support.skipped_time import Loop
@@ -45,7 +46,7 @@ class Setup:
     """How many VMs the descheduler moves in an hour; 0: only those that the scenario names."""
     queues: bool = True
     """Whether KubeVirt makes the VMIMs of a drain at once, as from 1.9 on."""
-    interval: float = 30.0
+    interval: float = 60.0
     """Seconds between two scrapes, and between two evaluations."""
 
 
@@ -94,6 +95,7 @@ class Bench:
         setup = self.setup
         rules = Rules(queues=setup.queues)
         self.world = World(self.seed, setup.nodes, setup.vms, rules)
+        self.truth = Truth(self.world.cluster.store, lambda: self.world.now)
         self.replicas: list[Replica] = []
         self.shared: dict[int, bytes] = {}
         self.targets: list[Target] = []
@@ -188,6 +190,8 @@ class Bench:
                 stream.write(_head("scrape", self._stamp(), target, body))
                 stream.write(body or b"")
             await self._advance(ended)
+            up = sum(one.up for one in self.replicas)
+            self.truth.up.append((ended, up, sum(one.job == JOB for one in self.targets)))
             for target in [one for one in known if one not in self.targets]:
                 stream.write(_head("gone", self._stamp(), target, None))
             known = list(self.targets)

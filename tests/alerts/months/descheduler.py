@@ -27,9 +27,9 @@ OUTCOMES = (
 class Descheduler:
     """Every five minutes it may evict some busy VMs of one node, `per_hour` on average.
 
-    It asks `plugin` before each eviction, and the API server asks `webhook`. Without the feature
-    gate EvictionsInBackground (`gate`) it counts each eviction of a VM as an error and does not
-    know how many are in progress.
+    It asks `plugin` about all VMs and again before each eviction, and the API server asks
+    `webhook`. Without the feature gate EvictionsInBackground (`gate`) it counts each eviction of a
+    VM as an error and does not know how many are in progress.
     """
 
     name = "descheduler-0"
@@ -60,6 +60,7 @@ class Descheduler:
     def _cycle(self) -> None:
         world, chance = self._world, self._world.chance
         self._loops += 1
+        self._filter(len(world.vms))
         wanted = min(_poisson(chance.random(), self.per_hour * CYCLE / HOUR), self.most)
         if self.gate:
             leaving = sum(world.is_leaving(vm, by_descheduler=True) for vm in world.vms.values())
@@ -71,6 +72,17 @@ class Descheduler:
         for vm in sorted(here, key=lambda vm: -self._busy.get(vm.key, 1.0) * chance.random()):
             if wanted > 0 and not (self.gate and world.is_leaving(vm)):
                 wanted -= self.evict(vm)
+
+    def restart(self, *, gate: bool) -> None:
+        """Restart it with the feature gate or without; its counters begin anew."""
+        self.gate, self._loops = gate, 0
+        self._evicted.clear()
+        self._verdicts = dict.fromkeys(OUTCOMES, 0)
+
+    def _filter(self, vms: int) -> None:
+        """Ask the plugin about all VMs, as each run does before it evicts any."""
+        if self._plugin is not None:
+            self._verdicts["allowed" if self._plugin.up else "unavailable"] += vms
 
     def evict(self, vm: Vm) -> bool:
         """Evict a VM if the plugin and the webhook allow it."""
@@ -103,7 +115,7 @@ class Descheduler:
             if self._plugin.up:
                 self._answered = self._world.cluster.instant.timestamp() - 3
             lines.append(f"descheduler_kubevirt_snapshot_timestamp_seconds {self._answered}")
-            name = 'descheduler_kubevirt_verdicts_total{checkpoint="pre_eviction",outcome='
+            name = 'descheduler_kubevirt_verdicts_total{checkpoint="preEviction",outcome='
             lines += [f'{name}"{outcome}"}} {n}' for outcome, n in self._verdicts.items()]
         return "".join(f"{line}\n" for line in lines).encode()
 

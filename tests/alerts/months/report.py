@@ -11,6 +11,7 @@ import msgspec
 
 from tests.alerts.months.bench import Fault
 from tests.alerts.months.cluster import BEGAN
+from tests.alerts.months.truth import Statement, Truth, find_errors
 
 
 AFTERWARDS = 240.0
@@ -25,6 +26,7 @@ class Firing:
     alert: str
     severity: str
     subject: str
+    labels: Mapping[str, str]
     began: float
     ended: float
     text: str
@@ -45,13 +47,26 @@ class Heard(msgspec.Struct, frozen=True):
     again: int
 
 
+class Message(msgspec.Struct, frozen=True):
+    """A notification: minutes since the beginning, the alert, and the texts; none: it is over."""
+
+    at: float
+    alert: str
+    texts: tuple[str, ...]
+
+
 class Result(msgspec.Struct, frozen=True):
-    """The result of a scenario with one seed: how often each alert fired, and each fault."""
+    """The result of a scenario with one seed: how often each alert fired, and each fault.
+
+    `untrue` says what was not true in the texts. `messages` is empty if they are not listed.
+    """
 
     seed: int
     calls: dict[str, int]
     infos: dict[str, int]
     faults: tuple[Heard, ...]
+    untrue: tuple[str, ...]
+    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +79,28 @@ class Run:
     result: Result
 
 
-def read(seed: int, found: Mapping[str, Any], faults: Sequence[Fault]) -> Run:
-    """The result of a run, from the evaluator's report."""
+def read(
+    seed: int, found: Mapping[str, Any], faults: Sequence[Fault], truth: Truth, *, lists: bool
+) -> Run:
+    """The result of a run, from the evaluator's report; `lists`: with its notifications."""
     firings = [_firing(one) for one in found["firings"]]
     sent = [one | {"at": _minutes(one["at"])} for one in found["notifications"] or []]
     heard = tuple(_hear(firings, sent, faults, place) for place in range(len(faults)))
     calls = Counter(one.alert for one in firings if one.severity == CALLING)
     infos = Counter(one.alert for one in firings if one.severity != CALLING)
-    return Run(firings, sent, found["errors"], Result(seed, dict(calls), dict(infos), heard))
+    untrue = tuple(error for one in firings for error in _find_errors(one, faults, truth))
+    messages = tuple(_message(one) for one in sent if one["kind"] in ("new", "resolved") and lists)
+    result = Result(seed, dict(calls), dict(infos), heard, untrue, messages)
+    return Run(firings, sent, found["errors"], result)
+
+
+def _find_errors(firing: Firing, faults: Sequence[Fault], truth: Truth) -> list[str]:
+    said = Statement(firing.alert, firing.labels, firing.text, firing.began * 60)
+    return find_errors(said, truth, [(one.began, one.ended) for one in faults])
+
+
+def _message(sent: Mapping[str, Any]) -> Message:
+    return Message(sent["at"], sent["alert"], tuple(sent["new"] or ()))
 
 
 def _minutes(milliseconds: float) -> float:
@@ -85,6 +114,7 @@ def _firing(found: Mapping[str, Any]) -> Firing:
         found["alert"],
         labels["severity"],
         next((one for one in subjects if one), ""),
+        labels,
         _minutes(found["fired"]),
         _minutes(found["resolved"]) if found["resolved"] else float("inf"),
         found["text"],
@@ -137,15 +167,16 @@ def format_run(name: str, run: Run) -> list[str]:
             f"    {hours:3}:{minutes:02} for {one.ended - one.began:4.0f} min"
             f" {one.alert} ({one.severity}) {one.subject}"
         )
+    lines += [f"  untrue: {one}" for one in run.result.untrue]
     lines += [f"  error: {rule}: {error}" for rule, error in run.errors.items()]
     return lines
 
 
 def format_table(abouts: Mapping[str, str], results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """The two tables of docs/alerts.md: healthy scenarios, and faults."""
+    """The tables of docs/alerts.md: healthy scenarios, faults, and listed notifications."""
     healthy = ["| | healthy | seeds | warnings | info |", "|---|---|---|---|---|"]
     faults = [
-        "| | fault | seeds | heard after | first by | notifications | quiet after its end |",
+        "| | fault | seeds | first alert after | first alert | notifications | alerts end after |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, about in abouts.items():
@@ -164,7 +195,23 @@ def format_table(abouts: Mapping[str, str], results: Mapping[str, Sequence[Resul
                 f" {', '.join(first)} | {_span([one.sent for one in heard], '')} |"
                 f" {_span([one.quiet for one in heard])} |"
             )
-    return [*healthy, "", *faults]
+    listed = [
+        line
+        for name, about in abouts.items()
+        for one in results.get(name, ())[:1]
+        if one.messages
+        for line in ("", f"{name}, seed {one.seed}: {about}.", "", *_list_messages(one.messages))
+    ]
+    return [*healthy, "", *faults, *listed]
+
+
+def _list_messages(messages: Iterable[Message]) -> list[str]:
+    rows = ["| day, time | alert | notification |", "|---|---|---|"]
+    for one in messages:
+        minutes = int(one.at)
+        at = f"{minutes // 1440 + 1}, {minutes % 1440 // 60:02}:{minutes % 60:02}"
+        rows.append(f"| {at} | {one.alert} | {'<br>'.join(one.texts) or 'resolved'} |")
+    return rows
 
 
 def _count(several: Iterable[Mapping[str, int]]) -> str:

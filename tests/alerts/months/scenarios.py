@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from exporter.demo.plan import Fate
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
@@ -28,23 +29,27 @@ Fill = Callable[[Bench], None]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A time of a cluster: what it is about, its size, and what happens in it."""
+    """A time of a cluster: what it is about, its size, and what happens in it.
+
+    `lists`: docs/alerts.md lists its notifications.
+    """
 
     about: str
     setup: Setup
     fill: Fill
+    lists: bool
 
 
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(hours: float, **setup: float) -> Callable[[Fill], Fill]:
+def scenario(hours: float, *, lists: bool = False, **setup: float) -> Callable[[Fill], Fill]:
     """Register a scenario of so many hours under the name of its function."""
 
     def register(fill: Fill) -> Fill:
         about = (fill.__doc__ or "").strip().rstrip(".")
         size = Setup(days=hours / 24, **setup)  # type: ignore[arg-type]
-        SCENARIOS[fill.__name__] = Scenario(about, size, fill)
+        SCENARIOS[fill.__name__] = Scenario(about, size, fill, lists)
         return fill
 
     return register
@@ -53,9 +58,9 @@ def scenario(hours: float, **setup: float) -> Callable[[Fill], Fill]:
 # Healthy
 
 
-@scenario(7 * 24, interval=60.0)
+@scenario(3 * 24)
 def H1(bench: Bench) -> None:  # noqa: N802
-    """An ordinary week with the plugin: drains, a restart of the exporter and of Prometheus."""
+    """Three days with the plugin: drains, a restart of the exporter and of Prometheus."""
     world = bench.world
     for vm in world.of_size(8)[:6]:
         world.set_strategy(vm, "None")
@@ -69,10 +74,10 @@ def H1(bench: Bench) -> None:  # noqa: N802
                 _move_external(bench, vm)
 
     world.every(600.0, move_owned)
-    for day in (1, 3, 5):
+    for day in (0, 1, 2):
         world.at((24 * day + 9) * HOUR, lambda day=day: world.drain(world.nodes[day]))  # type: ignore[misc]
-    world.at(58 * HOUR, bench.exporter.restart)
-    bench.gaps.append((100 * HOUR, 100 * HOUR + 240))
+    world.at(30 * HOUR, bench.exporter.restart)
+    bench.gaps.append((54 * HOUR, 54 * HOUR + 240))
 
 
 def _move_external(bench: Bench, vm: Vm) -> None:
@@ -103,7 +108,7 @@ def H3(bench: Bench) -> None:  # noqa: N802
     world.at(5 * HOUR, lambda: world.roll(world.nodes[8:11], 1))
 
 
-@scenario(34, interval=60.0)
+@scenario(34)
 def H4(bench: Bench) -> None:  # noqa: N802
     """Forty batch VMs run at night, while some nodes are upgraded."""
     world = bench.world
@@ -293,6 +298,20 @@ def F2(bench: Bench) -> None:  # noqa: N802
 
 
 @scenario(6)
+def F2b(bench: Bench) -> None:  # noqa: N802
+    """A drain is held by a VM that cannot be migrated, and for its first hour by one that fails."""
+    world = bench.world
+    node = world.nodes[6]
+    failing, staying = [vm for vm in world.on(node) if vm.gib <= 8][:2]
+    world.set_migratable(staying, migratable=False)
+    broken, world.decide = fail(failing)
+    world.at(1 * HOUR, lambda: world.drain(node))
+    world.at(2 * HOUR, lambda: broken.discard(failing))
+    world.at(4 * HOUR, lambda: world.stop(staying))
+    bench.expect("the drain", 1 * HOUR, 4 * HOUR, "KubeVirtNodeDrainStuck")
+
+
+@scenario(6)
 def F3(bench: Bench) -> None:  # noqa: N802
     """No node has room for the VMs of a drained node."""
     world = bench.world
@@ -301,24 +320,30 @@ def F3(bench: Bench) -> None:  # noqa: N802
         Fate("unschedulable") if full[0] and world.node_of(vm) == node else None
     )
     world.at(1 * HOUR, lambda: world.drain(node))
-    world.at(4 * HOUR, full.clear)
-    world.at(4 * HOUR, lambda: full.append(False))
+
+    def make_room() -> None:
+        full[0] = False
+        # The scheduler tries a pod again that waits for room. Here, its migration begins again.
+        for vm in world.on(node):
+            world.abort(vm)
+
+    world.at(4 * HOUR, make_room)
     bench.expect(
         "the drain", 1 * HOUR, 4 * HOUR, "KubeVirtNodeDrainStuck", "KubeVirtEvacuationsStuckMany"
     )
 
 
-@scenario(9)
+@scenario(9, per_hour=0.0)
 def F4(bench: Bench) -> None:  # noqa: N802
     """A descheduler without its feature gate evicts up to thirty VMs every five minutes."""
     descheduler = bench.descheduler
-    descheduler.gate, descheduler.per_hour = False, 1.0
 
-    def set_rate(per_hour: float, most: int) -> None:
+    def restart(per_hour: float, most: int, *, gate: bool) -> None:
+        descheduler.restart(gate=gate)
         descheduler.per_hour, descheduler.most = per_hour, most
 
-    bench.world.at(2 * HOUR, lambda: set_rate(300.0, 30))
-    bench.world.at(6 * HOUR, lambda: set_rate(0.0, 5))
+    bench.world.at(2 * HOUR, lambda: restart(300.0, 30, gate=False))
+    bench.world.at(6 * HOUR, lambda: restart(20.0, 5, gate=True))
     bench.expect("the storm", 2 * HOUR, 6 * HOUR, "KubeVirtDeschedulerWithoutGate")
 
 
@@ -359,7 +384,7 @@ def F6(bench: Bench) -> None:  # noqa: N802
     bench.expect("the target node", began, ended, "KubeVirtTargetNodeFailing")
 
 
-@scenario(28, interval=60.0)
+@scenario(28)
 def F7a(bench: Bench) -> None:  # noqa: N802
     """A drain is given up, and its node stays cordoned with VMs for more than a day."""
     world, node = bench.world, bench.world.nodes[7]
@@ -417,6 +442,27 @@ def F8(bench: Bench) -> None:  # noqa: N802
     bench.expect("the watch is silent", 11 * HOUR, 12 * HOUR, "KubeVirtEvictionExporterStale")
 
 
+@scenario(13, replicas=2, plugin=False)
+def F8r(bench: Bench) -> None:  # noqa: N802
+    """One of two replicas is down, misses some VMs, and then both watches of VMIs are silent."""
+    world, (_, other) = bench.world, bench.replicas
+    world.at(1 * HOUR, other.stop)
+    world.at(2.5 * HOUR, other.start)
+    bench.expect("one is down", 1 * HOUR, 2.5 * HOUR, "KubeVirtEvictionExporterAbsent")
+
+    def miss() -> None:
+        vms = [vm for vm in world.vms.values() if vm.namespace == "tenant-0"]
+        other.lose("tenant-0", [vm.name for vm in vms])
+
+    world.at(5 * HOUR, miss)
+    world.at(6.5 * HOUR, lambda: other.list_again(Resource.VMIS))
+    bench.expect("they differ", 5 * HOUR, 6.5 * HOUR, "KubeVirtEvictionExporterStale")
+    for replica in bench.replicas:
+        world.at(9 * HOUR, lambda one=replica: one.interrupt([Resource.VMIS]))  # type: ignore[misc]
+        world.at(10 * HOUR, lambda one=replica: one.resume(lists=True))  # type: ignore[misc]
+    bench.expect("the watches are silent", 9 * HOUR, 10 * HOUR, "KubeVirtEvictionExporterStale")
+
+
 @scenario(5)
 def F9(bench: Bench) -> None:  # noqa: N802
     """The history cannot be written."""
@@ -450,7 +496,7 @@ class ApiServer:
 
 @scenario(18, replicas=2, plugin=False)
 def F10(bench: Bench) -> None:  # noqa: N802
-    """The webhook is not called, has no data, and then its calls fail."""
+    """The webhook is not called, has no data, and then its calls fail; each repair is tried."""
     world, api = bench.world, ApiServer()
     bench.add(api, job="apiserver", namespace="default")
     alert = "KubeVirtEvictionWebhookFailing"
@@ -476,6 +522,8 @@ def F10(bench: Bench) -> None:  # noqa: N802
 
     bench.descheduler.webhook = review
     bench.expect("its calls fail", 13 * HOUR, 15 * HOUR, alert)
+    for hour in (5, 10, 15):
+        world.at(hour * HOUR + 60, lambda: bench.descheduler.evict(world.of_size(4)[0]))
 
 
 @scenario(8)
@@ -528,6 +576,16 @@ def F12(bench: Bench) -> None:  # noqa: N802
     )
 
 
+@scenario(12)
+def F13(bench: Bench) -> None:  # noqa: N802
+    """One node's clock is ten minutes fast, another one's is 40 minutes slow; a rolling upgrade."""
+    world = bench.world
+    skews = {world.nodes[2]: timedelta(minutes=10), world.nodes[3]: timedelta(minutes=-40)}
+    world.at(1 * HOUR, lambda: world.cluster.skews.update(skews))
+    world.at(2 * HOUR, lambda: world.roll(world.nodes[:6], 2))
+    world.at(10 * HOUR, world.cluster.skews.clear)
+
+
 @scenario(6, per_hour=0.0, queues=False)
 def F14(bench: Bench) -> None:  # noqa: N802
     """Others' migrations of 15 minutes fill KubeVirt's limits, and a drain starves."""
@@ -551,8 +609,13 @@ def F14(bench: Bench) -> None:  # noqa: N802
                 by_hand.add(vm)
                 world.migrate(vm)
 
+    def stop() -> None:
+        for vm in large:
+            world.abort(vm)
+
     world.decide = decide
     world.every(5.0, move, ended)
+    world.at(ended + 10, stop)
     world.at(1 * HOUR, lambda: world.drain(node))
     bench.expect("the drain", 1 * HOUR, ended, "KubeVirtNodeDrainStuck")
 
@@ -562,11 +625,52 @@ def F15(bench: Bench) -> None:  # noqa: N802
     """Five VMs that always fail hold the five slots of the descheduler."""
     world = bench.world
     vms = world.of_size(8)[0:15:3]
-    broken, world.decide = fail(*vms)
+    broken: set[Vm] = set()
+    world.decide = lambda vm, _: Fate("fails", 20.0, BROKEN) if vm in broken else None
+    world.at(1 * HOUR - 1, lambda: broken.update(vms))
     for number, vm in enumerate(vms):
         world.at(
             1 * HOUR + 300 * number,
             lambda vm=vm: world.evict(vm, descheduler=True),  # type: ignore[misc]
         )
     world.at(5 * HOUR, broken.clear)
-    bench.expect("the slots", 1.5 * HOUR, 5 * HOUR, "KubeVirtDeschedulerSlotsHeld")
+    bench.expect("the slots", 1 * HOUR + 1200, 5 * HOUR, "KubeVirtDeschedulerSlotsHeld")
+
+
+@scenario(10)
+def F16(bench: Bench) -> None:  # noqa: N802
+    """A person's migrations of a VM fail one after the other; that of another VM stops halfway."""
+    world = bench.world
+    failing, stopped = world.of_size(8)[7:9]
+    broken = {failing, stopped}
+
+    def decide(vm: Vm, _target: str) -> Fate | None:
+        if vm not in broken:
+            return None
+        return Fate("fails", 20.0, BROKEN) if vm is failing else Fate("succeeds", STALLED)
+
+    def abort() -> None:
+        broken.discard(stopped)
+        world.abort(stopped)
+
+    world.decide = decide
+    world.at(1 * HOUR, lambda: world.every(300.0, lambda: world.migrate(failing), 3 * HOUR))
+    world.at(3 * HOUR - 200, lambda: broken.discard(failing))
+    bench.expect("it fails", 1 * HOUR, 3 * HOUR, "KubeVirtMigrationStuck")
+    world.at(5 * HOUR, lambda: world.migrate(stopped))
+    world.at(8 * HOUR, abort)
+    bench.expect("it stops", 5 * HOUR, 8 * HOUR, "KubeVirtMigrationStuck")
+
+
+@scenario(28 * 24, nodes=6, vms=60, lists=True)
+def M1(bench: Bench) -> None:  # noqa: N802
+    """Four ordinary weeks with three drains; during the second one a VM fails for two hours."""
+    world = bench.world
+    for day, node in ((3, world.nodes[1]), (10, world.nodes[4]), (19, world.nodes[2])):
+        world.at((24 * day + 9) * HOUR, lambda node=node: world.drain(node))  # type: ignore[misc]
+    began = (24 * 10 + 9) * HOUR
+    broken: set[Vm] = set()
+    world.decide = lambda vm, _: Fate("fails", 20.0, BROKEN) if vm in broken else None
+    world.at(began - 1, lambda: broken.add(world.on(world.nodes[4])[0]))
+    world.at(began + 2 * HOUR, broken.clear)
+    bench.expect("the drain", began, began + 2 * HOUR, "KubeVirtNodeDrainStuck")

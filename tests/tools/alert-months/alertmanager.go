@@ -25,6 +25,7 @@ type alertmanager struct {
 
 // notification is one message to a receiver. Kind: "new" if an alert is in it that the message
 // before did not have, "resolved" if none is left, "changed" if some were resolved, or "repeated".
+// New has the texts of the new alerts.
 type notification struct {
 	At       int64    `json:"at"`
 	Receiver string   `json:"receiver"`
@@ -36,6 +37,7 @@ type notification struct {
 
 type sentAlert struct {
 	labels model.LabelSet
+	text   string
 	ends   int64
 }
 
@@ -68,7 +70,11 @@ func (a *alertmanager) put(alert *rules.Alert, now int64) {
 	for name, text := range alert.Labels.Map() {
 		set[model.LabelName(name)] = model.LabelValue(text)
 	}
-	one := &sentAlert{labels: set, ends: alert.ValidUntil.UnixMilli()}
+	one := &sentAlert{
+		labels: set,
+		text:   alert.Annotations.Get("description"),
+		ends:   alert.ValidUntil.UnixMilli(),
+	}
 	if !alert.ResolvedAt.IsZero() {
 		one.ends = alert.ResolvedAt.UnixMilli()
 	}
@@ -160,7 +166,7 @@ func (a *alertmanager) flush(group *alertGroup, at int64) {
 		default:
 			firing[print] = true
 			if !group.told[print] {
-				added = append(added, one.labels.String())
+				added = append(added, one.text)
 			}
 		}
 	}
