@@ -4,11 +4,25 @@ import pytest
 
 from tests.alerts.months.__main__ import run_scenario
 from tests.alerts.months.results import DOCUMENT, read_results, render
+from tests.alerts.months.scenarios import SCENARIOS
 
 
 def test_the_document_shows_the_results() -> None:
     """docs/alerts.md is written by `make alert-months MONTHS=--write`."""
-    assert DOCUMENT.read_text() == render(DOCUMENT.read_text(), read_results())
+    results = read_results()
+    assert DOCUMENT.read_text() == render(DOCUMENT.read_text(), results)
+    assert results.keys() == SCENARIOS.keys()
+
+
+def test_the_results_are_good() -> None:
+    """Healthy times call nobody, each fault has its alert and nothing flaps, no text is untrue."""
+    for name, results in read_results().items():
+        for one in results:
+            assert not one.untrue, name
+            assert one.faults or not one.calls, name
+            for fault in one.faults:
+                assert fault.after is not None, (name, fault.about)
+                assert not fault.again, (name, fault.about)
 
 
 @pytest.mark.parametrize("name", ["H9"])
@@ -17,6 +31,7 @@ def test_a_healthy_time_calls_nobody(name: str) -> None:
     run = run_scenario(name, seed=1)
     assert not run.errors
     assert run.result.calls == {}
+    assert not run.result.untrue
 
 
 @pytest.mark.parametrize(("name", "minutes", "notifications"), [("F2", 45, 1)])
@@ -24,6 +39,7 @@ def test_a_fault_is_heard_once(name: str, minutes: float, notifications: int) ->
     """A notification comes in time, is not repeated, and the alert ends with the fault."""
     run = run_scenario(name, seed=1)
     assert not run.errors
+    assert not run.result.untrue
     for fault in run.result.faults:
         assert fault.after is not None, fault.about
         assert fault.after <= minutes, fault.about

@@ -89,6 +89,8 @@ def test_vms_that_failed_to_reach_a_node_are_counted_once_for_an_hour() -> None:
         counters.count_migration_to("n1", ("shop", vm), Outcome.FAILED, NOW - ago)
     counters.count_migration_to("n2", ("shop", "db1"), Outcome.SUCCEEDED, NOW)
     assert counters.count_failed_targets(NOW) == {"n1": 2}
+    counters.count_migration_to("n2", ("shop", "db2"), Outcome.FAILED, NOW)
+    assert counters.count_failed_targets(NOW) == {"n1": 1}, "db2 fails on other nodes, too"
     assert counters.count_failed_targets(NOW + 3_600.0) == {}
     assert counters.failed_targets == {}
 
