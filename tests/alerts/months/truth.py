@@ -271,7 +271,9 @@ def _drain(said: Statement, truth: Truth) -> Iterator[str]:
         yield from (
             f"{vm} can leave"
             for vm in truth.on(said.node, said.at - SEEN)
-            if not _value(truth.stays[vm], said.at) and truth.failures(vm, said.at) < 3
+            if not _value(truth.stays[vm], said.at)
+            and truth.failures(vm, said.at) < 3
+            and not truth.holds(truth.leaving[vm], said.at - HOUR / 2, said.at - SEEN)
         )
     elif "no VM has left" in said.text and left:
         yield f"{len(left)} VMs have left it"
