@@ -47,7 +47,7 @@ class _Ready(Server):
 
 
 EXAMPLE = RULES.parent / "alertmanager.yaml"
-WITHIN = 900.0
+WITHIN = 600.0
 """How long to wait for an alert, in seconds: long enough for a busy machine."""
 AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 

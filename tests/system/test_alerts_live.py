@@ -453,7 +453,7 @@ def expected_clusters(alert: west.Cause) -> set[str | None]:
     return {west.WEST} if alert in west.ALERTS else {EAST}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("name", "cause"), sorted(CAUSES, key=str))
 async def test_alert_fires_and_resolves(
     played: Played, name: str, cause: str | None, prove: Callable[[str], None]
@@ -483,7 +483,7 @@ async def test_alert_fires_and_resolves(
     prove(f"alerts: {name} fired and resolved: {notifications[0]['annotations']['description']}")
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     """Without honorLabels an alert still has the VM's namespace and node."""
     stuck = [
@@ -499,7 +499,7 @@ async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     assert "Failed attempts: 0." in stuck[0]["annotations"]["description"]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 async def test_alert_fires_in_its_cluster_alone(
     played: Played, prove: Callable[[str], None]
 ) -> None:
@@ -515,7 +515,7 @@ async def test_alert_fires_in_its_cluster_alone(
     assert {len(some) for some in clusters.values()} == {1}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 async def test_example_sends_less(played: Played, prove: Callable[[str], None]) -> None:
     """The example configuration sends fewer notifications about stuck evacuations."""
     about = {
@@ -537,7 +537,7 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
     assert {one["labels"]["severity"] for one in played.routed["virtualization-later"]} == {"info"}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 async def test_prometheus_evaluated_every_rule_without_an_error(
     played: Played, prove: Callable[[str], None]
 ) -> None:
@@ -553,7 +553,7 @@ async def test_prometheus_evaluated_every_rule_without_an_error(
     )
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 async def test_queries_of_the_runbooks_are_answered(played: Played) -> None:
     """Prometheus evaluates each query of the runbooks without an error."""
     queries = {one for text in load_runbooks().values() for one in fenced(text, "promql")}
