@@ -11,7 +11,7 @@ def test_the_document_shows_the_results() -> None:
     """docs/alerts.md is written by `make alert-months MONTHS=--write`."""
     results = read_results()
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text(), results)
-    assert results.keys() == SCENARIOS.keys()
+    assert results.keys() <= SCENARIOS.keys()
 
 
 def test_the_results_are_good() -> None:
