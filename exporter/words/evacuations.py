@@ -114,12 +114,11 @@ STATES = {
         Action("Cancel the evacuation: the VM has left that node already.", "{cancel}"),
     ),
     State.MIGRATION_STALLED: StateWords(
-        "a migration has run for longer than `stuck.migrationTimeout` or, in pre-copy, for longer"
-        " than KubeVirt lets it (`completionTimeoutPerGiB` times the memory) and three times as"
-        " long as the VM's last one; or its VMIM is still `Running` `stuck.migrationTimeout` after"
-        " the migration has ended; or it has not begun within"
-        " `stuck.after` since its hand-off to the target pod, or the VM's node has not answered"
-        " for `stuck.after`",
+        "a migration (1) has run for longer than `stuck.migrationTimeout`; (2) is in pre-copy, and"
+        " has taken longer than KubeVirt's limit (`completionTimeoutPerGiB` times the memory) and"
+        " than three times the VM's last one; (3) has ended, but its VMIM is still `Running` after"
+        " `stuck.migrationTimeout`; (4) has not begun within `stuck.after` since its hand-off to"
+        " the target pod; (5) runs, but the VM's node has not answered for `stuck.after`",
     ),
     State.MIGRATING: StateWords(
         "nothing at the moment: a migration, or the next attempt, is under way",

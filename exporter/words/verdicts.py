@@ -33,8 +33,9 @@ REASONS = {
         name="a migration in progress",
     ),
     Reason.EVACUATION_IN_PROGRESS: ReasonWords(
-        meaning="with the guard `evacuations`: `evacuationNodeName` is the VMI's own node, and its"
-        " launcher pod is known to lack the descheduler's annotation `eviction-in-progress`",
+        meaning="with the guard `evacuations`: the VM is being evacuated from its node, and the"
+        " exporter has seen that its launcher pod lacks the descheduler's annotation"
+        " `eviction-in-progress`",
         held="it is being evacuated, and that has to end first",
         until="the evacuation ends",
         name="an evacuation in progress",

@@ -128,6 +128,17 @@ def test_the_examples_are_valid() -> None:
         assert isinstance(read_settings(yaml.safe_load(block)), Settings)
 
 
+@pytest.mark.parametrize("exception", ["never-move", "no-cooldown"])
+def test_the_example_exempts_one_vm_of_the_databases(exception: str) -> None:
+    """The label of one VM counts more than the namespace that the VM shares with others."""
+    blocks = code_blocks(chapters(REFERENCE)["Settings"], "yaml")
+    (block,) = (block for block in blocks if "overrides:" in block)
+    policy = read_settings(yaml.safe_load(block)).policy
+
+    assert policy.choose("db-1", {}, "") == "databases"
+    assert policy.choose("db-1", {f"example.com/{exception}": "true"}, "") == exception
+
+
 def test_the_exit_codes_and_metrics_are_the_program_s() -> None:
     """`make reference` would change nothing."""
     assert read(REFERENCE) == fill_tables(read(REFERENCE))
