@@ -471,7 +471,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_evacuations_total",
         help=(
             "Evacuations that ended, by who requested them (source) and how they ended (outcome); "
-            "each is counted by one replica only."
+            "with a stored history, only one replica counts each."
         ),
         labels=("source", "outcome"),
         read=lambda view: [
