@@ -208,6 +208,18 @@ async def test_a_migration_is_logged_once() -> None:
     assert late.count() == {}
 
 
+@pytest.mark.parametrize("ahead", [-120.0, 0.0, 120.0])
+@pytest.mark.parametrize(("finished_at", "count"), [(970.0, 0), (1030.0, 1)])
+async def test_a_restart_counts_each_migration_once(
+    ahead: float, finished_at: float, count: int
+) -> None:
+    """Whether it ended before our start is decided by the VMIM's time, not by a node's clock."""
+    vmim = an_ended_vmim(finished_at=finished_at, start=finished_at - 300, end=finished_at + ahead)
+    watcher = Watcher(started_at=1000.0)
+    watcher.see(*write(vmim))
+    assert sum(watcher.counters.migrations.values()) == count
+
+
 async def test_a_record_waits_for_the_copied_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
