@@ -1,6 +1,7 @@
 """KubeVirt installed by its own virt-operator, and its VMs."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -234,6 +235,20 @@ class Machine:
             lambda: self.node != source and self.state().get("completed"), f"away from {source}"
         )
         self.until(lambda: len(self.pods()) == 1, "one pod")
+
+    def until_unmounted(self, node: str, pod: Object) -> None:
+        """Wait until virt-handler has unmounted the kernel of a launcher pod that the VM has left.
+
+        If the VM comes back earlier, virt-handler 1.9 forgets the kernel of the pod in which it
+        then runs. It stays mounted, so the kubelet cannot remove this pod, and the VMI is not
+        deleted.
+        """
+        kernel = f"/{pod['metadata']['uid']}/.*/kernel-boot/"
+        mounts = self.nodes[node].command("cat", "/proc/self/mountinfo")
+        self.until(
+            lambda: not re.search(kernel, subprocess.check_output(mounts, text=True)),
+            f"no kernel mounted on {node}",
+        )
 
     def until_ended(self, vmim: str) -> Object:
         """Wait for the end of a migration; returns its VMIM."""

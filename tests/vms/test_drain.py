@@ -113,10 +113,12 @@ def move_away_and_back(machines: Sequence[Machine]) -> int:
     ends, departures = time.monotonic() + MINUTES * 60, 0
     while departures == 0 or time.monotonic() < ends:
         for source in ("n2", "n1"):
+            left = [(one, one.pods()[0]) for one in machines]
             for one in machines:
                 assert "Eviction triggered evacuation" in one.evict(annotations=DESCHEDULER)
-            for one in machines:
+            for one, pod in left:
                 one.until_moved(source)
+                one.until_unmounted(source, pod)
         departures += len(machines)
     return departures
 
