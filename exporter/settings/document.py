@@ -124,9 +124,17 @@ for _kind, _pattern, _first in _PLAIN_SCALARS:
 class Section:
     """One mapping of the document; it collects faults, and notes which keys were read."""
 
-    def __init__(self, path: str, value: object, faults: list[str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        value: object,
+        faults: list[str],
+        places: dict[str, set[str]] | None = None,
+    ) -> None:
         self._path = path
         self._faults = faults
+        self._places: dict[str, set[str]] = {} if places is None else places
+        """Where each key that was read is in the document, such as policy.guards."""
         self._values: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
         self._left = set(self._values)
         self._known: dict[str, str] = {}
@@ -139,7 +147,7 @@ class Section:
     def section(self, key: str) -> Self:
         """The mapping below a key; an absent mapping is empty."""
         self._expect(key)
-        return type(self)(self._at(key), self._values.get(key), self._faults)
+        return type(self)(self._at(key), self._values.get(key), self._faults, self._places)
 
     def sections(self, key: str) -> list[Self]:
         """The mappings in the list at a key; an absent list is empty."""
@@ -151,7 +159,7 @@ class Section:
             self.report(key, f"expected a list, got {entries!r}")
             return []
         return [
-            type(self)(f"{self._at(key)}[{number}]", one, self._faults)
+            type(self)(f"{self._at(key)}[{number}]", one, self._faults, self._places)
             for number, one in enumerate(entries)
         ]
 
@@ -201,7 +209,12 @@ class Section:
             self.report(key, f"unknown key: did you mean {near}?" if near else "unknown key")
 
     def _find_near(self, key: str) -> str | None:
-        """The only known key that has every word of this key, else the one spelt most like it."""
+        """The key of this name in a section, if this key lacks its section; else the only known
+        key that has every word of this key, else the one spelt most like it.
+        """
+        places = self._places.get(key, set())
+        if not self._path and len(places) == 1:
+            return next(iter(places))
         words = _split_words(key)
         longer = [known for known in self._known.values() if words and words <= _split_words(known)]
         if len(longer) == 1:
@@ -212,6 +225,8 @@ class Section:
     def _expect(self, key: str) -> None:
         self._left.discard(key)
         self._known[key.lower()] = key
+        if "[" not in self._path:  # An entry of a list has the keys of a section.
+            self._places.setdefault(key, set()).add(self._at(key))
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self._path, key) if part)

@@ -189,6 +189,14 @@ def test_every_object_says_that_helm_made_it() -> None:
             "at '/image/exporter/tag': 'sha256:",
         ),
         (
+            {"image": {"exporter": {"repository": "registry.example:5000/exporter:0.1.0"}}},
+            "at '/image/exporter/repository': 'registry.example:5000/exporter:0.1.0'",
+        ),
+        (
+            {"image": {"exporter": {"repository": f"registry.example/exporter@sha256:{'0' * 64}"}}},
+            "at '/image/exporter/repository': 'registry.example/exporter@sha256:",
+        ),
+        (
             {"mode": "sidecar", "descheduler": {"policy": {"kind": "DeschedulerPolicy"}}},
             "descheduler.policy: expected the plugin KubeVirtVerdicts",
         ),
