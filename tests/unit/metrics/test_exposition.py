@@ -181,7 +181,11 @@ def check_metrics(text: str) -> str:
 
 def test_equals_the_golden_exposition() -> None:
     """A fixed store at a fixed time renders to the golden text."""
-    assert golden().splitlines() == GOLDEN.read_text(encoding="utf-8").splitlines()
+    expected = GOLDEN.read_text(encoding="utf-8").splitlines()
+
+    assert golden().splitlines() == expected, (
+        "If the change is intended, run `.venv/bin/python -m tests.unit.metrics.test_exposition`."
+    )
 
 
 @pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
