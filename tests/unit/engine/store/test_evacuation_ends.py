@@ -178,6 +178,20 @@ class TestRestart:
         remembered = store.remember(UID)
         assert remembered is None or remembered.marker is None
 
+    def test_the_vmi_is_deleted_at_once(self) -> None:
+        """If the VMI is deleted before the watch is believed, the evacuation has ended with it."""
+        store, ends = self.successor()
+        store.put(a_vmi())
+        store.remove(Resource.VMIS, NAMESPACE, NAME)
+        assert [end.outcome for end in ends] == [EvacuationOutcome.VM_DELETED]
+
+    def test_our_clock_is_behind_the_request(self) -> None:
+        """No evacuation lasts less than no time."""
+        store, ends = self.successor()
+        store.now = NOW - 9000
+        store.forget(UID, is_gone=True)
+        assert [end.duration for end in ends] == [0.0]
+
     def test_it_goes_on(self) -> None:
         """An evacuation that goes on ends once, and lasts since its request."""
         store, ends = self.successor()

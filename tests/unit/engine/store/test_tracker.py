@@ -62,7 +62,7 @@ def test_each_failed_attempt_counts(first: tuple[str, str], second: tuple[str, s
 
 @pytest.mark.parametrize(
     ("strategy", "created", "failed"),
-    [("External", NOW - 50, 1), ("External", NOW - 70, 0), ("LiveMigrate", NOW - 50, 0)],
+    [("External", NOW - 60, 1), ("External", NOW - 61, 0), ("LiveMigrate", NOW - 60, 0)],
 )
 def test_any_vmim_since_the_request_is_an_attempt_of_external(
     strategy: str, created: float, failed: int
