@@ -119,8 +119,7 @@ class Player:
         self.beating = asyncio.Event()
         """While this event is cleared, no virt-handler sends heartbeats."""
         self.beating.set()
-        self.silent: set[str] = set()
-        """The nodes whose kubelets do nothing, as if they were off."""
+        self._off: set[str] = set()
         self.handlers: dict[str, Client] = {}
         """The client of each node's virt-handler."""
         self._plans: dict[str, Iterator[Fate]] = defaultdict(lambda: itertools.repeat(Fate()))
@@ -153,6 +152,15 @@ class Player:
     def place(self, vmi: str, node: str) -> None:
         """Set the node on which a VMI ("namespace/name") starts."""
         self._homes[vmi] = node
+
+    def turn_off(self, node: str) -> None:
+        """From now on the node's kubelet does nothing."""
+        self._off.add(node)
+
+    def turn_on(self, node: str) -> None:
+        """The node's kubelet goes on, and at once does what it has not done."""
+        self._off.remove(node)
+        self._changed.set()
 
     def decide(self, migration_uid: str, fate: Fate | Outcome) -> None:
         """Change the fate of one migration, even if it has begun."""
@@ -385,7 +393,7 @@ class Player:
         """The steps that the current objects need."""
         for pod in self._seen[PODS.plural].values():
             step = self._pod_step(pod)
-            if step is not None and objects.node_of(pod) not in self.silent:
+            if step is not None and objects.node_of(pod) not in self._off:
                 yield step, pod
         for vmi in self._seen[VMIS.plural].values():
             for step in self._vmi_steps(vmi):
