@@ -8,8 +8,8 @@ from tests.alerts.months.scenarios import SCENARIOS
 
 
 WRONG = {"H8"}
-"""Healthy scenarios in which alerts fire. With one seed of H8, two large VMs hold the slots of their
-node for 90 minutes, and those that wait for them are called stuck after 30."""
+"""Healthy scenarios in which alerts fire. With one seed of H8, two large VMs hold the slots of
+their node for 90 minutes, and those that wait for them are called stuck after 30."""
 
 
 def test_the_document_shows_the_results() -> None:
