@@ -24,7 +24,7 @@ def find_restart(every: Seconds, now: Instant) -> Instant:
 
 
 def forget(evidence: Evidence, every: Seconds, now: Instant) -> Evidence:
-    """What a caller that restarts `every` so many seconds knows about a VMI; 0: everything."""
+    """What a caller that restarts each `every` seconds still has of a VMI; with 0, all of it."""
     restarted_at = find_restart(every, now)
     records = evidence.history.records()
     older = sorted(

@@ -85,7 +85,7 @@ def logged(exporter: Program) -> Counter[str]:
 async def until_logged(
     exporter: Program, earlier: Counter[str], names: list[str], ends: int
 ) -> None:
-    """Wait until this and the earlier programs have logged so many ends of each of these VMs."""
+    """Wait until this and the earlier programs have logged this number of ends of each VM."""
 
     async def is_so() -> bool:
         now = earlier + logged(exporter)

@@ -29,7 +29,7 @@ Fill = Callable[[Bench], None]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A time of a cluster: what it is about, its size, and what happens in it.
+    """A simulated period: its description, the size of the cluster, and what happens in it.
 
     `lists`: docs/alerts.md lists its notifications.
     """
@@ -44,7 +44,7 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(hours: float, *, lists: bool = False, **setup: float) -> Callable[[Fill], Fill]:
-    """Register a scenario of so many hours under the name of its function."""
+    """Register a scenario of this many hours under the name of its function."""
 
     def register(fill: Fill) -> Fill:
         about = (fill.__doc__ or "").strip().rstrip(".")

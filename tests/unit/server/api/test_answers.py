@@ -582,7 +582,7 @@ class TestEvacuations:
     def test_how_a_migration_copies(
         self, state: MigrationState | None, mode: str | None, cancels: bool
     ) -> None:
-        """The mode is that of a running migration; nobody is told to cancel in post-copy."""
+        """The mode is that of a running migration; in post-copy no step is to cancel."""
         found = evacuated(an_evacuation(vmi={"migration": state}))
         assert (found.mode, found.cancel is not None) == (mode, cancels)
 
