@@ -97,6 +97,15 @@ class Cluster:
         """Run an action after `seconds`, divided by the speed."""
         self._queue.after(seconds, action)
 
+    def every(self, interval: timedelta, action: Action, *, first: timedelta | None = None) -> None:
+        """Run an action at each interval; the first time after `first`, or after one interval."""
+
+        def again() -> None:
+            action()
+            self.after(interval.total_seconds(), again)
+
+        self.after((first or interval).total_seconds(), again)
+
     # Callers: users, operators, the descheduler
 
     def set_up(self, *namespaces: str) -> None:

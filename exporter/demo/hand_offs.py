@@ -11,7 +11,7 @@ so its attempts fail before their hand-off.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from exporter.demo import objects, webhooks
@@ -20,7 +20,7 @@ from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
 from exporter.demo.recorder import ChangeRecorder
-from exporter.demo.store import KUBEVIRTS, MIGRATIONS, NAMESPACES, NODES
+from exporter.demo.store import MIGRATIONS
 from exporter.demo.week import BEGAN, STEP, WARM_UP, WINDOW
 
 
@@ -60,9 +60,9 @@ class HandOffs:
         self._populate()
         self.cluster.step(BEGAN)
         yield from self._recorder.begin()
-        self._every(CYCLE, CYCLE, self._deschedule)
-        self._every(BY_HAND, BY_HAND, self._move_by_hand)
-        self._every(DRAINED_AT, timedelta(days=1), self._drain)
+        self.cluster.every(CYCLE, self._deschedule)
+        self.cluster.every(BY_HAND, self._move_by_hand)
+        self.cluster.every(timedelta(days=1), self._drain, first=DRAINED_AT)
         now, ends = BEGAN, BEGAN + timedelta(days=self.days)
         while now < ends:
             now = min(now + STEP, ends)
@@ -83,22 +83,11 @@ class HandOffs:
         return self._chance.choice([host for host in free if host != self._cordoned] or list(free))
 
     def _populate(self) -> None:
-        for name in ("kubevirt", NAMESPACE):
-            self.cluster.store.create(NAMESPACES, objects.build_namespace(name))
-        for name in self.cluster.nodes:
-            self.cluster.store.create(NODES, objects.build_node(name))
-        self.cluster.store.create(KUBEVIRTS, objects.build_kubevirt())
+        self.cluster.set_up("kubevirt", NAMESPACE)
         for name in (*BUSY, *IDLE, UNSCHEDULABLE):
             self.cluster.create_vmi(
                 objects.build_vmi(NAMESPACE, name, strategy="LiveMigrate", annotations={})
             )
-
-    def _every(self, first: timedelta, interval: timedelta, action: Callable[[], None]) -> None:
-        def again() -> None:
-            action()
-            self.cluster.after(interval.total_seconds(), again)
-
-        self.cluster.after(first.total_seconds(), again)
 
     def _take_turn(self, what: str, names: Sequence[str]) -> str:
         self._turns[what] += 1

@@ -300,7 +300,7 @@ class Week:
 
     def _plan(self) -> None:
         """Queue everything that happens."""
-        self._every(CYCLE, self._deschedule)
+        self.cluster.every(CYCLE, self._deschedule)
         for day in range(math.ceil(self.days)):
             midnight = timedelta(days=day)
             weekday = (BEGAN + midnight).weekday()
@@ -329,13 +329,6 @@ class Week:
         if offset < timedelta(days=self.days):
             seconds = (BEGAN + offset - self.cluster.instant).total_seconds()
             self.cluster.after(seconds, action)
-
-    def _every(self, interval: timedelta, action: Callable[[], None]) -> None:
-        def again() -> None:
-            action()
-            self.cluster.after(interval.total_seconds(), again)
-
-        self.cluster.after(interval.total_seconds(), again)
 
     def _heater(self, nodes: int, lasts: timedelta) -> Callable[[], None]:
         """An action that makes some VMs of each of `nodes` nodes hot."""
