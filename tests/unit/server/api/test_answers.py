@@ -30,7 +30,7 @@ from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import evaluate
-from exporter.health import Health, HistoryFault, HistoryHealth, Staleness
+from exporter.health import Health, Staleness
 from exporter.server.api.answers import (
     EvacuationList,
     describe_status,
@@ -45,7 +45,6 @@ from exporter.server.api.evacuation_schemas import (
 )
 from exporter.server.api.explanation import explain_vmi
 from exporter.server.api.schemas import (
-    HistoryStatus,
     ResourceAnswer,
     RuleAnswer,
     StatusAnswer,
@@ -159,14 +158,6 @@ class TestVerdict:
 
         assert answer.allowed
         assert answer.effective_cooldown_seconds == 900.0
-        assert (answer.not_before, answer.retry_after_seconds) == (None, None)
-
-    def test_does_not_say_until_when_a_migration_runs(self) -> None:
-        """Only a cooldown has `notBefore`."""
-        evidence = some_evidence(vmi=a_vmi(migration=a_running_state()))
-        answer = write_verdict("shop", "db1", decide(evidence, a_policy(), NOW), NOW)
-
-        assert answer.reason == "migration_in_progress"
         assert (answer.not_before, answer.retry_after_seconds) == (None, None)
 
     @pytest.mark.parametrize(("later", "wait"), [(0.0, 0.5), (1.0, 0.0)])
@@ -478,19 +469,6 @@ class TestExplanation:
         assert answer.policy.migration_cooldown == 900.0
         assert not answer.policy.guard_evacuations
 
-    def test_has_nulls_for_what_is_not_there(self) -> None:
-        """Missing facts are null."""
-        health = some_health()
-        for watched in health.watched:
-            watched.contact = None
-        answer = explained(some_evidence(vmi=a_vmi(created=None), launcher=None), health=health)
-
-        assert answer.launcher is None
-        assert answer.created_at is None
-        assert answer.evacuation_node_name is None
-        assert answer.observed_at is None
-        assert answer.cooldown is None
-
     def test_orders_the_migrations_by_their_ends(self) -> None:
         """Migrations are sorted by their ends, the oldest first."""
         history = a_history(
@@ -703,13 +681,6 @@ class TestStatus:
         assert answer.blind_spots == {"virtualmachineinstancemigrations": "forbidden"}
         assert (answer.ready, answer.staleness) == (True, Staleness.FRESH)
 
-    def test_before_it_is_ready_counts_nothing(self) -> None:
-        """Before the first sync the status has no counts, and says what the exporter waits for."""
-        answer = status_of(some_health(synced=False), vmis=7)
-
-        assert (answer.ready, answer.vmis) == (False, None)
-        assert answer.waiting_for == ["virtualmachineinstancemigrations"]
-
     def test_counts_vms(self) -> None:
         """VMs are counted as allowed or by the reason that blocks them."""
         held = {Reason.MIGRATION_IN_PROGRESS: 1, Reason.COOLDOWN: 1}
@@ -719,26 +690,3 @@ class TestStatus:
         assert (counts.known, counts.allowed) == (5, 3)
         assert counts.blocked == {**held, Reason.EVACUATION_IN_PROGRESS: 0}
         assert counts.drain == dict.fromkeys(DrainOutcome, 0)
-
-    def test_the_state_of_the_stored_history(self) -> None:
-        """The status of the stored history has its writer, its times, its size and its faults."""
-        health = some_health()
-        assert status_of(health).history is None
-        health.history = HistoryHealth(
-            may_write=lambda: True,
-            find_unwritten=lambda: NOW - 7.0,
-            written_at=NOW - 9.0,
-            vmis=2,
-            size=126,
-        )
-        health.history.faults[HistoryFault.CONFLICT] += 1
-        health.history.faults[HistoryFault.DAMAGED] = 0
-
-        assert status_of(health).history == HistoryStatus(
-            writes=True,
-            written_at=to_datetime(NOW - 9),
-            unwritten_since=to_datetime(NOW - 7),
-            vmis=2,
-            bytes=126,
-            faults={HistoryFault.CONFLICT: 1},
-        )

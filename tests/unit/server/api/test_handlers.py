@@ -802,13 +802,6 @@ class TestLongPoll:
 class TestEvacuations:
     """GET /v1/evacuations, and the evacuation of one VMI."""
 
-    async def test_none(self, api: ServedApi) -> None:
-        """Without evacuations the list is empty."""
-        api.cool()
-        answer = await api.get("/v1/evacuations")
-        assert (answer.status, answer.json["evacuations"]) == (200, [])
-        assert answer.json["blindSpots"] == {}
-
     async def test_one(self, api: ServedApi) -> None:
         """An evacuation has its diagnosis, its next step and the request that cancels it."""
         api.store.now = NOW
@@ -932,19 +925,6 @@ class TestNodes:
             "stale": False,
             "nodes": [n0, n0 | n1 | {"node": "n1", "vmis": 5, "dependsOnOthers": True}],
         }
-
-    async def test_a_vm_that_fails_keeps_its_node(self, api: ServedApi) -> None:
-        """A VM with a stuck evacuation is counted as one that does not leave its node."""
-        api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
-        api.store.put(a_pod(eviction_in_progress=True))
-        api.store.put(a_vmi(name="theirs", uid="2", node="n2", eviction_strategy="External"))
-        verdict = await api.verdict(CANDIDATE)
-        failing, theirs = (await api.get("/v1/nodes")).json["nodes"]
-
-        assert verdict["allowed"]
-        assert (verdict["evacuating"], verdict["stuck"], verdict["drain"]) == (True, True, "fails")
-        assert (failing["canBeEmptied"], failing["dependsOnOthers"]) == (False, False)
-        assert (theirs["canBeEmptied"], theirs["dependsOnOthers"]) == (True, True)
 
     async def test_one_node_has_its_candidates(self, drained: ServedApi) -> None:
         """The answer about one node has its counts and each of its VMs."""

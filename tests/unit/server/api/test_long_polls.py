@@ -67,26 +67,6 @@ def keys(blocked: Blocked) -> list[tuple[str, str]]:
 class TestRead:
     """Reading the set."""
 
-    def test_has_one_entry_per_vmi_and_blocking_checkpoint(self, scene: ServedApi) -> None:
-        """A VMI that is blocked at both checkpoints has two entries, and entries are sorted."""
-        scene.cool("b")
-        scene.cool("a")
-        scene.store.put(a_vmim(vmi_name="b"))
-        scene.store.put(a_vmi(name="quiet", uid="q"))
-        scene.store.put(a_vmi(namespace="aaa", name="z", uid="z", migration=a_running_state()))
-
-        assert keys(read(scene.blocked, None)) == [
-            ("z", "filter"),
-            ("a", "preEviction"),
-            ("b", "filter"),
-            ("b", "preEviction"),
-        ]
-        assert keys(read(scene.blocked, Checkpoint.FILTER)) == [("z", "filter"), ("b", "filter")]
-        assert keys(read(scene.blocked, Checkpoint.PRE_EVICTION)) == [
-            ("a", "preEviction"),
-            ("b", "preEviction"),
-        ]
-
     def test_a_namespace_that_is_lost_is_judged_alone(self, scene: ServedApi) -> None:
         """The evidence of a forbidden namespace becomes stale and then dead; other namespaces stay
         current.
@@ -103,55 +83,6 @@ class TestRead:
 
         found = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
         assert found == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
-
-    def test_follows_the_store(self, scene: ServedApi) -> None:
-        """A change of the store changes the set and its ETag."""
-        before = read(scene.blocked, None)
-        scene.cool()
-        after = read(scene.blocked, None)
-        scene.store.remove(Resource.VMIS, "shop", "db1")
-
-        assert (before.entries, keys(after)) == ([], [("db1", "preEviction")])
-        assert after.etag != before.etag
-        assert read(scene.blocked, None).etag == before.etag
-
-    def test_follows_the_clock(self, scene: ServedApi) -> None:
-        """A VMI leaves the set when its cooldown ends."""
-        scene.cool("a", left=100.0)
-        scene.cool("b", left=200.0)
-        found = []
-        for passed in (99.0, 100.0, 199.999, 200.0):
-            scene.clock.instant = NOW + passed
-            scene.renew_contact()
-            found.append([name for name, _ in keys(read(scene.blocked, None))])
-
-        assert found == [["a", "b"], ["b"], ["b"], []]
-
-    def test_follows_what_may_be_seen(self, scene: ServedApi) -> None:
-        """The set changes as soon as VMIMs become forbidden."""
-        scene.store.put(a_vmi(evacuation_node="n1"))
-        scene.store.put(a_vmim())
-        both = read(scene.blocked, None)
-        scene.health.of(Resource.VMIMS)[0].rejected = "403"
-        none = read(scene.blocked, None)
-
-        assert keys(both) == [("db1", "filter")]
-        assert keys(none) == []
-
-    def test_turns_stale_and_dead(self, scene: ServedApi) -> None:
-        """Stale evidence still blocks and is marked; dead evidence blocks only by cooldowns."""
-        scene.cool("a", left=890.0)
-        scene.store.put(a_vmi(name="b", uid="b", migration=a_running_state()))
-        fresh = read(scene.blocked, None)
-        scene.clock.instant = NOW + 180.0
-        stale = read(scene.blocked, None)
-        scene.clock.instant = NOW + 780.0
-        dead = read(scene.blocked, None)
-
-        assert (fresh.stale, stale.stale, dead.stale) == (False, True, True)
-        assert keys(fresh) == keys(stale) == [("a", "preEviction"), ("b", "filter")]
-        assert keys(dead) == [("a", "preEviction")]
-        assert len({fresh.etag, stale.etag, dead.etag}) == 3
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
         """If a migration's end is ahead of our clock, `notBefore` moves but the ETag does not."""

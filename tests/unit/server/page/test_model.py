@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
-    EVIDENCE_RESOURCES,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -38,7 +36,7 @@ from exporter.server.page.model import (
 )
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
-from tests.support.stores import count_outcomes, put
+from tests.support.stores import put
 from tests.support.verdicts import decide
 from tests.unit.server.api.test_handlers import ServedApi, a_health, cooling
 
@@ -165,17 +163,6 @@ class TestTheSame:
         for _, vmi in rows:
             assert vmi == service.describe_vmi(vmi.namespace, vmi.name, NOW)
 
-    def test_its_status_is_that_of_the_api(self) -> None:
-        """The model has the same health and counts as GET /v1/status."""
-        service = busy_service()
-        service.view.advance(NOW, service.health.read_trust(NOW))
-        blocked = service.view.summarize().count_blocked()
-        for now in (NOW, NOW + 200):
-            outcomes = count_outcomes(service.store, service.read_conditions(now)).counts
-
-            status = service.describe_status(blocked, outcomes, now)
-            assert build_model(service, now=now).status == status
-
     def test_the_counts_are_those_of_the_verdicts(self) -> None:
         """Each VM is counted once, at its node and by its first reason."""
         service = busy_service()
@@ -194,19 +181,6 @@ class TestTheSame:
             assert model.blocked_by.get(node.node, {}) == Counter(filter(None, reasons))
         blocked = [sum(model.blocked_by.get(one.node, {}).values()) for one in model.nodes.shown]
         assert blocked == sorted(blocked, reverse=True)
-
-    def test_the_drain_of_a_node_is_the_api_s(self) -> None:
-        """Each node has the API's drain counts; the node in the filter also has its VMs."""
-        service = busy_service()
-        model = build_model(service, PageFilter(node="n2"))
-        (node,) = model.nodes.shown
-        drain = service.describe_node("n2", NOW)
-
-        assert model.drained == drain
-        assert all(getattr(node, one) == getattr(drain, one) for one in DrainOutcome)
-        assert model.status.vmis is not None
-        assert sum(model.status.vmis.drain.values()) == model.status.vmis.known
-        assert build_model(service).drained is None
 
 
 class TestFilters:
@@ -355,17 +329,6 @@ class TestBounds:
 class TestTrust:
     """Whether the page's data can be trusted."""
 
-    def test_before_the_sync_there_are_no_rows(self) -> None:
-        """Before the first sync the model says what the exporter waits for, and has no rows."""
-        waiting = [Watched(r, None) for r in EVIDENCE_RESOURCES]
-        waiting[0].synced = True
-        model = build_model(make_service(cooling("db1"), health=a_health(*waiting)))
-
-        assert not model.status.ready
-        assert model.status.waiting_for == list(map(str, EVIDENCE_RESOURCES[1:]))
-        assert model.nodes.total == 0
-        assert model.vms is None
-
     def test_during_shutdown_there_are_no_rows(self) -> None:
         """During shutdown the model has no data of the cluster."""
         model = build_model(make_service(cooling("db1"), closing=True))
@@ -415,17 +378,6 @@ class TestPrivacy:
         assert msgspec.structs.replace(asked, filters=PageFilter()) == build_model(
             busy_service(), named=False
         )
-
-
-def test_a_model_is_for_one_instant() -> None:
-    """A later change of the store or of the health does not change an existing model."""
-    service = busy_service()
-    model = build_model(service)
-    before = msgspec.json.encode(model)
-    put(service.store, cooling("soon", node="n9"))
-    service.health.watched[0].synced = False
-
-    assert msgspec.json.encode(model) == before
 
 
 def test_stuck_moves_have_a_table() -> None:

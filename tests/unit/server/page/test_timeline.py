@@ -7,7 +7,7 @@ from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import VmiAnswer
 from exporter.server.page.timeline import SPANS, Axis, draw_timeline, measure_axis
 from exporter.text import to_datetime
-from tests.support.builders import NOW, a_running_state, a_state, a_vmi, an_ended_vmim
+from tests.support.builders import NOW, a_running_state, a_state, a_vmi
 from tests.unit.server.api.test_handlers import cooling
 from tests.unit.server.page.test_model import build_model, evacuating, make_service, vms_of
 
@@ -64,13 +64,6 @@ class TestTimeline:
         assert [(bar.x, bar.width, bar.kind) for bar in line.bars] == [(45.0, 0.0, "failed")]
         assert line.failures == (45.0,)
         assert "under way" not in line.label
-
-    def test_what_ended_before_it_is_left_out(self) -> None:
-        """Migrations that ended before the axis begins are not drawn."""
-        ended = an_ended_vmim(uid="old", start=NOW - 5000, end=NOW - 4000, finished_at=NOW - 4000)
-        line = draw_timeline(the_vmi(make_service(a_vmi(migration=a_state()), ended)), self.AXIS)
-
-        assert len(line.bars) == 1
 
     @pytest.mark.parametrize(
         ("oldest", "past"), [(30.0, SPANS[0]), (301.0, SPANS[1]), (1e6, 86_400.0)]

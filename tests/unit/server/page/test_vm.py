@@ -54,16 +54,6 @@ def test_it_says_why_in_the_cluster_s_words() -> None:
     assert fields(page, "state") == ["not_migratable"]
 
 
-def test_a_stuck_vm_s_page_begins_with_what_to_do() -> None:
-    """The page of a stuck VM begins with why it is stuck and what to do."""
-    text = shown(stuck()).text("main")
-
-    assert (
-        text.index("Stuck by age") < text.index("Raise the ResourceQuota") < text.index("Blocked")
-    )
-    assert text.count("Raise the ResourceQuota") == 1
-
-
 def test_the_links_of_the_settings_are_about_this_vm() -> None:
     """Names in a URL are encoded, so that they cannot change where it leads."""
     links = Links(
