@@ -19,12 +19,6 @@ from .facts import make_store
 
 pytestmark = pytest.mark.asyncio
 
-STREAMING = {
-    "sendInitialEvents": "true",
-    "resourceVersionMatch": "NotOlderThan",
-    "allowWatchBookmarks": "true",
-}
-
 
 @pytest.fixture
 async def served(simulated: SimulatedStage) -> SimulatedStage:
@@ -114,17 +108,6 @@ class TestObjects:
 class TestLists:
     """Lists, pages and selectors."""
 
-    async def test_a_custom_list_names_the_kind_in_each_item(self, served: SimulatedStage) -> None:
-        """In a list of custom resources items come before metadata, and each item has a kind."""
-        await fill(served.admin, 2)
-        body = await served.admin.send("GET", VMIS.path())
-        listed = await served.admin.list(VMIS)
-
-        assert body.startswith(b'{"apiVersion":"kubevirt.io/v1","items":[{"apiVersion":')
-        assert listed["metadata"]["continue"] == ""
-        assert listed["kind"] == "VirtualMachineInstanceList"
-        assert names(listed) == ["db0", "db1"]
-
     async def test_pages_show_one_state(self, served: SimulatedStage) -> None:
         """All pages show the list as it was when the first page was read."""
         await fill(served.admin, 5)
@@ -183,46 +166,9 @@ class TestLists:
 
         assert names(await served.admin.list(PODS, labelSelector=selector)) == selected
 
-    async def test_long_answers_are_compressed(self, served: SimulatedStage) -> None:
-        """Answers of 128 KiB or more are compressed if the client accepts that."""
-        await served.admin.create(
-            VMIS, vmi("db1", "shop", metadata={"annotations": {"long": "x" * 2**18}})
-        )
-        async with aiohttp.ClientSession(served.server.url) as session:
-            async with session.get(VMIS.path()) as long:
-                listed = await long.json()
-            async with session.get(PODS.path()) as short:
-                pass
-
-        assert long.headers["Content-Encoding"] == "gzip"
-        assert names(listed) == ["db1"]
-        assert "Content-Encoding" not in short.headers
-
 
 class TestWatches:
     """Watches, streaming lists and bookmarks."""
-
-    async def test_without_a_version_the_present_comes_first(self, served: SimulatedStage) -> None:
-        """A watch from version 0 or without a version first sends an ADDED for each object."""
-        await fill(served.admin, 2)
-        for query in ({}, {"resourceVersion": "0"}):
-            async with served.admin.watch(VMIS, **query) as events:
-                assert outline(await take(events, 2)) == [("ADDED", "db0"), ("ADDED", "db1")]
-
-    async def test_a_streaming_list_ends_with_a_bookmark(self, served: SimulatedStage) -> None:
-        """A streaming list has every object and then a bookmark with the list's version."""
-        await fill(served.admin, 2)
-        async with served.admin.watch(VMIS, **STREAMING) as events:
-            *present, end = await take(events, 3)
-            await served.admin.create(VMIS, vmi("db9", "shop"))
-            (after,) = await take(events, 1)
-
-        assert outline(present) == [("ADDED", "db0"), ("ADDED", "db1")]
-        assert end["type"] == "BOOKMARK"
-        assert end["object"]["kind"] == "VirtualMachineInstance"
-        assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
-        assert after["object"]["metadata"]["name"] == "db9"
-        assert int(version(end["object"])) < int(version(after["object"]))
 
     @pytest.mark.parametrize("restarted", [False, True], ids=["compacted", "restarted"])
     async def test_an_old_version_is_an_error_event(
@@ -255,24 +201,6 @@ class TestWatches:
         assert seen[2]["object"]["metadata"]["labels"] == {"a": "1", "b": "1"}
         assert version(seen[2]["object"]) == version(last)
 
-    async def test_a_quiet_stream_gets_bookmarks(self, served: SimulatedStage) -> None:
-        """A watch that requested bookmarks gets them at an interval, with the newest version."""
-        query = {"allowWatchBookmarks": "true", "resourceVersion": "2"}
-        async with served.admin.watch(VMIS, **query) as events:
-            newest = version(await served.admin.create(PODS, pod("p1")))
-            (event,) = await take(events, 1)
-            while version(event["object"]) != newest:
-                assert event["type"] == "BOOKMARK"
-                (event,) = await take(events, 1)
-
-        assert event["type"] == "BOOKMARK"
-        assert set(event["object"]["metadata"]) == {"resourceVersion"}
-
-    async def test_a_watch_ends_at_its_timeout(self, served: SimulatedStage) -> None:
-        """A watch ends after `timeoutSeconds`. It has no bookmarks if it requested none."""
-        async with served.admin.watch(VMIS, timeoutSeconds=1, resourceVersion="2") as events:
-            assert await take(events, 1) == []
-
     async def test_a_watcher_too_slow_for_the_window_is_ended(self) -> None:
         """A watch that falls behind the window of stored changes ends without an event."""
         async with (
@@ -285,13 +213,3 @@ class TestWatches:
                 server.store.create(store.VMIS, vmi(f"db{number}", "shop"))
 
             assert await take(events, 1) == []
-
-    async def test_the_end_breaks_open_streams(self, served: SimulatedStage) -> None:
-        """When the server stops, it breaks its open streams."""
-        async with served.admin.watch(VMIS, resourceVersion="2") as events:
-            await served.server.watched(VMIS.plural)
-            await served.server.__aexit__(None, None, None)
-            with pytest.raises((aiohttp.ClientError, ConnectionError)):
-                await take(events, 1)
-
-        assert not served.server.store.listeners

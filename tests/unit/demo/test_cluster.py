@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.demo import node, objects
+from exporter.demo import objects
 from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
@@ -52,20 +52,6 @@ def test_an_eviction_becomes_a_migration() -> None:
     assert objects.annotations(finished)[objects.EVICTION_IN_PROGRESS] == "true"
 
 
-def test_two_leave_a_node_at_a_time() -> None:
-    """Of four migrations from one node, two run and two wait. In the end all succeed."""
-    names = ("db1", "db2", "db3", "db4")
-    lab = Lab(*names, fate=Fate("succeeds", 20.0))
-    for name in names:
-        lab.cluster.evict_vmi("shop", name)
-    lab.run(10)
-    early = [lab.phases(name)[0] for name in names]
-    lab.run(60)
-
-    assert sorted(early) == ["Pending", "Pending", "Running", "Running"]
-    assert [lab.phases(name) for name in names] == [["Succeeded"]] * 4
-
-
 def test_the_more_urgent_goes_first() -> None:
     """A drain's migration gets the next free slot before an earlier migration of a descheduler."""
     names = ("db1", "db2", "db3", "db4")
@@ -80,26 +66,6 @@ def test_the_more_urgent_goes_first() -> None:
 
     assert lab.phases("db2") == ["Pending"]
     assert lab.phases("db3") == ["Scheduling"]
-
-
-def test_deleting_a_running_migration_aborts_it() -> None:
-    """Deleting a running migration aborts it, and then the next attempt begins."""
-    lab = Lab("db1", fate=Fate("succeeds", 60.0))
-    lab.cluster.evict_vmi("shop", "db1")
-    lab.until(lambda: lab.phases() == ["Running"])
-    (first,) = lab.migrations()
-    lab.store.delete(MIGRATIONS, "shop", first["metadata"]["name"])
-    lab.until(lambda: lab.state().get("abortStatus") == "Aborting")
-    assert "failed" not in lab.state()
-    lab.until(lambda: lab.state().get("abortStatus") == "Succeeded")
-    state = lab.state()
-    lab.run(12)
-
-    assert state["abortRequested"] is True
-    assert state["failureReason"] == node.ABORTED
-    assert [one["metadata"]["uid"] == first["metadata"]["uid"] for one in lab.migrations()] == [
-        False
-    ]
 
 
 def test_a_migration_that_is_cancelled_too_late_succeeds() -> None:

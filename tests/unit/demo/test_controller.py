@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import pytest
 
-from exporter.demo import controller, node, objects, webhooks
+from exporter.demo import controller, node, objects
 from exporter.demo.controller import MigrationView, Rules
 
-from .facts import NOW, RULES, Play, at, evict, given, make_evacuation, make_pod, make_vmi, through
+from .facts import NOW, RULES, Play, at, evict, make_evacuation, make_pod, make_vmi, through
 
 
 OLD = {"migrationUid": "m0", "endTimestamp": "2026-08-22T09:00:00Z", "completed": True}
@@ -25,13 +25,6 @@ def play() -> Play:
 class TestPhases:
     """The phases of a VMIM."""
 
-    def test_the_first_entry_of_a_phase_stays(self) -> None:
-        """If a VMIM enters a phase twice, the first time is kept."""
-        migration = through(make_evacuation(make_vmi()), "Pending", "Scheduling", "Pending")
-
-        assert objects.transition(migration, "Pending") == NOW
-        assert len(migration["status"]["phaseTransitionTimestamps"]) == 2
-
     def test_another_unfinished_migration_fails_a_new_one(self, play: Play) -> None:
         """A new VMIM fails if the VMI has another unfinished migration."""
         play.hand_off()
@@ -41,19 +34,6 @@ class TestPhases:
         failed = controller.reconcile_migration(seen, at(20), RULES).migration
 
         assert objects.phase(failed or {}) == "Failed"
-
-    def test_the_first_step_is_the_observed_version(self) -> None:
-        """A VMIM that bypassed the webhook first gets its label, finalizer and API version."""
-        vmi = make_vmi()
-        bare = given(objects.build_migration(vmi), "m9", name="mine")
-
-        written = controller.reconcile_migration(MigrationView(bare, vmi), NOW, RULES).migration
-
-        assert written is not None
-        assert objects.labels(written) == {"kubevirt.io/vmi-name": "db1"}
-        assert written["metadata"]["finalizers"] == ["kubevirt.io/migrationJobFinalize"]
-        assert objects.annotations(written)["kubevirt.io/latest-observed-api-version"] == "v1"
-        assert "status" not in written
 
     def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
         """A VMIM whose VMI is gone is deleted, and then loses its finalizer."""
@@ -80,51 +60,6 @@ class TestHandOff:
         assert play.phases == ["Pending", "Scheduling"]
         assert play.state == OLD
 
-    def test_it_empties_the_old_data(self, play: Play) -> None:
-        """The hand-off replaces the whole state. The new state has no start and no end."""
-        play.vmi["status"]["migrationState"] = OLD
-        play.hand_off()
-        configuration = play.state.pop("migrationConfiguration")
-
-        assert play.state == {
-            "migrationUid": "m1",
-            "sourceNode": "n1",
-            "sourcePod": "virt-launcher-db1-aaaaa",
-            "targetNode": "n2",
-            "targetPod": "virt-launcher-db1-bbbbb",
-        }
-        assert configuration["parallelMigrationsPerCluster"] == 5
-        assert objects.labels(play.vmi)["kubevirt.io/migrationTargetNodeName"] == "n2"
-        assert play.vmi["status"]["evacuationNodeName"] == "n1"
-
-    def test_the_copy_comes_one_reconcile_after_the_end(self, play: Play) -> None:
-        """The VMIM gets its copy of the VMI's state one reconcile after its final phase."""
-        play.hand_off()
-        play.prepare()
-        play.reconcile(2)
-        play.start()
-        play.reconcile()
-        play.vmi = node.finalise_migration(node.end_migration(play.vmi, play.now))
-        play.reconcile()
-        first = play.migration
-        play.reconcile()
-
-        assert objects.phase(first) == "Succeeded"
-        assert first["status"]["migrationState"] == {"sourcePod": "virt-launcher-db1-aaaaa"}
-        assert "finalizers" in first["metadata"]
-        assert play.migration["status"]["migrationState"] == play.state
-        assert "finalizers" not in play.migration["metadata"]
-
-    def test_nothing_is_copied_from_another_migration(self, play: Play) -> None:
-        """A VMIM that failed before its hand-off gets no copy of the VMI's state."""
-        play.vmi["status"]["migrationState"] = {"migrationUid": "m0", "completed": True}
-        play.migration = through(play.migration, "Pending", "Failed")
-        play.migration["status"]["migrationState"] = {"sourcePod": "p"}
-        play.reconcile()
-
-        assert play.migration["status"]["migrationState"] == {"sourcePod": "p"}
-        assert play.state == {"migrationUid": "m0", "completed": True}
-
 
 class TestFailures:
     """The state after each kind of failure."""
@@ -144,12 +79,6 @@ class TestFailures:
         assert play.migration["status"]["migrationState"] == {
             "sourcePod": "virt-launcher-db1-aaaaa"
         }
-
-    def test_a_target_may_be_pending_for_900_seconds(self, play: Play) -> None:
-        """A target pod that is Pending for another reason may wait for 900 s."""
-        play.reconcile(3)
-
-        assert play.reconcile().requeue_at == at(901)
 
     def test_a_target_lost_before_the_start_starts_and_ends_at_once(self, play: Play) -> None:
         """If the target pod fails before the migration starts, start and end have the same time."""
@@ -187,18 +116,6 @@ class TestFailures:
 
         assert objects.phase(play.migration) == "Failed"
 
-    def test_deleting_one_that_waits_fails_it(self, play: Play) -> None:
-        """A VMIM that is deleted before its hand-off fails, and loses its pod and its finalizer."""
-        play.reconcile(3)
-        play.migration["metadata"]["deletionTimestamp"] = "2026-08-22T10:01:00Z"
-        play.reconcile()
-        failed = play.migration
-        play.reconcile()
-
-        assert objects.phase(failed) == "Failed"
-        assert len(play.pods) == 1
-        assert "finalizers" not in play.migration["metadata"]
-
 
 def backoff(older: list[objects.Object], rules: Rules = RULES) -> datetime | None:
     """The end of the backoff of a new evacuation after these migrations."""
@@ -226,14 +143,6 @@ class TestBackoff:
     def test_it_doubles_from_20_seconds(self, failed: int, seconds: int) -> None:
         """The backoff is 20 s after one failure, and doubles up to 320 s after five."""
         assert backoff(self.failures(failed)) == at(10 * (failed - 1) + 2 + seconds)
-
-    def test_it_is_shortened_by_the_factor(self) -> None:
-        """`Rules.faster` divides the backoff."""
-        assert backoff(self.failures(2), Rules(faster=10)) == at(12 + 4)
-
-    def test_a_first_attempt_does_not_wait(self) -> None:
-        """Without an earlier failure there is no backoff."""
-        assert backoff([]) is None
 
     def test_a_success_ends_the_count(self) -> None:
         """Failures before the last success do not count."""
@@ -297,19 +206,6 @@ class TestWaiting:
 
         assert play.reconcile().create_pod is None
 
-    def test_a_target_pod_says_whose_it_is(self, play: Play) -> None:
-        """The target pod has the VMIM's UID and name, and the VMI's eviction source."""
-        pod = play.reconcile(2).create_pod
-
-        assert pod is not None
-        assert objects.labels(pod)["kubevirt.io/migrationJobUID"] == "m1"
-        assert objects.labels(pod)["kubevirt.io/created-by"] == "vmi-db1"
-        notes = objects.annotations(pod)
-        assert notes["kubevirt.io/migrationJobName"] == play.migration["metadata"]["name"]
-        assert notes["kubevirt.io/eviction-source"] == "descheduler"
-        assert notes["descheduler.alpha.kubernetes.io/request-evict-only"] == ""
-        assert "descheduler.alpha.kubernetes.io/eviction-in-progress" not in notes
-
 
 class TestGarbage:
     """The garbage collection of finished migrations."""
@@ -334,14 +230,6 @@ class TestGarbage:
 class TestEvacuation:
     """When the evacuation controller creates a migration, and what it looks like."""
 
-    @pytest.mark.parametrize("strategy", ["External", "None"])
-    def test_other_strategies_never_get_one(self, strategy: str) -> None:
-        """VMIs with the strategy External or None never get a VMIM."""
-        vmi = make_vmi(strategy=strategy)
-        vmi["status"]["evacuationNodeName"] = "n1"
-
-        assert not controller.needs_evacuation(vmi, [], [make_pod(vmi)])
-
     def test_what_stands_in_the_way(self) -> None:
         """A VMIM is created only for a marked VMI that can migrate and has no unfinished VMIM."""
         vmi = make_vmi()
@@ -362,40 +250,3 @@ class TestEvacuation:
         assert not controller.needs_evacuation(moving, [], [pod])
         assert controller.needs_evacuation(marked, [failed], [pod])
         assert controller.needs_evacuation(marked, [], [pod])
-
-    @pytest.mark.parametrize(
-        ("descheduler", "priority"), [(True, "system-maintenance"), (False, "system-critical")]
-    )
-    def test_it_is_annotated_with_the_node(self, *, descheduler: bool, priority: str) -> None:
-        """The VMIM names the node that it evacuates. Its priority depends on who evicted."""
-        vmi = make_vmi()
-        migration = make_evacuation(evict(vmi, make_pod(vmi), descheduler=descheduler))
-
-        assert migration["metadata"]["generateName"] == "kubevirt-evacuation-"
-        assert objects.annotations(migration)["kubevirt.io/evacuationMigration"] == "n1"
-        assert migration["spec"] == {"vmiName": "db1", "priority": priority}
-        assert "ownerReferences" not in migration["metadata"]
-
-
-class TestVmi:
-    """The fields that virt-controller keeps up to date on the VMI and its pod."""
-
-    def test_the_condition_follows_the_mark(self) -> None:
-        """The condition EvictionRequested is set with its time, and removed with the mark."""
-        vmi = make_vmi()
-        pod = make_pod(vmi)
-        marked = evict(vmi, pod)
-        later = controller.sync_vmi(marked, [pod], NOW + timedelta(hours=1))
-        freed = controller.sync_vmi(webhooks.cancel_evacuation(later), [pod], NOW)
-
-        condition = objects.condition(marked, "EvictionRequested")
-        assert condition == {
-            "type": "EvictionRequested",
-            "status": "True",
-            "reason": "EvictionRequested",
-            "message": "VMI is marked for eviction",
-            "lastProbeTime": "2026-08-22T10:00:00Z",
-            "lastTransitionTime": "2026-08-22T10:00:00Z",
-        }
-        assert objects.condition(later, "EvictionRequested") == condition
-        assert objects.condition(freed, "EvictionRequested") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 
 import aiohttp
 import pytest
@@ -32,12 +31,6 @@ async def test_it_is_seeded_before_it_serves() -> None:
     assert vmis == 24
     assert pods >= 24
     assert migrations >= 20
-
-
-async def test_nothing_is_from_the_future() -> None:
-    """The simulated past ends at the current time."""
-    async with Demo(lambda: NOW, speed=5.0) as demo:
-        assert demo.cluster.instant == NOW
 
 
 async def test_it_can_be_stopped_while_it_is_built() -> None:
@@ -79,26 +72,6 @@ async def test_it_asks_nobody_any_more_once_it_is_stopped() -> None:
                 await running
 
     assert questions == 1
-    assert logs == []
-
-
-async def test_it_ends_before_its_first_cycle() -> None:
-    """If the demo is stopped before the next cycle, that cycle does not begin."""
-    stop, stepped = asyncio.Event(), asyncio.Event()
-
-    def clock() -> datetime:
-        stepped.set()
-        return NOW
-
-    async with Demo(clock) as demo:
-        stepped.clear()
-        with capture_logs() as logs:
-            running = asyncio.create_task(demo.run("http://127.0.0.1:1", stop))
-            async with asyncio.timeout(4):
-                await stepped.wait()
-                stop.set()
-                await running
-
     assert logs == []
 
 

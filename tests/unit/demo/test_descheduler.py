@@ -98,20 +98,6 @@ async def test_it_asks_twice() -> None:
     assert evicted == len(tried.marked) > 0
 
 
-async def test_it_names_the_vmi_and_its_pod() -> None:
-    """A candidate has the VMI's name, UID and node, and the pod's name."""
-    async with trial() as tried:
-        await tried.cycle()
-        candidate = tried.exporter.asked[0]["candidates"][0]
-        vmi = tried.cluster.vmi(candidate["namespace"], candidate["name"])
-
-    assert set(candidate) == {"namespace", "name", "vmiUid", "node", "pod"}
-    assert vmi is not None
-    assert candidate["vmiUid"] == vmi["metadata"]["uid"]
-    assert candidate["node"] == vmi["status"]["nodeName"]
-    assert candidate["pod"].startswith("virt-launcher-")
-
-
 @pytest.mark.parametrize("checkpoint", ["filter", "preEviction"])
 async def test_it_obeys(checkpoint: str) -> None:
     """A pod that is blocked at either checkpoint is not evicted."""

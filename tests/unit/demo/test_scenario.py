@@ -9,9 +9,8 @@ import pytest
 from exporter.demo import objects
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
-from exporter.demo.objects import Object
 from exporter.demo.plan import Pace
-from exporter.demo.scenario import ROLES, Role, Scenario, make_vms, node_loads
+from exporter.demo.scenario import ROLES, Role, Scenario, make_vms
 from exporter.demo.store import MIGRATIONS, NODES, PODS, VMIS
 
 from .facts import NOW, at
@@ -26,13 +25,6 @@ def play(seconds: float, *, seed: int = 1, vms: int = 24, nodes: int = 4) -> Clu
         pass
     cluster.step(at(seconds))
     return cluster
-
-
-def named(cluster: Cluster, role: Role) -> list[Object]:
-    """The VMs of a role."""
-    return [
-        vmi for vmi in cluster.store.objects(VMIS) if vmi["metadata"]["name"].startswith(f"{role}-")
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +64,6 @@ def test_it_is_lively() -> None:
     assert min(seen.values()) >= 50
 
 
-def test_failing_vms_are_retried_for_ever(minutes: Cluster) -> None:
-    """A failing VM keeps its mark and has at least three failed VMIMs."""
-    for role in (Role.FAILING, Role.UNSCHEDULABLE):
-        vmi = named(minutes, role)[0]
-        failed = [
-            migration
-            for migration in minutes.store.objects(MIGRATIONS)
-            if migration["spec"]["vmiName"] == vmi["metadata"]["name"]
-            and objects.phase(migration) == "Failed"
-        ]
-
-        assert objects.evacuated_node(vmi)
-        assert len(failed) >= 3
-
-
-def test_external_and_pinned_vms_wait_for_somebody(minutes: Cluster) -> None:
-    """External VMs and VMs that cannot migrate are marked and get no migration."""
-    (external,) = named(minutes, Role.EXTERNAL)
-    (pinned,) = named(minutes, Role.PINNED)
-    moved = {migration["spec"]["vmiName"] for migration in sent(minutes, MIGRATIONS)}
-
-    assert external["spec"]["evictionStrategy"] == "External"
-    assert not objects.is_true(pinned, "LiveMigratable")
-    for vmi in (external, pinned):
-        assert objects.evacuated_node(vmi) == vmi["status"]["nodeName"]
-        assert vmi["metadata"]["name"] not in moved
-
-
 def test_recreated_vms_are_others_of_the_same_name(minutes: Cluster) -> None:
     """A recreated VM has the same name and a new UID."""
     uids = {
@@ -126,40 +90,3 @@ def test_most_evictions_are_the_descheduler_s(minutes: Cluster) -> None:
     sources = [one["spec"].get("priority") for one in sent(minutes, MIGRATIONS)]
 
     assert sources.count("system-maintenance") > len(sources) / 2
-
-
-def test_a_flaky_vm_succeeds_in_the_end(minutes: Cluster) -> None:
-    """A flaky VM's attempts fail in two different ways, and one succeeds."""
-    states = [
-        objects.state_of(vmi) for vmi in sent(minutes, VMIS) if vmi["metadata"]["name"] == "flaky-1"
-    ]
-    ended = [state for state in states if "endTimestamp" in state]
-
-    assert any(state["startTimestamp"] == state["endTimestamp"] for state in ended)
-    assert any("failureReason" in state for state in ended)
-    assert any("failed" not in state for state in ended)
-
-
-def test_memory_is_bounded() -> None:
-    """After a quarter of an hour there are at most six VMIMs and four pods per VM."""
-    cluster = play(900, vms=12)
-
-    assert len(list(cluster.store.objects(MIGRATIONS))) <= 12 * 6
-    assert len(list(cluster.store.objects(PODS))) <= 12 * 4
-
-
-def test_load_sums_up_on_the_nodes(minutes: Cluster) -> None:
-    """The sum of the nodes' loads equals the sum of the running VMs' loads."""
-    scenario = Scenario(1, 24)
-    now = NOW + timedelta(seconds=210)
-
-    loads = node_loads(scenario, minutes, NOW, now)
-
-    assert set(loads) == set(minutes.nodes)
-    assert sum(loads.values()) == pytest.approx(
-        sum(
-            scenario.load(vm, 210)
-            for vm in scenario.vms
-            if (minutes.vmi(vm.namespace, vm.name) or {"status": {}})["status"].get("nodeName")
-        )
-    )

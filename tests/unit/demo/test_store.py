@@ -21,26 +21,6 @@ def vmi(name: str = "db1") -> dict[str, object]:
     return {"metadata": {"namespace": "shop", "name": name}, "spec": {}}
 
 
-def test_a_created_object_gets_what_the_server_owns() -> None:
-    """The server sets uid, creation time, version and generation."""
-    made = make_store().create(VMIS, vmi())
-
-    assert made["apiVersion"] == "kubevirt.io/v1"
-    assert made["metadata"]["creationTimestamp"] == "2026-08-22T10:00:00Z"
-    assert len(made["metadata"]["uid"]) == 36
-    assert made["metadata"]["generation"] == 1
-
-
-def test_generated_names_use_the_servers_letters() -> None:
-    """A generated name is the prefix and five characters of the API server's alphabet."""
-    made = make_store().create(VMIS, {"metadata": {"namespace": "shop", "generateName": "db-"}})
-
-    suffix = made["metadata"]["name"].removeprefix("db-")
-
-    assert len(suffix) == 5
-    assert set(suffix) <= set("bcdfghjklmnpqrstvwxz2456789")
-
-
 def test_a_status_subresource_keeps_the_status_apart(store: ObjectStore) -> None:
     """With a status subresource, other writes cannot change the status."""
     body = {"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db1"}}
@@ -113,31 +93,6 @@ def test_a_bound_pod_waits_for_its_kubelet(store: ObjectStore) -> None:
     assert left["metadata"]["deletionGracePeriodSeconds"] == 30
     assert again == left
     assert gone is None
-
-
-def test_a_deletion_event_carries_the_version_of_the_deletion(store: ObjectStore) -> None:
-    """A DELETED event has the version of the deletion."""
-    store.create(VMIS, vmi())
-
-    store.delete(VMIS, "shop", "db1")
-
-    (last,) = (store.caches[VMIS].changes_since(store.revision - 1) or [])[-1:]
-    assert last.kind == "DELETED"
-    assert f'"resourceVersion":"{store.revision}"'.encode() in last.body
-
-
-def test_the_window_is_bounded() -> None:
-    """Only the newest changes are kept, and a watch from an older version is refused."""
-    store = make_store(window=10)
-    for number in range(100):
-        store.create(VMIS, vmi(f"db{number}"))
-    cache = store.caches[VMIS]
-
-    assert len(cache.changes) <= 20
-    assert cache.changes_since(2) is None
-    with pytest.raises(StatusError) as refused:
-        cache.check(2)
-    assert refused.value.code == 410
 
 
 @pytest.mark.parametrize(
