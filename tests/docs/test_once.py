@@ -39,13 +39,3 @@ def find_repeated(texts: Iterator[tuple[str, list[str]]]) -> list[str]:
 def test_nothing_is_said_twice() -> None:
     """No paragraph shares twelve words in a row with another."""
     assert find_repeated(paragraphs()) == []
-
-
-def test_a_repeated_paragraph_is_found() -> None:
-    """A sentence that is moved to another document and is not removed is found, a short one not."""
-    words = [str(number) for number in range(LONG)]
-
-    assert find_repeated(iter([("a", words), ("b", ["so", *words])])) == [
-        f"a, b: {' '.join(words)}"
-    ]
-    assert find_repeated(iter([("a", words), ("b", words[1:])])) == []

@@ -1,7 +1,7 @@
 """docs/reference.md: the rows of each table are exactly those of the program."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -171,14 +171,14 @@ def test_the_command_line_is_the_program_s() -> None:
     assert list(written) == list(taken)
 
 
-def test_the_states_are_the_program_s() -> None:
-    """The table of states has every state of an evacuation, in order."""
-    assert [bare(row[0]) for row in table(REFERENCE, "Evacuation states")] == list(State)
-
-
-def test_the_drain_outcomes_are_the_program_s() -> None:
-    """The table of drain outcomes has every outcome, in order."""
-    assert [bare(row[0]) for row in table(REFERENCE, "Drain outcomes")] == list(DrainOutcome)
+@pytest.mark.parametrize(
+    ("heading", "values"),
+    [("Evacuation states", State), ("Drain outcomes", DrainOutcome)],
+    ids=["states", "outcomes"],
+)
+def test_the_values_are_the_program_s(heading: str, values: Iterable[str]) -> None:
+    """The table has every value, in order."""
+    assert [bare(row[0]) for row in table(REFERENCE, heading)] == list(values)
 
 
 def test_the_alerts_are_the_rule_file_s() -> None:

@@ -76,15 +76,3 @@ def test_the_help_has_an_example_that_can_be_typed(
     assert example is not None
     assert parse(shlex.split(example[1])).command == (command or None)
     assert max(len(line) for line in text.splitlines()) <= 80
-
-
-def test_every_option_and_command_is_explained() -> None:
-    """`--help` explains every option and command."""
-    for parser in PARSERS.values():
-        assert parser.description
-        for action in parser._actions:  # noqa: SLF001 (argparse lists them nowhere else)
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-                explained = {choice.dest for choice in action._choices_actions if choice.help}  # noqa: SLF001
-                assert explained == set(action.choices)
-            else:
-                assert action.help, action.dest

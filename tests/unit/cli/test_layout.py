@@ -8,7 +8,7 @@ import termios
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -71,6 +71,7 @@ def test_a_reason_is_only_text(text: str) -> None:
         assert all(c == "\n" or c.isprintable() for c in COLORS.sub("", shown)), shown
 
 
+@settings(max_examples=30)
 @given(
     name=st.text(min_size=1, max_size=40) | st.sampled_from(["[bold]x[/bold]", "[/]", ":smile:"])
 )

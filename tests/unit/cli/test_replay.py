@@ -10,7 +10,6 @@ from threading import Thread
 import pytest
 
 from exporter.cli import replay as whatif
-from exporter.cli.layout import Screen
 from exporter.cli.replay import Input, choose_contenders, open_recording, play
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.settings import InvalidSettings
@@ -196,16 +195,6 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "replaying" in errors.getvalue()
     assert "events" in errors.getvalue()
-
-
-def test_remarks_of_a_source_follow_the_answer() -> None:
-    """The remarks of a source are printed after the answer."""
-    source = whatif.from_file(a_file(a_recording()))
-    source.remarks = ("The source of evictions is unknown.",)
-    found = play(source, [BUILTIN["ours"]], StringIO())
-    shown = whatif.show_comparison(found, source, as_json=False, screen=Screen())
-
-    assert shown.endswith("\nThe source of evictions is unknown.\n")
 
 
 def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,16 +201,6 @@ def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
         assert not re.search(r"\b(?:sum|min|max|avg|count|group|scalar)\(", query), query
 
 
-@each_dashboard
-def test_the_cluster_is_the_second_choice(board: dict[str, Any]) -> None:
-    """The variable `cluster` has one value, and is hidden in the files for one cluster."""
-    source, cluster = board["templating"]["list"][:2]
-    assert (source["type"], cluster["name"]) == ("datasource", "cluster")
-    assert not cluster.get("multi")
-    assert not cluster.get("includeAll")
-    assert cluster["hide"] == 2
-
-
 def test_the_cluster_is_shown_for_a_fleet() -> None:
     """The files in `fleet/` differ only because they show the variable `cluster`."""
     for path in FOLDER.glob("*.json"):

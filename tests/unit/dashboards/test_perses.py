@@ -67,13 +67,3 @@ def test_the_picture_is_of_this_dashboard(path: Path) -> None:
     assert [re.sub(r"node-\d+", "$node", title) for title in shown] == titles, (
         "run `make screenshots`"
     )
-
-
-@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_an_axis_says_what_it_counts(path: Path) -> None:
-    """Each axis that is shown has a unit or a label."""
-    for panel in json.loads(path.read_text())["spec"]["config"]["panels"].values():
-        axis = panel["spec"]["plugin"]["spec"].get("yAxis", {"show": False})
-        if axis["show"]:
-            unit = axis["format"]["unit"]
-            assert unit != "decimal" or axis.get("label"), panel["spec"]["display"]["name"]

@@ -194,16 +194,6 @@ def test_promtool_finds_nothing(view: View) -> None:
     assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
 
 
-def test_openmetrics_says_the_same() -> None:
-    """The OpenMetrics format is valid, and has the same samples as the text format."""
-    text = samples(list(parse_text(rendered(a_view()))))
-    openmetrics = rendered(a_view(), OPENMETRICS)
-
-    assert samples(parse_strictly(openmetrics)) == text
-    assert openmetrics.endswith("# EOF\n")
-    assert len(text) > 90
-
-
 class _ViewCollector(Collector):
     """The samples of a view as a collector for prometheus_client."""
 
