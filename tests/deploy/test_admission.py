@@ -145,7 +145,7 @@ async def try_pod(client: Client, template: Object) -> Object:
     return made
 
 
-@pytest.mark.parametrize("folder", ["base", PLAIN, "overlays/sidecar", "overlays/standalone"])
+@pytest.mark.parametrize("folder", ["base", "overlays/sidecar"])
 async def test_the_exporter_runs_under_its_roles(
     cluster: RealCluster, folder: str, pair: Pair, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from tests.cluster import VMIS, RealCluster, poll, vmi
 from tests.deploy.secured import Caller, installed, runnable, somebody, trust
 from tests.deploy.server import account, applied
 from tests.generate.manifests import NAME, only, render
-from tests.support.admission import Pair, make_pair
+from tests.support.admission import Pair
 from tests.support.documents import CLAIMS, table
 from tests.support.program import program
 
@@ -137,24 +137,12 @@ async def test_both_reviews_are_needed(
     assert resource not in problem["detail"], "a stranger learns nothing of the cluster"
 
 
-async def test_plain_text_gets_no_answer(standalone: Caller) -> None:
-    """A request that is sent without TLS fails."""
+async def test_only_tls_of_1_2_or_newer_is_answered(standalone: Caller) -> None:
+    """A request without TLS fails, and so does the handshake of a client with TLS 1.1."""
     for secure in (standalone.exporter.query, standalone.exporter.metrics):
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
                 await session.get(secure.replace("https:", "http:") + "/v1/blocked")
-
-
-async def test_a_certificate_of_another_authority_is_not_trusted(standalone: Caller) -> None:
-    """A caller that does not have our CA does not trust the exporter's certificate."""
-    stranger = Caller(standalone.exporter, ssl.create_default_context())
-
-    with pytest.raises(aiohttp.ClientConnectorCertificateError):
-        await stranger.ask("GET", f"{standalone.exporter.query}/livez")
-
-
-async def test_no_tls_below_1_2(standalone: Caller) -> None:
-    """The handshake of a client with TLS 1.1 fails."""
     url = urllib.parse.urlsplit(standalone.exporter.query)
 
     def shake_hands(version: ssl.TLSVersion) -> str | None:
@@ -173,31 +161,6 @@ async def test_no_tls_below_1_2(standalone: Caller) -> None:
         pytest.raises(ssl.SSLError),
     ):
         await asyncio.to_thread(shake_hands, ssl.TLSVersion.TLSv1_1)
-
-
-async def test_a_renewed_secret_is_served_without_a_restart(
-    cluster: RealCluster, tmp_path: Path
-) -> None:
-    """When the kubelet updates the Secret's volume, new connections get the new certificate."""
-    volume, newer = tmp_path / "..data", tmp_path / "newer"
-    make_pair(tmp_path / "older")
-    volume.symlink_to(tmp_path / "older")
-    mounted = Pair(*(volume / name for name in ("tls.crt", "tls.key", "ca.crt")))
-    async with installed(cluster, tmp_path, mounted) as older:
-        new_pair = make_pair(newer)
-        turned = tmp_path / "..data_tmp"
-        turned.symlink_to(newer)
-        turned.rename(volume)
-        renewed = Caller(older.exporter, trust(new_pair))
-
-        async def is_served() -> bool:
-            try:
-                return (await renewed.ask("GET", f"{renewed.exporter.query}/livez"))[0] == 200
-            except aiohttp.ClientConnectorCertificateError:
-                return False
-
-        await poll(is_served, what="the renewed certificate")
-        assert len(renewed.exporter.events("certificate_renewed")) >= 1
 
 
 async def test_the_sidecar_asks_on_its_socket_and_prometheus_over_tls(

@@ -35,7 +35,7 @@ from tests.generate.manifests import (
     write_overlay,
 )
 from tests.generate.rules import all_alerts, load_groups
-from tests.support.documents import DEPLOY, ROOT, chapters, code_blocks, table
+from tests.support.documents import DEPLOY, ROOT, chapters, code_blocks
 
 
 KUBERNETES = "1.37.2"
@@ -111,8 +111,9 @@ def comparable(objects: Iterable[Object]) -> dict[str, Object]:
     return found
 
 
-@pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "namespace"), [*((mode, ELSEWHERE) for mode in MODES), ("admission", NAMESPACE)]
+)
 def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
     """Chart and kustomize render equal objects; only the Namespace is missing from the chart."""
     values, folder, components = MODES[mode]
@@ -250,7 +251,7 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
     sets: list[Object] = []
 
     @seed(2611)
-    @settings(max_examples=40, database=None, deadline=None, phases=[Phase.generate])
+    @settings(max_examples=16, database=None, deadline=None, phases=[Phase.generate])
     @given(leaves(schema))
     def draw(values: Object) -> None:
         sets.append(values)
@@ -279,7 +280,7 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
     prove(f"chart: of {drawn} sets of values {accepted} are accepted, refused: {dict(refused)}")
     assert accepted
     assert refused
-    assert (drawn, len(sets) - drawn) == (40, 5)
+    assert (drawn, len(sets) - drawn) == (16, 5)
 
 
 async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
@@ -389,38 +390,32 @@ def test_a_changed_setting_makes_new_pods() -> None:
 
 
 def test_values_that_admins_expect_reach_the_pods() -> None:
-    """Account, images, labels, class, affinity, environment and volumes are those of the values."""
-    digest = "sha256:" + "0123456789abcdef" * 4
+    """Account, labels, class, volumes and flags are those of the values.
+
+    The test of the documented overlay has the other values.
+    """
     values: Object = {
         "mode": "sidecar",
-        "replicas": 2,
-        "image": {"exporter": {"digest": digest, "pullPolicy": "Always"}},
+        "image": {"exporter": {"pullPolicy": "Always"}},
         "serviceAccount": {"create": False, "name": "ours"},
         "commonLabels": {"team": "virt", "app.kubernetes.io/name": "mine"},
         "podLabels": {"inject": "false"},
-        "podAnnotations": {"owner": "virt"},
         "priorityClassName": "",
-        "affinity": {"nodeAffinity": {}},
-        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
         "extraVolumes": [{"name": "ours", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours"}],
         "descheduler": {"interval": "5m", "verbosity": 4, "args": ["--dry-run"]},
     }
     objects = charted(values)
-    deployment = only(objects, "Deployment")
     (template,) = pod_templates(objects)
     pod, parts = template["spec"], containers(template)
     exporter, arguments = parts["exporter"], parts["descheduler"]["args"]
 
-    assert deployment["spec"]["replicas"] == 2
-    assert exporter["image"].endswith(f"/exporter@{digest}")
-    assert (exporter["imagePullPolicy"], exporter["env"]) == ("Always", values["extraEnv"])
+    assert exporter["imagePullPolicy"] == "Always"
     assert values["extraVolumes"][0] in pod["volumes"]
     assert values["extraVolumeMounts"][0] in exporter["volumeMounts"]
-    assert (pod["serviceAccountName"], pod["affinity"]) == ("ours", {"nodeAffinity": {}})
+    assert pod["serviceAccountName"] == "ours"
     assert "priorityClassName" not in pod
     assert template["metadata"]["labels"].items() >= {"team": "virt", "inject": "false"}.items()
-    assert template["metadata"]["annotations"]["owner"] == "virt"
     assert {"--descheduling-interval=5m", "--v=4", "--dry-run"} <= set(arguments)
     names = {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in objects}
     assert names == {NAME}
@@ -520,31 +515,3 @@ def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
         )
 
     assert same(values, schema)
-
-
-def test_the_comparison_names_values_of_the_chart() -> None:
-    """The chart has each value in the column "here", and none of the other chart's names."""
-    heading = "Compared with kube-state-metrics"
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    schema["properties"]["config"] = schema["definitions"]["config"]
-    introduction, _, _ = chapters(CHART / "README.md")[heading].partition("\n|")
-    _, _, same = introduction.partition("mean the same")
-    rows = table(CHART / "README.md", heading)
-
-    def names(text: str) -> set[str]:
-        return set(re.findall(r"`([^`]+)`", text))
-
-    def has(name: str) -> bool:
-        place = schema
-        for part in name.split("."):
-            place = place.get("properties", {}).get(part)
-            if place is None:
-                return False
-        return True
-
-    shared, ours = names(same), set().union(*(names(row[1]) for row in rows))
-    theirs = set().union(*(names(row[0]) for row in rows))
-    assert shared
-    assert ours
-    assert {name for name in shared | ours if not has(name)} == set()
-    assert {name for name in theirs if has(name)} == set()

@@ -32,7 +32,6 @@ from tests.support.lives import ended_state
 from tests.support.program import Program, program
 
 
-TEXT = read(INSTALL) + read(DEPLOY)
 OWN_CALLER = "A caller of your own"
 FIVE_LINES = "In at most five lines"
 OWN_OVERLAY = "An overlay of your own"
@@ -249,12 +248,3 @@ async def run(text: str, environment: Mapping[str, str]) -> tuple[str, str]:
     output, errors = await process.communicate(b"shop/db1\nshop/web\n")
     assert process.returncode == 0, errors
     return output.decode(), errors.decode()
-
-
-def test_the_places_are_the_manifests() -> None:
-    """Namespace, Service and labels in the text are those of the manifests."""
-    objects = "".join(str(one) for one in render("overlays/standalone"))
-
-    assert f"https://{NAME}.{NAMESPACE}.svc:9810" in TEXT
-    for label in re.findall(r"kubevirt-eviction-exporter/(?:caller|scraper)(?==true)", TEXT):
-        assert f"'{label}': 'true'" in objects

@@ -37,7 +37,6 @@ from tests.generate.manifests import (
     render,
     render_chart,
 )
-from tests.generate.rules import load_runbooks
 from tests.support.documents import OPERATE, read
 
 
@@ -151,27 +150,6 @@ def test_additions_collide_with_nothing(folder: str) -> None:
     assert doubles == (
         set(identities(render("overlays/monitoring"))) if folder.endswith("openshift") else set()
     )
-
-
-@pytest.mark.parametrize("folder", OVERLAYS)
-def test_the_names_that_the_runbooks_rely_on(folder: str) -> None:
-    """The Deployment, account and ports in the runbooks' commands exist."""
-    objects = render(folder)
-    ports = {
-        int(port)
-        for text in load_runbooks().values()
-        for port in re.findall(rf"port-forward deployment/{NAME} \d+:(\d+)", text)
-    }
-    settings = settings_of(folder)
-
-    assert only(objects, "ServiceAccount")
-    template = only(objects, "Deployment")["spec"]["template"]
-    assert template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] in (
-        containers(template)
-    )
-    assert ports == {9811}
-    assert {9810} == {address.port for address in settings.listen.query if address.port}
-    assert {9811} == {address.port for address in settings.listen.metrics}
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
@@ -453,15 +431,6 @@ def test_the_kubelet_waits_longer_than_the_exporter(folder: str) -> None:
     assert settings_of(folder).kube.sync_timeout < 60 * int(documented[1]) < allowed
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
-def test_only_what_others_depend_on_is_critical(folder: str) -> None:
-    """Only pods that others depend on have a critical priority; all pods need Linux nodes."""
-    spec = only(render(folder), "Deployment")["spec"]["template"]["spec"]
-
-    assert ("priorityClassName" in spec) == (folder not in {"base", PLAIN})
-    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
-
-
 def test_plain_metrics_need_no_certificate_and_no_token() -> None:
     """`plain` is `base` without certificate and token; the PodMonitor uses neither."""
     less = overlay(
@@ -480,32 +449,28 @@ def test_plain_metrics_need_no_certificate_and_no_token() -> None:
     assert {**plain, "tls": encrypted["tls"], "auth": encrypted["auth"]} == encrypted
 
 
-@pytest.mark.parametrize("folder", OVERLAYS)
-def test_another_namespace_is_everywhere(folder: str) -> None:
-    """With the transformer, `namespace:` in an overlay changes every object and reference."""
-    here = (*render(folder), *render("overlays/monitoring"), *render("components/cert-manager"))
-    parts = {"resources": [folder], "components": ["components/cert-manager"]}
-    if folder != "overlays/openshift":  # this overlay has the monitors already
-        parts["resources"].append("overlays/monitoring")
-    moved = overlay({"namespace": ELSEWHERE}, transformers=["namespace"], **parts)
-    places = {one["metadata"].get("namespace", ELSEWHERE) for one in moved}
+def test_another_namespace_is_everywhere() -> None:
+    """With the transformer, `namespace:` changes every object and reference of OpenShift's overlay.
+
+    test_chart.py compares the other overlays in another namespace with the chart.
+    """
+    folder = "overlays/openshift"
+    here = (*render(folder), *render("components/cert-manager"))
+    moved = overlay(
+        {"namespace": ELSEWHERE},
+        transformers=["namespace"],
+        resources=[folder],
+        components=["components/cert-manager"],
+    )
     text = yaml.safe_dump_all(moved)
 
-    assert places == {ELSEWHERE}
+    assert {one["metadata"].get("namespace", ELSEWHERE) for one in moved} == {ELSEWHERE}
     assert only(moved, "Namespace", ELSEWHERE)
     assert len(moved) == len(set(identities(here)))
     assert not re.search(rf"(?<!name: ){NAMESPACE}\.{NAMESPACE}\b|{NAMESPACE}/{NAMESPACE}", text)
     assert f"namespace: {NAMESPACE}" not in text
-    assert f"- {NAMESPACE}\n      - kube-system" not in text
     for one in moved:
         for subject in one.get("subjects", []):
             ours = subject["name"].startswith(NAME)
             assert subject["namespace"] == (ELSEWHERE if ours else "openshift-monitoring")
     assert f"{NAME}.{ELSEWHERE}.svc" in str(only(moved, "Certificate"))
-
-
-def test_the_namespace_s_transformer_is_needed() -> None:
-    """Without the transformer kustomize does not change the subjects of bindings."""
-    moved = overlay({"namespace": ELSEWHERE}, resources=["base"])
-
-    assert f"namespace: {NAMESPACE}" in yaml.safe_dump_all(moved)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from tests.cluster import PATIENCE, find_binary
 from tests.deploy.test_sbom import make
 from tests.generate import REPOSITORY
 from tests.generate.manifests import (
-    CHART,
-    DESCHEDULER_IMAGE,
-    EXPORTER_IMAGE,
     NAME,
     REGISTRY,
     ROOT,
@@ -101,22 +97,6 @@ def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
         assert "/blob/main/" not in text
 
 
-def test_artifact_hub_reads_the_chart_s_annotations() -> None:
-    """The annotations have the manifests' images, and their YAML is valid."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    about = {
-        name.removeprefix("artifacthub.io/"): yaml.safe_load(text)
-        for name, text in chart["annotations"].items()
-    }
-
-    assert [one["image"] for one in about["images"]] == [EXPORTER_IMAGE, DESCHEDULER_IMAGE]
-    assert about["prerelease"] is __version__.startswith("0.")
-    assert all(one["url"].startswith(REPOSITORY) for one in about["links"])
-    kinds = {"added", "changed", "deprecated", "removed", "fixed", "security"}
-    assert {one["kind"] for one in about["changes"]} <= kinds
-    assert all(one["description"] for one in about["changes"])
-
-
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
     """install.yaml begins with the namespace, and has the exporter with its Certificate."""
     objects = list(yaml.safe_load_all((dist / "install.yaml").read_text(encoding="utf-8")))
@@ -167,18 +147,6 @@ def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
     assert found >= {"page.html.j2", "page.css", "page.js"}
 
 
-def test_the_package_s_page_leads_to_the_project() -> None:
-    """The package's URLs are those of the project, and it has the plugin of kubectl."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-    assert project["urls"]
-    assert all(url.startswith(REPOSITORY) for url in project["urls"].values())
-    assert project["scripts"] == {
-        NAME: "exporter.__main__:main",
-        "kubectl-evictions": "exporter.cli.kubectl:main",
-    }
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_may_do_nothing_by_default(path: Path) -> None:
     """A workflow has no permissions by default, and each job sets its own.
@@ -225,11 +193,3 @@ def test_signatures_are_verified_by_workflow_and_tag() -> None:
     assert all(
         f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in one for one in commands
     )
-
-
-def test_ci_runs_what_everybody_can_run() -> None:
-    """CI runs `.ci/run`, and the release workflow has the registry of the manifests."""
-    ci = RELEASE.with_name("ci.yaml")
-
-    assert ".ci/run" in ci.read_text(encoding="utf-8")
-    assert f"'{REGISTRY}'" in RELEASE.read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from exporter import __version__
 from exporter.settings import read_settings
 from tests.generate.manifests import (
     ADDITIONS,
@@ -112,15 +111,6 @@ def test_the_certificate_is_the_only_secret_mounted() -> None:
         assert secrets == ([TLS_SECRET] if folder in ENCRYPTED else [])
         assert set(kinds) <= {"configMap", "secret", "emptyDir"}
         assert not re.search("secretKeyRef|secretRef", str(template))
-
-
-def test_this_version_is_supported() -> None:
-    """The current minor version is listed as supported."""
-    supported = [
-        row[0].strip("`") for row in table(SECURITY, "Reporting a vulnerability") if row[1] == "yes"
-    ]
-
-    assert __version__.rpartition(".")[0] in supported
 
 
 @pytest.mark.parametrize(
