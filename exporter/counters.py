@@ -238,18 +238,20 @@ class Counters:
         if outcome is Outcome.FAILED:
             self.failed_targets[node] = self._find_recent(node, ended_at) | {vmi: ended_at}
 
-    def count_failed_targets(self, now: Instant) -> dict[str, int]:
-        """How many VMIs failed to migrate to each node, and to no other, within
-        `TARGET_FAILED_WITHIN`. A VMI that fails on several nodes says nothing about one of them.
+    def list_failed_targets(self, now: Instant) -> list[tuple[str, str, str]]:
+        """The VMIs (namespace and name) that failed to migrate to a node within
+        `TARGET_FAILED_WITHIN`, and to no other node; the node comes last. A VMI that fails on
+        several nodes says nothing about one of them.
         """
         recent = {node: self._find_recent(node, now) for node in self.failed_targets}
         self.failed_targets = {node: vmis for node, vmis in recent.items() if vmis}
         nodes = Counter(vmi for vmis in self.failed_targets.values() for vmi in vmis)
-        counts = {
-            node: sum(nodes[vmi] == 1 for vmi in vmis)
-            for node, vmis in sorted(self.failed_targets.items())
-        }
-        return {node: number for node, number in counts.items() if number}
+        return sorted(
+            (*vmi, node)
+            for node, vmis in self.failed_targets.items()
+            for vmi in vmis
+            if nodes[vmi] == 1
+        )
 
     def _find_recent(self, node: str, now: Instant) -> dict[tuple[str, str], Instant]:
         failed = self.failed_targets.get(node, {})

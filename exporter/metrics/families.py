@@ -459,13 +459,13 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         read=read_targets,
     ),
     ViewFamily(
-        name="kubevirt_node_failed_target_vmis",
+        name="kubevirt_vmi_failed_target",
         help=(
-            "VMs whose migration to the node, and to no other node, failed within the last hour, "
-            "each counted once; absent if there are none."
+            "1 if a migration of the VMI to the node (target), and to no other node, failed within "
+            "the last hour; absent otherwise."
         ),
-        labels=("node",),
-        read=lambda view: view.counters.count_failed_targets(view.now).items(),
+        labels=("namespace", "name", "target"),
+        read=lambda view: [(one, 1) for one in view.counters.list_failed_targets(view.now)],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_evacuations_total",

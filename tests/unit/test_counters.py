@@ -82,16 +82,16 @@ def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:
     assert counters.migrated_at == {"kept": NOW}
 
 
-def test_vms_that_failed_to_reach_a_node_are_counted_once_for_an_hour() -> None:
-    """A node has as many failed VMs as failed to migrate there within the last hour."""
+def test_vms_that_failed_to_reach_one_node_are_known_for_an_hour() -> None:
+    """The VMs that failed to migrate to one node within the last hour, each with this node."""
     counters = Counters()
     for vm, ago in (("db1", 3_000.0), ("db1", 60.0), ("db2", 3_500.0), ("db3", 3_600.0)):
         counters.count_migration_to("n1", ("shop", vm), Outcome.FAILED, NOW - ago)
     counters.count_migration_to("n2", ("shop", "db1"), Outcome.SUCCEEDED, NOW)
-    assert counters.count_failed_targets(NOW) == {"n1": 2}
+    assert counters.list_failed_targets(NOW) == [("shop", "db1", "n1"), ("shop", "db2", "n1")]
     counters.count_migration_to("n2", ("shop", "db2"), Outcome.FAILED, NOW)
-    assert counters.count_failed_targets(NOW) == {"n1": 1}, "db2 fails on other nodes, too"
-    assert counters.count_failed_targets(NOW + 3_600.0) == {}
+    assert counters.list_failed_targets(NOW) == [("shop", "db1", "n1")], "db2 fails on n2, too"
+    assert counters.list_failed_targets(NOW + 3_600.0) == []
     assert counters.failed_targets == {}
 
 

@@ -14,7 +14,13 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, diagnose_move
+from exporter.engine.evacuations.diagnosis import (
+    Cause,
+    Diagnosis,
+    Move,
+    diagnose,
+    diagnose_move,
+)
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
@@ -353,6 +359,7 @@ def follow_drains(
         kept = counts.get(node, {}) if closed else outcomes
         failing = sum(kept.get(one, 0) for one in KEPT)
         present = failing + sum(outcomes[one] for one in outcomes if one not in KEPT)
+        queued = sum(_is_queued(one) for (_, one), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
                 departed,
@@ -360,11 +367,17 @@ def follow_drains(
                 evacuating={vmi.uid for (vmi, _), _ in mine},
                 failing=failing,
                 external=outcomes[DrainOutcome.EXTERNAL],
-                needs_person=bool(failing) or any(one.stuck for (_, one), _ in mine),
+                needs_person=failing > queued
+                or any(one.stuck and not _is_queued(one) for (_, one), _ in mine),
                 stuck_after=conditions.stuck.after,
                 now=conditions.now,
             )
     return progress
+
+
+def _is_queued(diagnosis: Diagnosis) -> bool:
+    """Whether an evacuation only waits for KubeVirt's limits, even if it is stuck by its age."""
+    return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
 
 
 def _is_drained(diagnosis: Diagnosis) -> bool:

@@ -11,6 +11,8 @@ from exporter.engine.evacuations.drain import (
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Fact,
+    KubeVirtSettings,
+    MigrationLimits,
     Mobility,
     Node,
     Outcome,
@@ -20,6 +22,7 @@ from exporter.engine.facts.model import (
     Vmi,
 )
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store import node_drains
 from exporter.engine.store.node_drains import (
@@ -31,7 +34,7 @@ from exporter.engine.store.node_drains import (
 )
 from tests.support.builders import NAMESPACE, NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore, count_outcomes
-from tests.unit.engine.evacuations.test_drain import a_movable
+from tests.unit.engine.evacuations.test_drain import a_failure, a_movable
 
 
 def now_in(store: ClockedStore) -> Conditions:
@@ -185,6 +188,28 @@ def test_when_a_drain_is_stuck(hours: int, *, stays: bool, stuck: bool) -> None:
     limits = {"eviction_strategy": "External"}
     vmi = a_movable(1, migratable=False) if stays else asked(1, **limits)
     assert drain_of(a_store(a_cordon(cordoned_at=since), vmi)).stuck is stuck
+
+
+@pytest.mark.parametrize(
+    ("failures", "hours", "stuck"), [(0, 1, False), (0, 3, True), (3, 1, True)]
+)
+def test_a_queue_behind_full_limits_needs_nobody(failures: int, hours: int, *, stuck: bool) -> None:
+    """An evacuation that only waits for KubeVirt's limits makes a drain stuck as any other state.
+
+    It needs a person if it has also failed too often.
+    """
+    since = NOW - hours * 3600.0
+    vmim = a_vmim(vmi_name="db1", phase="Pending", created=NOW - 60.0)
+    failed = [a_failure(number, NOW - 900.0 + number, created=since) for number in range(failures)]
+    vmi = asked(1, eviction_requested_at=since)
+    limits = KubeVirtSettings(MigrationLimits(0, 2))
+    store = a_store(a_cordon(cordoned_at=since), limits, vmi, *failed, vmim, now=since)
+    store.now = NOW
+    forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
+    assert candidate.diagnosis is not None
+    assert (candidate.diagnosis.state, candidate.diagnosis.stuck) == (State.CAPACITY, True)
+    assert forecast.progress is not None
+    assert forecast.progress.stuck is stuck
 
 
 def test_an_uncordon_ends_the_drain() -> None:
