@@ -603,7 +603,7 @@ def F14(bench: Bench) -> None:  # noqa: N802
         return Fate("succeeds", world.chance.uniform(600, 1200))
 
     def move() -> None:
-        waiting = world.waiting() if began <= world.now < ended else 10
+        waiting = len(by_hand) if began <= world.now < ended else 10
         for vm in world.chance.sample(large, 10 - min(waiting, 10)):
             if not world.is_leaving(vm) and not world.is_migrating(vm):
                 by_hand.add(vm)
