@@ -131,7 +131,10 @@ class FileWriter(HistoryWriter):
         changes = self.changes
         if not changes.unwritten or not await self._has_returned():
             return
-        shards = [changes.entries(shard) for shard in range(SHARDS)]
+        shards: list[list[bytes]] = []
+        while len(shards) < SHARDS:  # with 100,000 VMIs, all shards at once would take 60 ms
+            shards.append(changes.entries(len(shards)))
+            await asyncio.sleep(0)
         self._writing = _start_thread(partial(self._replace, shards))
         if not await self._has_returned():
             return
