@@ -239,7 +239,8 @@ class Service:
         durations = await self._read_durations()
         count = await self.count_outcomes(await self.take_snapshot())
         now, forecasts = count.snapshot.conditions.now, forecast_nodes(count, durations)
-        namespaces = {namespace for namespace, _ in self.store.keys()}  # noqa: SIM118 (a Store is no mapping)
+        # A generator, because `list_nodes` reads it only if a namespace cannot be read any more.
+        namespaces = (namespace for namespace, _ in self.store.keys())  # noqa: SIM118 (a Store is no mapping)
         return _json(list_nodes(forecasts, namespaces, now, self.health))
 
     async def answer_node(self, request: web.Request) -> web.Response:
