@@ -1,7 +1,6 @@
 """Many VMIs are created and deleted; memory and stored history only keep existing VMIs."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -13,20 +12,19 @@ import pytest
 from exporter.demo.store import MIGRATIONS
 from exporter.demo.store import VMIS as SIMULATED_VMIS
 from tests.chaos.kept import counted_in
-from tests.cluster import VMIS, poll, vmi, vmim
+from tests.cluster import poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.lives import ended_state
 from tests.support.program import Program, program
-from tests.support.stored_history import BRISK, UNWRITTEN, VMIS_KEPT, until_counted, until_written
+from tests.support.stored_history import BRISK, UNWRITTEN, VMIS_KEPT, until_counted
 
 
 Prove: TypeAlias = Callable[[str], None]
 
 MIB = 2**20
 ROOM = 3 * MIB
-INVALID_OBJECTS = "kubevirt_eviction_exporter_invalid_objects_total"
 BATCH = 250
 """After this many VMIs the test pauses, so that the simulated server can answer requests."""
 
@@ -89,28 +87,6 @@ async def test_twenty_thousand_deleted_at_once(simulated: SimulatedStage, tmp_pa
         await until_counted(exporter, namespace, "stays", 1)
         assert not (await exporter.verdict(namespace, names[-1], dryRun=True))["known"]
         assert list(counted_in(tmp_path / "history").values()) == [1]
-
-
-async def test_malformed_objects_among_good_ones(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """Invalid objects are counted, and the valid VMIs keep their history."""
-    namespace = await simulated.make_namespace()
-    odd = migrated("odd", namespace, time.time())
-    odd["status"]["migrationState"] = "a string"
-    simulated.server.store.create(SIMULATED_VMIS, odd)
-    await create(simulated, namespace, ["good"])
-    async with keeping_a_file(simulated, tmp_path) as exporter:
-        await until_keeps(exporter, 1)
-        await simulated.server.watched(VMIS.plural)
-        nameless = {"type": "MODIFIED", "object": {"metadata": {"namespace": namespace}}}
-        for line in (b"no JSON\n", json.dumps(nameless).encode() + b"\n", b"\xff\xfe\n"):
-            simulated.server.inject(line, VMIS.plural)
-        await create(simulated, namespace, ["late"])
-        await until_keeps(exporter, 2)
-        assert await exporter.sample(INVALID_OBJECTS, resource=VMIS.plural) == 4
-        assert exporter.events("object_invalid")
-        assert (await exporter.verdict(namespace, "odd", dryRun=True))["allowed"]
-        await until_written(exporter)
-    assert list(counted_in(tmp_path / "history").values()) == [1, 1]
 
 
 @pytest.mark.parametrize(

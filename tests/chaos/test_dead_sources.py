@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exporter.errors import Exit
 from tests.cluster import (
     PODS,
     VMIMS,
@@ -129,18 +128,6 @@ class TestLostNamespace:
             _, status = await exporter.get("/v1/status")
         assert f"virtualmachineinstances in namespace {lost}" in status["blindSpots"]
         assert (status["ready"], status["staleness"]) == (True, "fresh")
-
-    async def test_a_start_without_any_namespace_ends(
-        self, real: RealStage, tmp_path: Path
-    ) -> None:
-        """If every namespace is forbidden, the exporter logs this and exits."""
-        namespaces = [await real.make_namespace(), await real.make_namespace()]
-        user = await real.cluster.user("sees-none", READS, (await real.make_namespace(),))
-        login = str(real.cluster.kubeconfig(user))
-        config = {"namespaces": namespaces, "kube": {"syncTimeout": "4s"}}
-        async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-            assert await asyncio.wait_for(exporter.process.wait(), 30) == Exit.NOT_SYNCED
-        assert "is forbidden" in exporter.output
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from exporter.demo import objects
 from tests.cluster import find_binary, poll
 from tests.cluster.access import allow
 from tests.cluster.resources import NODES as NODE_OBJECTS
-from tests.cluster.resources import VMIS
 from tests.descheduling.columns import (
     BATCH,
     CHURN,
@@ -37,7 +36,7 @@ from tests.descheduling.descheduler import USER, Descheduler, build_policy, log_
 from tests.descheduling.ledger import CONTROLLER, write_ledger
 from tests.descheduling.stage import AMPLE, FULL
 from tests.descheduling.world import NODES, World
-from tests.support.admission import EVICTS, Answer, Evictor, versions
+from tests.support.admission import EVICTS, Evictor, versions
 
 
 UNHURRIED = {**COOLDOWN, "migrationCooldown": "10m", "maxMigrationCooldown": "1h"}
@@ -241,39 +240,6 @@ async def test_kubevirt_s_own_words_reach_the_evictor(hooked: WebhookCluster) ->
     assert passed.code == 429
     assert KUBEVIRTS in passed.message
     assert OURS not in passed.message
-
-
-async def test_an_exception_is_denied_for_its_own_time(hooked: WebhookCluster) -> None:
-    """A VM with a cooldown of 30 s may be evicted while a VM with ten minutes is still denied."""
-    space, user = "own-time", "own-time-evictor"
-    rig, admin = hooked.world.rig, hooked.world.rig.cluster.admin
-    brief = {"name": "brief", "match": {"vmiLabels": {"tier": "brief"}}, "migrationCooldown": "30s"}
-    names = ("brief", "long")
-    async with (
-        hooked.world.vms(space, {"node-5": names}),
-        Evictor.made(hooked.control, user, space) as evictor,
-        hooked.exporter("enforce", user, policy=UNHURRIED | {"overrides": [brief]}) as exporter,
-    ):
-        labels = {"metadata": {"labels": {"tier": "brief"}}}
-        await admin.merge(VMIS, space, "brief", labels)
-
-        async def evict(name: str) -> Answer:
-            pod = await rig.pod(f"{space}/{name}")
-            return await evictor.evict(pod["metadata"]["name"])
-
-        for name in names:
-            await rig.cluster.migrate(name, space)
-            await rig.until(f"{space}/{name}", lambda scene: scene.phases == ["Succeeded"])
-        await exporter.until_verdict(space, "long", "preEviction", "cooldown")
-        held = await exporter.until_verdict(space, "brief", "preEviction", "cooldown")
-        denied = [await evict(name) for name in names]
-        await exporter.until_verdict(space, "brief", "preEviction", None)
-        later = [await evict(name) for name in names]
-
-    assert held["effectiveCooldownSeconds"] == 30
-    assert [OURS in one.message for one in denied] == [True, True]
-    assert [KUBEVIRTS in one.message for one in later] == [True, False]
-    assert OURS in later[1].message
 
 
 async def test_kubectl_drain(hooked: WebhookCluster, prove: Callable[[str], None]) -> None:

@@ -29,7 +29,6 @@ from tests.cluster.versions import RUNNING, is_kubernetes_at_least
 from tests.support.admission import (
     PATH,
     TIMEOUT,
-    Answer,
     Evictor,
     Pair,
     add_vm,
@@ -235,30 +234,6 @@ async def test_warnings_reach_the_evictor(ground: Ground) -> None:
         answer = await ground.listed.evict(ground.held, dry_run=True)
     assert answer.code == 201
     assert "kubevirt-eviction-exporter would deny this eviction: VMI" in answer.headers["Warning"]
-
-
-async def test_warnings_are_what_would_be_denied(ground: Ground) -> None:
-    """Mode `warn` warns about exactly the evictions that mode `enforce` denies."""
-    pods = [
-        await add_vm(ground.real.admin, ground.namespace, f"vm-{number}", held=number % 3 == 0)
-        for number in range(20)
-    ]
-
-    async def evict_all(mode: str) -> list[Answer]:
-        async with ground.held_back(mode) as exporter:
-            for number in range(0, 20, 3):
-                await exporter.until_verdict(
-                    ground.namespace, f"vm-{number}", "preEviction", "cooldown"
-                )
-            return [await ground.listed.evict(pod, dry_run=True) for pod in pods]
-
-    warned = await evict_all("warn")
-    denied = await evict_all("enforce")
-    assert {answer.code for answer in warned} == {201}
-    assert ["Warning" in answer.headers for answer in warned] == [
-        answer.code == 429 for answer in denied
-    ]
-    assert sum(answer.code == 429 for answer in denied) == 7
 
 
 async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:

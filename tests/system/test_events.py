@@ -256,29 +256,6 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
     assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionBlocked", shown)
 
 
-async def test_a_refusal_costs_a_counter(real: RealStage, tmp_path: Path) -> None:
-    """Without permission the exporter tries to write each Event once, and counts the refusal."""
-    namespace = await real.make_namespace()
-    login = await a_reporter(real.cluster, namespace)
-    names = [f"db{n}" for n in range(3)]
-    for name in names:
-        await real.admin.create(VMIS, cooling(name, namespace))
-
-    async with program(tmp_path, "--kubeconfig", login, config=ON) as exporter:
-        await exporter.ready()
-        for name in names:
-            await exporter.until_verdict(namespace, name, "preEviction", "cooldown")
-            assert not (await exporter.verdict(namespace, name))["allowed"]
-        await until_counted(exporter, BLOCKED, EventOutcome.REJECTED, 3)
-        for name in names:
-            assert not (await exporter.verdict(namespace, name))["allowed"]
-        assert await exporter.end() == 0
-        (line,) = exporter.events("event_not_written")
-
-    assert "cannot create resource" in line["why"]
-    assert await events(real.admin, namespace) == []
-
-
 async def test_by_default_there_are_none(real: RealStage, tmp_path: Path) -> None:
     """Without the setting no Event is written, and the metric is absent."""
     namespace = await real.make_namespace()

@@ -1,4 +1,4 @@
-"""Fuzz tests of the API, from its OpenAPI document, and of the parser, with changed bytes."""
+"""Fuzz tests of the API, from its OpenAPI document, and of hostile objects and broken watches."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from tests.cluster import VMIS, poll, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
-from tests.unit.kube.objects.test_kubevirt import WHOLE, attempt, raw
+from tests.unit.kube.objects.test_kubevirt import raw
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -54,65 +54,6 @@ async def test_the_api_keeps_its_own_document(
     assert asked >= at_least
     assert not any(failed)
     prove(f"schemathesis: {asked:.0f} requests, no 5xx, no answer against the schema")
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        pytest.param(20_000, id="small"),
-        pytest.param(1_000_000, id="soak", marks=[SOAK, pytest.mark.timeout(7000)]),
-    ],
-)
-def test_a_byte_mutator(inputs: int, prove: Prove) -> None:
-    """The parser raises only `InvalidObject` for objects with changed bytes."""
-    rng = random.Random(8)
-    bodies = {resource: raw(value) for resource, value in WHOLE.items()}
-    read = 0
-    for _ in range(inputs):
-        resource = rng.choice(list(bodies))
-        read += bool(attempt(resource, mutate(rng, bodies[resource])))
-    assert 0 < read < inputs
-    prove(f"byte mutator: {inputs} inputs, {read} of them still objects; only refusals were raised")
-
-
-def mutate(rng: random.Random, body: bytes) -> bytes:
-    """A body with one to six changes."""
-    line = bytearray(body)
-    for _ in range(rng.randint(1, 6)):
-        at = rng.randrange(len(line) + 1)
-        match rng.randrange(6):
-            case 0 if at < len(line):
-                line[at] = rng.randrange(256)
-            case 1:
-                line.insert(at, rng.randrange(256))
-            case 2:
-                del line[at : at + rng.randint(1, 30)]
-            case 3:
-                line[at:at] = line[at : at + rng.randint(1, 200)]
-            case 4:
-                line[at:at] = rng.choice(SPOILERS)
-            case _:
-                line[:] = line[: max(1, at)]
-    return bytes(line)
-
-
-SPOILERS = (
-    b"null",
-    b"[]",
-    b"{}",
-    b"-0",
-    b"1e999",
-    b"9" * 400,
-    b'"\\ud800"',
-    b'"\\u0000"',
-    b"[" * 200,
-    b'{"a":' * 200,
-    b"\xff\xfe",
-    b"\r\n",
-    b'","',
-    b"NaN",
-    b"true",
-)
 
 
 def hostile() -> dict[str, dict[str, Any]]:

@@ -29,18 +29,6 @@ LISTED = {
 }
 
 
-async def test_a_nested_shard_in_a_file(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """It is damage: counted, and the exporter is ready."""
-    path = tmp_path / "history"
-    path.write_bytes(NESTED_SHARD)
-    login = open_kubeconfig(tmp_path / "login", simulated.url)
-    config = {"history": f"file:{path}"}
-    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-        await exporter.ready()
-        await until_fault(exporter, "damaged")
-        assert await exporter.end() == 0
-
-
 @pytest.mark.parametrize("body", [NESTED_JSON, INVALID_TEXT], ids=["nested", "utf-8"])
 async def test_malformed_answers_of_the_api_server(
     simulated: SimulatedStage, tmp_path: Path, body: bytes

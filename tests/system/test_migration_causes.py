@@ -1,4 +1,4 @@
-"""The line `migration_ended` for each cause that KubeVirt's own controllers can produce here."""
+"""The line `migration_ended` of migrations that KubeVirt's own controllers end or abort."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from exporter.demo import objects
 from tests.cluster import poll
 from tests.cluster.player import Fate
-from tests.cluster.resources import QUOTAS, VMIMS
+from tests.cluster.resources import VMIMS
 from tests.cluster.rig import Rig
 from tests.support.program import Program, program
 
@@ -106,47 +105,3 @@ async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any
         line = await stage.until_line("ended-aborted")
     quote(line)
     assert line[REASON] == "aborted"
-
-
-async def test_no_node_for_the_target(
-    stage: Stage, quote: Callable[[dict[str, Any]], None]
-) -> None:
-    """If no node fits the target pod, the logged reason of the migration is `unschedulable`."""
-    key = "ended-nowhere/db1"
-    async with stage.rig.vmi(key, "unschedulable", "succeeds"):
-        await stage.rig.evict(key)
-        await stage.rig.until(key, lambda scene: any(map(objects.is_unschedulable, scene.pods)))
-        await stage.exporter.until(
-            f"/v1/vmis/{key}",
-            lambda _, body: (body["evacuation"] or {}).get("state") == "target_unschedulable",
-        )
-        await stage.delete_migration("ended-nowhere")
-        line = await stage.until_line("ended-nowhere")
-    quote(line)
-    assert line[REASON] == "unschedulable"
-
-
-async def test_a_quota(stage: Stage, quote: Callable[[dict[str, Any]], None]) -> None:
-    """If a quota refuses the target pod, the logged reason of the migration is `quota`."""
-    key = "ended-quota/db1"
-    async with stage.rig.vmi(key, "succeeds"):
-        hard = {"hard": {"pods": "1"}}
-        await stage.rig.cluster.admin.create(
-            QUOTAS,
-            {
-                "apiVersion": "v1",
-                "kind": QUOTAS.kind,
-                "metadata": {"name": "one-pod", "namespace": "ended-quota"},
-                "spec": hard,
-                "status": hard | {"used": {"pods": "1"}},
-            },
-        )
-        await stage.rig.evict(key)
-        await stage.exporter.until(
-            f"/v1/vmis/{key}", lambda _, body: (body["evacuation"] or {}).get("state") == "quota"
-        )
-        await stage.delete_migration("ended-quota")
-        line = await stage.until_line("ended-quota")
-        await stage.rig.cluster.admin.delete(QUOTAS, "ended-quota", "one-pod")
-    quote(line)
-    assert line[REASON] == "quota"

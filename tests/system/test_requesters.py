@@ -172,21 +172,6 @@ async def test_each_evacuation_names_who_requested_it(stage: Stage, prove: Any) 
                 assert await until_requested(successor, key, requester["user"]) == requester
 
 
-async def test_the_demo_shows_a_requester(tmp_path: Path) -> None:
-    """The descheduler of the demo is named in the evacuations that it requests."""
-    async with program(tmp_path, "demo") as demo:
-        await demo.ready()
-
-        async def ask() -> set[str]:
-            _, body = await demo.get("/v1/evacuations")
-            found = [one["requestedBy"] for one in body["evacuations"]]
-            return {one["user"] for one in found if one is not None}
-
-        assert await poll(ask, what="a requester") == {
-            "system:serviceaccount:kube-system:descheduler-sa"
-        }
-
-
 @pytest.mark.parametrize(
     "evictions", [pytest.param(40, id="small"), pytest.param(1000, id="soak", marks=SOAK)]
 )

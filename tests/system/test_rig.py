@@ -113,43 +113,6 @@ def _held_by(condition: str) -> Callable[[Scene], object]:
     return lambda scene: scene.vmims and objects.is_true(scene.vmims[0], condition)
 
 
-async def test_a_vmi_runs_in_its_real_launcher_pod(rig: Rig) -> None:
-    """A VMI gets its launcher pod from virt-controller, and runs once this pod has started."""
-    async with rig.vmi("runs/db1", node="node-2") as scene:
-        (pod,) = scene.pods
-        assert pod["metadata"]["generateName"] == "virt-launcher-db1-"
-        assert objects.labels(pod)[objects.CREATED_BY] == scene.vmi["metadata"]["uid"]
-        assert objects.annotations(pod)[objects.EVICT_ONLY] == ""
-        assert (objects.node_of(pod), objects.phase(pod)) == ("node-2", "Running")
-        assert scene.vmi["spec"]["evictionStrategy"] == "LiveMigrate"
-        assert scene.vmi["status"]["nodeName"] == "node-2"
-        assert objects.is_true(scene.vmi, "LiveMigratable")
-        assert objects.is_true(scene.vmi, "Ready")
-
-
-async def test_a_user_cannot_write_what_a_virt_handler_writes(rig: Rig) -> None:
-    """KubeVirt's webhook restores the status of a VMI that an administrator has patched."""
-    async with rig.vmi("restored/db1"):
-        patch = {"evacuationNodeName": "node-1"}
-        patched = await rig.cluster.admin.merge_status(VMIS, "restored", "db1", patch)
-
-        assert "evacuationNodeName" not in patched["status"]
-
-
-async def test_a_virt_handler_writes_the_vmis_of_its_node_alone(rig: Rig) -> None:
-    """With the feature gate NodeRestriction, a virt-handler can write only VMIs of its node."""
-    key = "restricted/db1"
-    gates = {"featureGates": ["NodeRestriction"]}
-    async with rig.cluster.configured(developerConfiguration=gates), rig.vmi(key) as scene:
-        stranger = rig.player.handlers["node-3"]
-        with pytest.raises(ApiError, match="only allowed to modify VMIs it owns"):
-            await stranger.replace(VMIS, scene.vmi)
-        await rig.evict(key)
-        moved = await rig.until(key, _is_over)
-
-        assert moved.phases == ["Succeeded"]
-
-
 async def test_an_eviction_becomes_an_evacuation_that_succeeds(rig: Rig) -> None:
     """An eviction marks the VMI, KubeVirt migrates it, and the success clears the marker."""
     async with rig.vmi("moved/db1", "hangs"):

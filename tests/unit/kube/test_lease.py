@@ -1,6 +1,6 @@
 """The Lease's timing, on an event loop with simulated time.
 
-`tests/system/test_lease.py` shows a takeover on a real API server.
+`tests/chaos/test_replicas.py` shows takeovers on a real API server.
 """
 
 import asyncio
