@@ -41,7 +41,7 @@ _TESTS = {
     "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice",
     "engine/store/departures": "departures",
-    "engine/store/requesters": "requesters diagnosis",
+    "engine/store/requesters": "requesters diagnosis kube/migration_log",
     "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
     "engine/evacuations/drain": "drain node_drains nodes budgets taints",

@@ -22,12 +22,11 @@ from tests.support.builders import (
     a_state,
     a_store,
     a_vmi,
-    a_vmim,
     an_ended_vmim,
 )
 from tests.support.stored_history import finish
 from tests.support.stores import pending_changes, put, remove
-from tests.unit.engine.facts.test_evidence import an_attempt, marker_of, seen
+from tests.unit.engine.facts.test_evidence import an_attempt, marker_of
 from tests.unit.history.life import Life, answers_of
 
 
@@ -251,15 +250,6 @@ class TestEndsOfEvacuations:
 class TestMerging:
     """A stored history and the facts that are already known are merged, in either order."""
 
-    def test_a_stored_vmim_is_bound(self) -> None:
-        """A VMIM in the stored history belongs to its VMI, even if the VMIM is older."""
-        successor = a_successor(
-            shards(some_changes(a_moved_vmi())),
-            a_vmi(created=NOW),
-            a_vmim(created=NOW - 900, phase="Running", handed_off=True),
-        )
-        assert seen(successor.store).unfinished() is not None
-
     @pytest.mark.parametrize("late", [False, True], ids=["before-the-list", "after"])
     def test_a_request(self, *, late: bool) -> None:
         """A stored request keeps its time, and failures count even if their VMIMs are deleted."""
@@ -277,30 +267,6 @@ class TestMerging:
         assert marker.requested_at == marker_of(before.store).requested_at
         assert marker.failed_since_request() == 72
         assert len(marker.failed) == FAILURES_KEPT
-
-    @pytest.mark.parametrize(
-        "now",
-        [
-            pytest.param(a_vmi(evacuation_node="n2"), id="another-node"),
-            pytest.param(
-                a_vmi(evacuation_node="n1", eviction_requested_at=NOW + 4_000), id="asked-anew"
-            ),
-            pytest.param(
-                a_vmi(evacuation_node="n1", migration=a_state(uid="m9", start=None, end=NOW + 90)),
-                id="moved-and-back",
-            ),
-        ],
-    )
-    def test_another_evacuation(self, now: Vmi) -> None:
-        """Failures of an earlier evacuation do not count for the next one."""
-        before = some_changes(a_vmi(evacuation_node="n1"), *failures(range(4)))
-        later = a_store(now=NOW)
-        successor = pending_changes(later, WINDOW)
-        later.now = NOW + 5_000
-        take(successor, shards(before))
-        later.put(now)
-        assert marker_of(later).failed_since_request() == 0
-        assert marker_of(later).requested_at > NOW
 
     def test_nothing_new(self) -> None:
         """A stored history without news changes nothing and is not written again."""

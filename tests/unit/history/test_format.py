@@ -286,6 +286,8 @@ class TestDamage:
         """A shard is compressed harder if a ConfigMap could not hold it otherwise."""
         listed = [remembered(uid=str(UUID(int=number))) for number in range(50)]
         quick = sealed(*listed)
+        monkeypatch.setattr("exporter.history.format.LONGEST_SHARD", len(quick))
+        assert sealed(*listed) == quick
         monkeypatch.setattr("exporter.history.format.LONGEST_SHARD", len(quick) - 1)
         assert len(sealed(*listed)) < len(quick)
         assert read_shard(sealed(*listed)) == listed

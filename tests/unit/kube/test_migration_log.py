@@ -10,13 +10,21 @@ import structlog
 
 from exporter.counters import Counters
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import Outcome, Pod, Resource, Trigger, Vmi, Vmim
+from exporter.engine.facts.model import Outcome, Resource, Trigger
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
 from tests.cluster.polling import poll
-from tests.support.builders import NOW, Json, a_pod, a_vmi, a_vmim, an_ended_vmim
-from tests.support.objects import write_object
+from tests.support.builders import (
+    NOW,
+    Json,
+    a_pod_json,
+    a_state_json,
+    a_vmi_json,
+    a_vmim_json,
+    rfc3339,
+    transitions_json,
+)
 from tests.support.stores import ClockedStore
 
 
@@ -46,10 +54,15 @@ class Watcher:
         return {(trigger, why): n for (_, trigger, why), n in self.counters.migrations.items()}
 
 
-def write(fact: Vmi | Vmim | Pod) -> tuple[Resource, Json]:
-    """An object with this fact, and its resource."""
-    kinds = {Vmi: Resource.VMIS, Vmim: Resource.VMIMS, Pod: Resource.PODS}
-    return kinds[type(fact)], write_object(fact)
+def a_succeeded_vmim_json(at: float = NOW, **overrides: Any) -> Json:
+    """A VMIM of db1 that KubeVirt finished at this time, with its copy of `migrationState`."""
+    phases = transitions_json(Scheduled=at - 300, Running=at - 300, Succeeded=at)
+    return a_vmim_json(
+        phase="Succeeded",
+        migrationState=a_state_json(),
+        phaseTransitionTimestamps=phases,
+        **overrides,
+    )
 
 
 def read_recording(name: str) -> list[tuple[Resource, Json]]:
@@ -136,19 +149,15 @@ def test_a_line_has_the_names_of_kubevirt_s_own_records(
 async def test_a_line_names_who_asked_for_a_migration(*, is_handed_off: bool) -> None:
     """The user is the one who made the VMIM, also if it failed before its hand-off."""
     watcher = Watcher()
-    made = a_vmim(
+    made = a_vmim_json(
+        metadata={"annotations": {"kubevirt.io/last-modified-by": "alice"}},
         phase="Failed",
-        finished=True,
-        handed_off=is_handed_off,
-        finished_at=NOW,
-        end=NOW if is_handed_off else None,
-        outcome=Outcome.FAILED,
+        migrationState=a_state_json(failed=True) if is_handed_off else None,
+        phaseTransitionTimestamps=transitions_json(Failed=NOW),
     )
-    written = write_object(made)
-    written["metadata"]["annotations"] = {"kubevirt.io/last-modified-by": "alice"}
     with structlog.testing.capture_logs() as lines:
-        watcher.see(Resource.VMIS, write_object(a_vmi()))
-        watcher.see(Resource.VMIMS, written)
+        watcher.see(Resource.VMIS, a_vmi_json())
+        watcher.see(Resource.VMIMS, made)
     (line,) = lines
     assert line["user.name"] == "alice"
 
@@ -157,19 +166,19 @@ async def test_a_line_names_who_asked_for_an_evacuation() -> None:
     """The user whose eviction the webhook saw is named, also when the evacuation is over."""
     watcher = Watcher()
     watcher.store.now = NOW - 300.0
-    for fact in (a_vmi(), a_pod()):
-        watcher.see(*write(fact))
+    watcher.see(Resource.VMIS, a_vmi_json())
+    watcher.see(Resource.PODS, a_pod_json())
     watcher.store.apply(EvictionAdmitted("shop", "virt-launcher-db1-x", "bob"), NOW - 130.0)
     watcher.store.now = NOW - 129.0
-    made: Json = {"evacuates": "n1", "trigger": Trigger.EVACUATION, "handed_off": True}
+    made: Json = {"annotations": {"kubevirt.io/evacuationMigration": "n1"}}
     with structlog.testing.capture_logs() as lines:
-        for one in (
-            a_vmi(evacuation_node="n1"),
-            a_vmim(phase="Scheduled", **made),
-            a_vmi(node="n2"),
-            an_ended_vmim(**made),
+        for resource, found in (
+            (Resource.VMIS, a_vmi_json(evacuationNodeName="n1")),
+            (Resource.VMIMS, a_vmim_json(phase="Scheduled", metadata=made)),
+            (Resource.VMIS, a_vmi_json(nodeName="n2")),
+            (Resource.VMIMS, a_succeeded_vmim_json(metadata=made)),
         ):
-            watcher.see(*write(one))
+            watcher.see(resource, found)
     (line,) = (one for one in lines if one["event"] == "migration_ended")
     assert line["user.name"] == "bob"
 
@@ -209,14 +218,15 @@ async def test_a_migration_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize("ahead", [-120.0, 0.0, 120.0])
-@pytest.mark.parametrize(("finished_at", "count"), [(970.0, 0), (1030.0, 1)])
+@pytest.mark.parametrize(("finished_at", "count"), [(-30.0, 0), (30.0, 1)])
 async def test_a_restart_counts_each_migration_once(
     ahead: float, finished_at: float, count: int
 ) -> None:
     """Whether it ended before our start is decided by the VMIM's time, not by a node's clock."""
-    vmim = an_ended_vmim(finished_at=finished_at, start=finished_at - 300, end=finished_at + ahead)
-    watcher = Watcher(started_at=1000.0)
-    watcher.see(*write(vmim))
+    vmim = a_succeeded_vmim_json(NOW + finished_at)
+    vmim["status"]["migrationState"]["endTimestamp"] = rfc3339(NOW + finished_at + ahead)
+    watcher = Watcher(started_at=NOW)
+    watcher.see(Resource.VMIMS, vmim)
     assert sum(watcher.counters.migrations.values()) == count
 
 
@@ -245,12 +255,13 @@ async def test_a_record_waits_for_the_copied_state(
 async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
     """A workload update counts as a hotplug if the VMI had a hotplug condition."""
     watcher = Watcher()
-    update = Trigger.WORKLOAD_UPDATE
-    for resource, fact in (
-        (Resource.VMIS, a_vmi(hotplugs=True)),
-        (Resource.VMIMS, a_vmim(phase="Running", handed_off=True, trigger=update)),
-        (Resource.VMIS, a_vmi()),
-        (Resource.VMIMS, an_ended_vmim(trigger=update)),
+    update: Json = {"annotations": {"kubevirt.io/workloadUpdateMigration": ""}}
+    hotplug = [{"type": "HotVCPUChange", "status": "True"}]
+    for resource, found in (
+        (Resource.VMIS, a_vmi_json(conditions=hotplug)),
+        (Resource.VMIMS, a_vmim_json(phase="Running", metadata=update)),
+        (Resource.VMIS, a_vmi_json()),
+        (Resource.VMIMS, a_succeeded_vmim_json(metadata=update)),
     ):
-        watcher.see(resource, write_object(fact))
+        watcher.see(resource, found)
     assert watcher.count() == {("hotplug", "none"): 1}

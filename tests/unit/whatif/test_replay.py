@@ -14,7 +14,6 @@ from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.facts.model import (
     EndReason,
     Fact,
-    KubeVirtSettings,
     MigrationState,
     Outcome,
     Pod,
@@ -24,7 +23,7 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.facts.policy import Override, Policy, Reason, StuckPolicy
+from exporter.engine.facts.policy import Override, Policy, Reason
 from exporter.engine.facts.states import State
 from exporter.whatif.account import (
     BUILTIN,
@@ -189,23 +188,6 @@ class TestEvictions:
         assert ours.migrations.reasons == seen
         assert none.migrations.reasons == seen | {EndReason.OTHER: 1}
 
-    def test_attempts_without_a_uid_are_counted_each(self, tale: Tale) -> None:
-        """Each attempt without a UID is counted."""
-        failed = {"phase": "Failed", "finished": True, "outcome": Outcome.FAILED}
-        for name in ("first", "second"):
-            waiting = a_vmim(name=name, uid="", created=NOW + MINUTE)
-            tale.tell(MINUTE, waiting, Kind.ADDED)
-            tale.tell(2 * MINUTE, replace(waiting, **failed))
-        uid = tale.vmis[NAME].uid
-        target = a_pod(name="target", vmi_uid=uid, migration_uid="late", unschedulable=True)
-        tale.tell(3 * MINUTE, target, Kind.ADDED)
-        tale.tell(4 * MINUTE, replace(target, unschedulable=False, scheduled=True))
-        late = a_vmim(name="late", uid="late", created=NOW + 3 * MINUTE)
-        tale.tell(3 * MINUTE, late, Kind.ADDED)
-        tale.tell(5 * MINUTE, replace(late, **failed))
-
-        assert tale.account(HOUR).migrations.reasons == {EndReason.OTHER: 3}
-
     def test_a_later_reason_replaces_the_first_one(self, tale: Tale) -> None:
         """If the reason of a failed attempt changes, only the last reason is counted and listed."""
         waiting = a_vmim(name="late", uid="late", created=NOW + MINUTE)
@@ -246,31 +228,6 @@ class TestEvictions:
         assert (account.blocked[Reason.POLICY], account.others) == (1, 1)
         assert (account.touched["no"].allowed, account.touched["no"].blocked) == (0, 1)
         assert account.migrations.ended == 1
-
-    def test_an_update_of_kubevirt_refuses_all(self, tale: Tale) -> None:
-        """With the guard `platformUpdate` all evictions are blocked while KubeVirt is updated."""
-        updating = KubeVirtSettings(updating=True)
-        tale.events.append(Recorded(NOW + 5, Kind.ADDED, Resource.KUBEVIRTS, updating))
-        tale.evict(10)
-        done = KubeVirtSettings()
-        tale.events.append(Recorded(NOW + HOUR, Kind.MODIFIED, Resource.KUBEVIRTS, done))
-        tale.evict(HOUR + MINUTE)
-        guarded = Contender(name="own", policy=Policy(guard_platform_update=True))
-        ours, own = tale.played(2 * HOUR, OURS, guarded).accounts
-
-        assert (ours.allowed, own.allowed) == (2, 1)
-        assert own.blocked == {Reason.PLATFORM_UPDATE: 1}
-
-    def test_a_blocked_eviction_counts_towards_no_cooldown(self, tale: Tale) -> None:
-        """A blocked eviction starts no cooldown."""
-        tale.evict(10)
-        for minutes in (5, 9, 13):
-            tale.evict(minutes * MINUTE)
-        tale.evict(20 * MINUTE)
-        account = tale.account(HOUR)
-
-        assert (account.allowed, account.blocked) == (2, {Reason.COOLDOWN: 3})
-        assert account.migrations.ended == 2
 
     def test_the_first_list_has_no_evictions(self, tale: Tale) -> None:
         """Evacuations that are in the first list are not counted as evictions."""
@@ -385,16 +342,6 @@ class TestEvictions:
         assert ours.blocked == {Reason.MIGRATION_IN_PROGRESS: 1}
         assert reference.blocked == {}
 
-    def test_two_vmims_with_one_uid_are_no_failure(self, tale: Tale) -> None:
-        """Two VMIMs with the same UID, which no real cluster has, are no error."""
-        for name in ("one", "two"):
-            tale.tell(10, a_vmim(name=name, uid="same", vmi_name=NAME), Kind.ADDED)
-        for name in ("one", "two"):
-            tale.delete(20, Resource.VMIMS, name, "same")
-        tale.evict(30)
-
-        assert tale.account(HOUR).allowed == 1
-
     def test_a_recreated_vm_starts_clean(self, tale: Tale) -> None:
         """A recreated VM has no cooldown and no refusal from the deleted VM."""
         tale.evict(10)
@@ -498,17 +445,6 @@ class TestStuck:
         assert one.ended_at is None
         assert one.stuck_by == (Cause.AGE,)
 
-    def test_without_a_condition_its_request_is_the_creation_of_its_first_vmim(
-        self, tale: Tale
-    ) -> None:
-        """Without EvictionRequested the time of the request is the creation of the first VMIM."""
-        tale.change(10, evacuation_node="n1")
-        vmim = a_vmim(created=NOW + 5, evacuates="n1", trigger=Trigger.EVACUATION)
-        tale.tell(12, vmim, Kind.ADDED)
-        (one,) = tale.account(2 * HOUR).stuck.longest
-
-        assert (one.requested_at, one.stuck_at) == (NOW + 5, NOW + 5 + 1800)
-
     def test_its_state_is_from_when_the_alert_fires(self, tale: Tale) -> None:
         """A stuck evacuation is counted by its state when the alert fires."""
         tale.mark(10)
@@ -557,25 +493,6 @@ class TestStuck:
         assert (stuck.found, stuck.alerted) == (1, 0)
         assert stuck.longest[0].alerted_at is None
 
-    def test_a_migration_is_stuck_after_its_timeout(self, tale: Tale) -> None:
-        """A migration is stuck after `stuck.migrationTimeout` without any event."""
-        tale.mark(10)
-        tale.change(60, migration=MigrationState(uid="m", start=NOW + 60))
-        (one,) = tale.account(4 * HOUR).stuck.longest
-
-        assert one.stuck_at == NOW + 60 + 7200
-        assert one.state is State.MIGRATION_STALLED
-
-    def test_external_is_stuck_only_with_a_limit(self, tale: Tale) -> None:
-        """Without `stuck.external` an External evacuation is never stuck."""
-        impatient = Contender(name="impatient", stuck=StuckPolicy(external=HOUR))
-        tale.change(5, eviction_strategy="External")
-        tale.mark(10)
-        ours, other = tale.played(3 * HOUR, OURS, impatient).accounts
-
-        assert (ours.stuck.found, other.stuck.found) == (0, 1)
-        assert other.stuck.longest[0].stuck_at == NOW + 10 + HOUR
-
     def test_the_longest_are_listed_and_all_are_counted(self) -> None:
         """Only the longest stuck evacuations are listed, but all are counted."""
         names = [f"vm{number:03}" for number in range(150)]
@@ -610,18 +527,6 @@ class TestSums:
         assert len(timeline.bins) <= MAX_BINS
         assert sum(timeline.bins) == pytest.approx(5000 + 1000 * HOUR - 10)
         assert timeline.bins[0] == pytest.approx(timeline.width / HOUR + timeline.width - 10, 0.01)
-
-
-@pytest.mark.parametrize("contender", BUILTIN.values(), ids=lambda one: str(one.name))
-def test_equal_events_give_equal_answers(contender: Contender) -> None:
-    """A policy gets equal results for equal events, with or without other policies."""
-    tale = Tale("a", "b")
-    for number in range(6):
-        tale.evict(number * 7 * MINUTE + 10, "ab"[number % 2], fails=number == 3)
-    beside = tale.played(2 * HOUR, *BUILTIN.values()).accounts
-
-    assert tale.account(2 * HOUR, contender) == tale.account(2 * HOUR, contender)
-    assert tale.account(2 * HOUR, contender) in beside
 
 
 STEPS = ("mark", "cancel", "succeed", "fail", "by hand", "drain", "recreate", "forget")
@@ -742,7 +647,7 @@ def endless(events: int, vms: int = 50) -> Iterator[Recorded]:
 @pytest.mark.parametrize(
     ("few", "many"),
     [
-        pytest.param(4_000, 40_000, id="small"),
+        pytest.param(2_000, 20_000, id="small"),
         pytest.param(
             200_000, 2_000_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
         ),

@@ -662,13 +662,6 @@ class TestContact:
         assert (diagnosis(gone).state, diagnosis(gone).stuck) == (State.STALE_MARKER, stuck)
 
 
-def test_what_dead_vmims_showed_is_no_state() -> None:
-    """While the watch of VMIMs is dead the state is unknown."""
-    evidence = an_evacuation(vmims=(a_vmim(evacuates="n1"),))
-    assert diagnosis(evidence).state is not State.UNKNOWN
-    assert diagnosis(evidence, dead=Resource.VMIMS).state is State.UNKNOWN
-
-
 class TestDivergence:
     """An evacuation has diverged if the VMI's pod lacks the descheduler's annotation."""
 

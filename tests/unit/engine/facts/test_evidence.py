@@ -77,12 +77,6 @@ def an_attempt(number: int, *, created: float | None, failed_at: float | None = 
 class TestRequest:
     """The time at which the evacuation was requested."""
 
-    def test_condition(self) -> None:
-        """The request dates from the transition of the condition EvictionRequested."""
-        store = a_store(a_vmi(evacuation_node="n1", eviction_requested_at=NOW - 500))
-        store.put(an_attempt(1, created=NOW - 900))
-        assert marker_of(store).requested_at == NOW - 500
-
     @pytest.mark.parametrize("vmi_first", [True, False], ids=["vmi-first", "vmims-first"])
     def test_oldest_attempt(self, *, vmi_first: bool) -> None:
         """Without the condition (before KubeVirt 1.7) the request dates from its oldest attempt."""
@@ -487,12 +481,6 @@ class TestMarker:
         knows_not = Remembered(uid=UID, namespace=NAMESPACE)
         assert knows.join(knows_not) == knows_not.join(knows) == knows
 
-    def test_the_success_that_it_began_after(self) -> None:
-        """A success before an evacuation does not end that evacuation."""
-        marker, vmi = a_marker(not_before=150.0), a_vmi(evacuation_node="n1")
-        assert not marker.is_over(vmi, 150.0)
-        assert marker.is_over(vmi, 150.5)
-
     def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
         """A snapshot of the marker and the history does not change later."""
         marker = a_marker()
@@ -627,14 +615,6 @@ class TestLoad:
         if blind != "limits":
             store.put(KubeVirtSettings())
         assert store.load() is None
-
-    def test_seen_later(self) -> None:
-        """As soon as VMIMs may be watched, the number of migrations is known."""
-        store = a_store(KubeVirtSettings())
-        store.hide(Resource.VMIMS)
-        assert store.load() is None
-        store.hide()
-        assert store.load() == Load(0, {}, MigrationLimits())
 
 
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:

@@ -201,13 +201,6 @@ class TestRestart:
         store.put(MOVED)
         assert [(end.outcome, end.duration) for end in ends] == [(EvacuationOutcome.SUCCEEDED, 570)]
 
-    def test_its_end_is_stored(self) -> None:
-        """An end that is stored is not noted again."""
-        store, ends = self.successor(reads_past=True)
-        store.put(MOVED)
-        store.forget(UID, is_gone=True)
-        assert ends == []
-
     def test_another_one_follows(self) -> None:
         """If the VMI is evacuated again after the restart, the stored evacuation has ended."""
         store, ends = self.successor()

@@ -9,16 +9,13 @@ from exporter.engine.evacuations.drain import (
     read_conditions,
 )
 from exporter.engine.facts.model import (
-    DRAIN_TAINT,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
     Mobility,
-    Node,
     Outcome,
     Priority,
     Resource,
-    Taint,
     Vmi,
 )
 from exporter.engine.facts.policy import StuckPolicy
@@ -128,17 +125,6 @@ def test_a_drain_begins_with_the_cordon() -> None:
     drain = drain_of(store)
     assert (drain.since, drain.asked, drain.left, drain.remaining) == (NOW - 900.0, 4, 2, 2)
     assert drain.last_left_at == NOW
-
-
-def test_a_taint_begins_a_drain_too() -> None:
-    """The drain of a tainted node begins when the taint was added."""
-    taint = Taint(DRAIN_TAINT, NOW - 900.0)
-    fields = {"eviction_strategy": "LiveMigrate"}
-    store = a_store(
-        Node(name="n1", taints=(taint,)), a_movable(1, **fields), a_movable(2, **fields)
-    )
-    drain = drain_of(store)
-    assert (drain.since, drain.asked, drain.remaining) == (NOW - 900.0, 2, 2)
 
 
 def test_a_vm_that_comes_back_and_leaves_again_is_one() -> None:

@@ -1,9 +1,11 @@
 """Which reasons the store holds for a VMI, for how long, and in which order."""
 
+from itertools import permutations
+
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.facts.model import Fact, Resource, Why, WhySource
+from exporter.engine.facts.model import Fact, Resource, Vmi, Why, WhySource
 from tests.support.builders import NOW, a_pod, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore
 
@@ -115,31 +117,27 @@ def test_the_reasons_of_a_user_s_move_end_with_its_success(store: ClockedStore) 
     assert (reasons(store), count_reasons(store)) == ((), 0)
 
 
-def test_whatever_comes_first(store: ClockedStore) -> None:
-    """Reasons of VMIMs and pods that were read before the VMI are listed too."""
-    put(store, TARGET, FULL)
-    put(store, FAILED, FAILURE)
-    put(store, EVACUATING)
-    assert reasons(store) == (FAILURE, FULL)
-
-    late = a_store(a_vmi())
-    put(late, WAITING)
-    put(late, TARGET, FULL)
-    put(late, EVACUATING)
-    assert reasons(late) == (FULL,)
-
-
-def test_a_target_pod_may_be_read_first(store: ClockedStore) -> None:
-    """The reasons of a target pod are kept if it was read before its VMIM or before its VMI."""
-    put(store, a_vmi())
-    put(store, TARGET, FULL)
-    put(store, a_vmim())
+@pytest.mark.parametrize("vmi", [EVACUATING, a_vmi()], ids=["evacuating", "moved-by-its-user"])
+@pytest.mark.parametrize("order", list(permutations("imp")), ids="".join)
+def test_whatever_comes_first(store: ClockedStore, vmi: Vmi, order: tuple[str, ...]) -> None:
+    """Reasons do not depend on the order in which VMI, VMIM and target pod are read."""
+    for kind in order:
+        match kind:
+            case "i":
+                put(store, vmi)
+            case "m":
+                put(store, a_vmim())
+            case _:
+                put(store, TARGET, FULL)
     assert reasons(store) == (FULL,)
 
-    early = a_store()
-    put(early, replace(TARGET, phase="Failed"), PULL)
-    put(early, EVACUATING)
-    assert reasons(early) == (PULL,)
+
+def test_what_has_ended_may_be_read_before_its_vmi(store: ClockedStore) -> None:
+    """A failed VMIM and its target pod give reasons to a VMI that is read later."""
+    put(store, replace(TARGET, phase="Failed"), PULL)
+    put(store, FAILED, FAILURE)
+    put(store, EVACUATING)
+    assert reasons(store) == (PULL, FAILURE)
 
 
 def test_the_finished_pod_of_an_idle_vmi_gives_none(store: ClockedStore) -> None:

@@ -270,16 +270,6 @@ class TestNodesNotSeen:
         """Only recent attempts to evacuate the VM's present node count."""
         assert diagnose(self.a_blind_store(a_movable(), vmim)) is None
 
-    def test_it_ends_some_time_after_the_newest_attempt(self) -> None:
-        """Ten minutes after the newest attempt has ended, it is over, and stays over."""
-        store = self.a_blind_store(a_movable(), an_attempt(1, created=NOW - 60.0))
-        for at, is_open in ((NOW + 599.0, True), (NOW + 600.0, False)):
-            store.now = at
-            assert (diagnose(store) is not None) is is_open
-        assert [*store.evacuating()]
-        store.put(a_pod(name="other", uid="other", vmi_uid="other"))
-        assert not [*store.evacuating()]
-
     def test_several_end_one_after_the_other(self) -> None:
         """Each evacuation ends at its own time, and one by an eviction goes on."""
         store = self.a_blind_store(
@@ -327,13 +317,6 @@ class TestNodesNotSeen:
         )
         assert diagnose(store) is not None
         store.put(a_movable())
-        assert diagnose(store) is None
-
-    def test_nodes_that_become_visible_decide(self) -> None:
-        """Once nodes are seen, only the taint counts."""
-        store = self.a_blind_store(a_movable(), an_attempt(1, created=NOW - 60.0, phase="Pending"))
-        assert diagnose(store) is not None
-        store.hide()
         assert diagnose(store) is None
 
 

@@ -500,13 +500,6 @@ def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, s
     assert verdicts(some_evidence(**facts), policy) == reasons
 
 
-def test_an_update_that_cannot_be_seen_does_not_block() -> None:
-    """While KubeVirt objects cannot be watched, an update of KubeVirt does not block."""
-    unseen = NamespaceTrust(dead=frozenset({Resource.KUBEVIRTS}))
-    evidence = some_evidence(platform_updating=True, trust=unseen)
-    assert decide(evidence, a_policy(guard_platform_update=True), NOW).allowed
-
-
 def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
     """The cooldown of a VM with an override has the floor of that override."""
     own = Override(name="db", policy=a_policy(migration_cooldown=7200.0))

@@ -58,7 +58,7 @@ from tests.support.builders import (
     rfc3339,
     transitions_json,
 )
-from tests.support.objects import write_object
+from tests.support.sizes import soaked
 
 
 DEEP = b"[" * 100_000
@@ -742,6 +742,7 @@ def test_every_wrong_type_in_every_place(resource: Resource) -> None:
             assert len(facts) in (0, 4)
 
 
+@soaked(100_000)
 @given(seed=st.integers(0, 2**32), resource=st.sampled_from(sorted(WHOLE)))
 def test_mutated_objects(seed: int, resource: Resource) -> None:
     """Several wrong values or changed bytes raise only `InvalidObject`."""
@@ -896,138 +897,6 @@ def test_any_chunking_gives_the_same_lines(
         got += complete
     assert got == [line for line in lines if line.strip()]
     assert rest == tail
-
-
-INSTANTS = st.sampled_from(
-    [None, "", "soon", rfc3339(NOW), rfc3339(NOW - 5), "2026-01-05T10:00:00.25Z"]
-)
-UIDS = st.sampled_from([None, "", "m1", "m2"])
-STATES = st.none() | st.fixed_dictionaries(
-    {},
-    optional={
-        "migrationUid": UIDS,
-        "startTimestamp": INSTANTS,
-        "endTimestamp": INSTANTS,
-        "completed": st.booleans(),
-        "failed": st.booleans(),
-        "mode": st.sampled_from(["", "PreCopy", "PostCopy"]),
-        "sourceNode": st.sampled_from(["", "n1"]),
-        "sourceState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
-        "targetState": st.none() | st.fixed_dictionaries({"migrationUID": UIDS}),
-    },
-)
-
-
-def conditions(*kinds: str) -> st.SearchStrategy[list[Json]]:
-    """Up to three of these conditions, each true or false."""
-    one = st.fixed_dictionaries(
-        {
-            "type": st.sampled_from(kinds),
-            "status": st.sampled_from(["True", "False"]),
-            "lastTransitionTime": INSTANTS,
-        }
-    )
-    return st.lists(one, max_size=3)
-
-
-VMI_OBJECTS = st.fixed_dictionaries(
-    {
-        "metadata": st.fixed_dictionaries(
-            {"name": st.just(NAME), "uid": st.just(UID), "creationTimestamp": INSTANTS},
-            optional={
-                "namespace": st.just(NAMESPACE),
-                "annotations": st.just({"kubevirt.io/eviction-source": "descheduler"}),
-            },
-        ),
-        "spec": st.fixed_dictionaries({}, optional={"evictionStrategy": st.just("External")}),
-        "status": st.fixed_dictionaries(
-            {
-                "migrationState": STATES,
-                "conditions": conditions("LiveMigratable", "EvictionRequested"),
-            },
-            optional={
-                "phase": st.sampled_from(["Running", "Failed"]),
-                "nodeName": st.just("n1"),
-                "evacuationNodeName": st.just("n1"),
-            },
-        ),
-    }
-)
-PHASES = ["", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed"]
-VMIM_OBJECTS = st.fixed_dictionaries(
-    {
-        "metadata": st.fixed_dictionaries(
-            {"name": st.just("mig"), "creationTimestamp": INSTANTS},
-            optional={
-                "uid": UIDS,
-                "deletionTimestamp": INSTANTS,
-                "annotations": st.sampled_from(
-                    [
-                        {},
-                        {"kubevirt.io/evacuationMigration": "n1"},
-                        {"kubevirt.io/evacuationMigration": ""},
-                        {"kubevirt.io/workloadUpdateMigration": ""},
-                    ]
-                ),
-            },
-        ),
-        "spec": st.fixed_dictionaries(
-            {"vmiName": st.just(NAME)},
-            optional={"priority": st.sampled_from(["system-critical", "user-triggered"])},
-        ),
-        "status": st.fixed_dictionaries(
-            {
-                "phase": st.sampled_from(PHASES),
-                "migrationState": STATES,
-                "phaseTransitionTimestamps": st.lists(
-                    st.fixed_dictionaries(
-                        {
-                            "phase": st.sampled_from(PHASES),
-                            "phaseTransitionTimestamp": INSTANTS,
-                        }
-                    ),
-                    max_size=4,
-                ),
-                "conditions": conditions(
-                    "migrationAbortRequested",
-                    "migrationRejectedByResourceQuota",
-                    "migrationBlockedByBackup",
-                ),
-            }
-        ),
-    }
-)
-
-
-WRITTEN = {"vmi": (Resource.VMIS, VMI_OBJECTS), "vmim": (Resource.VMIMS, VMIM_OBJECTS)}
-
-
-@pytest.mark.parametrize(("resource", "objects"), WRITTEN.values(), ids=WRITTEN)
-@given(data=st.data())
-def test_a_fact_is_written_so_that_the_same_is_read(
-    resource: Resource, objects: st.SearchStrategy[Json], data: st.DataObject
-) -> None:
-    """A VMI or VMIM that is written and read again gives the same fact."""
-    fact = read(resource, data.draw(objects))
-
-    assert read(resource, write_object(fact)) == fact
-
-
-@pytest.mark.parametrize("ready", ["True", "False", None])
-@pytest.mark.parametrize("scheduled", ["True", "False", None])
-def test_a_pod_is_written_so_that_the_same_is_read(
-    ready: str | None, scheduled: str | None
-) -> None:
-    """A pod that is written and read again gives the same fact, except for its labels."""
-    made = a_pod_json()
-    made["status"]["conditions"] = [
-        {"type": kind, "status": status}
-        for kind, status in (("Ready", ready), ("PodScheduled", scheduled))
-        if status is not None
-    ]
-    fact = read_pod(made)
-
-    assert read_pod(write_object(fact)) == replace(fact, labels=())
 
 
 @pytest.mark.parametrize(
