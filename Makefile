@@ -58,8 +58,8 @@ test: needs-python $(DEVELOPMENT)
 	    $(MAKE) --no-print-directory tools
 	SOAK= $(PYTEST) -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
-# Runs the tests that need no real server, no browser and no Go, except the simulated weeks. Use it
-# while you edit code.
+# Runs the tests of units and documents that need no real server, no browser and no Go, except those
+# of simulated weeks and replays. Use it while you edit code.
 quick: needs-python $(QUICK)
 	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile --ignore tests/unit/demo/test_week.py \
 	    --ignore tests/unit/whatif/test_replay.py $(or $(TESTS),tests/unit tests/docs tests/support)

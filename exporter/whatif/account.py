@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.diagnosis import Cause
 from exporter.engine.facts.model import EndReason, Instant, Seconds
-from exporter.engine.facts.policy import Policy, Reason, StuckPolicy
+from exporter.engine.facts.policy import Policy, PolicyValues, Reason, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 
@@ -37,13 +37,12 @@ class Contender(Struct, frozen=True, kw_only=True):
     restarts_every: Seconds = 0.0
 
 
+_UNGUARDED = replace(
+    Policy(),
+    **{name: False for name in PolicyValues.__struct_fields__ if name.startswith("guard_")},
+)
 _REFERENCE = Contender(
-    name="reference",
-    policy=Policy(
-        migration_history_window=172_800.0,
-        guard_pending_migrations=False,
-        guard_evacuations=False,
-    ),
+    name="reference", policy=replace(_UNGUARDED, migration_history_window=172_800.0)
 )
 BUILTIN: Mapping[str, Contender] = {
     contender.name: contender
@@ -54,13 +53,12 @@ BUILTIN: Mapping[str, Contender] = {
         Contender(name="recommended", policy=Policy(migration_history_window=172_800.0)),
         Contender(
             name="none",
-            policy=Policy(
+            policy=replace(
+                _UNGUARDED,
                 migration_cooldown=0.0,
                 # Not 0: without a cap, a cooldown lasts at least as long as its migration.
                 max_migration_cooldown=1e-9,
                 migration_history_window=0.0,
-                guard_pending_migrations=False,
-                guard_evacuations=False,
             ),
         ),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from exporter.engine.facts.policy import Reason
 from exporter.metrics.families import FAMILIES
 from exporter.settings import Settings
 from tests.alerts.fleet import alerts_of, is_firing, pair_cases
@@ -80,6 +81,21 @@ def write(path: Path, document: object) -> Path:
 def cases() -> list[dict[str, Any]]:
     """Every promtool case."""
     return [case for path in CASES for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+def test_each_reason_counts_in_the_share_of_cooling_vms_or_is_left_out() -> None:
+    """KubeVirtNodeCannotBeRelieved leaves out VMs that the descheduler cannot move anyway.
+
+    A new reason must be in one of the two sets.
+    """
+    counted = {Reason.COOLDOWN, Reason.EVACUATION_IN_PROGRESS, Reason.PLATFORM_UPDATE}
+    share = next(
+        rule["expr"]
+        for rule in all_rules(load_groups())
+        if rule.get("record") == "node:descheduler_kubevirt_vmis_cooldown_ratio:max"
+    )
+    (left_out,) = re.findall(r'verdict!~"(.*)"', share)
+    assert {*left_out.split("|"), *counted} == set(Reason), "say which of the two holds"
 
 
 def test_promtool_accepts_the_rules() -> None:

@@ -206,7 +206,7 @@ def test_the_table_of_hand_offs_is_the_document_s() -> None:
         [sys.executable, "-m", "exporter", *words], capture_output=True, check=True
     )
     table = run.stdout.decode().partition("Attempts that failed")[0]
-    assert table in WHAT_IF.read_text(encoding="utf-8")
+    assert table in WHAT_IF.read_text(encoding="utf-8"), f"docs/what-if.md needs:\n{table}"
 
 
 @pytest.mark.soak
@@ -223,4 +223,4 @@ def test_twice_the_same_bytes(prove: Callable[[str], None]) -> None:
     prove(f"{cost}; sha256 {hashlib.sha256(runs[0].stdout).hexdigest()[:16]}, twice")
     assert cost.startswith("replayed ")
     table = runs[0].stdout.decode().partition("\n\nStuck evacuations,")[0]
-    assert table in WHAT_IF.read_text(encoding="utf-8")
+    assert table in WHAT_IF.read_text(encoding="utf-8"), f"docs/what-if.md needs:\n{table}"
