@@ -5,10 +5,33 @@ from typing import Any
 import pytest
 
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.evidence import ASKED_WITHIN, Marker, Remembered
-from exporter.engine.facts.model import Requester
-from exporter.engine.store.requesters import VMIS_KEPT, Requesters
-from tests.support.builders import NAME, NAMESPACE, NOW, UID, a_pod, a_state, a_store, a_vmi
+from exporter.engine.facts.evidence import (
+    ASKED_WITHIN,
+    Marker,
+    Remembered,
+    RequestedThrough,
+)
+from exporter.engine.facts.model import Requester, Trigger
+from exporter.engine.store.requesters import (
+    SAME_REQUEST,
+    VMIS_KEPT,
+    Requesters,
+    Source,
+    find_requester,
+    find_source,
+    find_trigger,
+)
+from tests.support.builders import (
+    NAME,
+    NAMESPACE,
+    NOW,
+    UID,
+    a_pod,
+    a_state,
+    a_store,
+    a_vmi,
+    a_vmim,
+)
 from tests.support.stores import ClockedStore
 
 
@@ -141,6 +164,52 @@ def test_the_memory_is_bounded() -> None:
     assert requesters.take("u2", NOW + ASKED_WITHIN + 1) is None
     assert len(requesters._first) == 1  # noqa: SLF001
     assert requesters.take("later", NOW + ASKED_WITHIN + 1) == Requester(NOW + 1, "alice")
+
+
+def test_the_source_of_a_drain_by_a_taint() -> None:
+    """A taint is no descheduler's request, whatever an older annotation says."""
+    marker = Marker(node="n1", requested_at=NOW, seen_at=NOW, through=RequestedThrough.TAINT)
+    assert find_source(a_vmi(evicted_by_descheduler=True), (), marker) is Source.OTHER
+
+
+@pytest.mark.parametrize(
+    ("vmim", "vmi", "trigger"),
+    [
+        ({"trigger": Trigger.WORKLOAD_UPDATE}, {"hotplugs": True}, Trigger.HOTPLUG),
+        ({"trigger": Trigger.WORKLOAD_UPDATE}, {}, Trigger.WORKLOAD_UPDATE),
+        (
+            {"trigger": Trigger.WORKLOAD_UPDATE, "finished": True},
+            {"hotplugs": True},
+            Trigger.WORKLOAD_UPDATE,
+        ),
+        ({"trigger": Trigger.MANUAL}, {"hotplugs": True}, Trigger.MANUAL),
+    ],
+)
+def test_a_hotplug_is_known_while_it_lasts(vmim: Any, vmi: Any, trigger: Trigger) -> None:
+    """Only an unfinished workload update of a VMI that hotplugs is a hotplug."""
+    assert find_trigger(a_vmim(**vmim), a_vmi(**vmi)) is trigger
+
+
+def test_the_user_of_a_manual_migration() -> None:
+    """Who made a manual VMIM is its requester, if that is known; KubeVirt is nobody's."""
+    manual = {"created": NOW, "trigger": Trigger.MANUAL}
+    asked = find_requester(a_vmim(**manual, modified_by="alice"), None)
+    assert asked == Requester(NOW, "alice")
+    assert find_requester(a_vmim(**manual), None) is None
+    evacuation = a_vmim(created=NOW, trigger=Trigger.EVACUATION, modified_by="virt-controller")
+    assert find_requester(evacuation, None) is None
+
+
+@pytest.mark.parametrize(
+    ("created", "belongs"),
+    [(-SAME_REQUEST - 0.1, False), (-SAME_REQUEST, True), (0.0, True), (600.0, True)],
+)
+def test_an_attempt_belongs_to_the_request_before_it(created: float, belongs: bool) -> None:
+    """An attempt has the evacuation's requester unless it is clearly older than the request."""
+    alice = Requester(NOW, "alice")
+    marker = Marker(node="n1", requested_at=NOW, seen_at=NOW, asked_by=alice)
+    attempt = a_vmim(trigger=Trigger.EVACUATION, evacuates="n1", created=NOW + created)
+    assert find_requester(attempt, marker) == (alice if belongs else None)
 
 
 class TestMerging:

@@ -41,7 +41,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy, Verdict
 from exporter.engine.facts.states import State
-from exporter.engine.facts.trust import DEAD_AFTER
+from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import RUNNING_PHASES
 from exporter.engine.store.migrations import WAITING_LIMIT
 from tests.support.builders import (
@@ -59,6 +59,7 @@ from tests.support.builders import (
     a_vmi,
     a_vmim,
     an_ended_vmim,
+    an_evacuating_vmi,
 )
 from tests.support.sizes import soaked
 from tests.support.stores import ClockedStore, a_verdict_view, put
@@ -145,6 +146,15 @@ def test_proofs_are_bounded() -> None:
     assert [vmim.uid for vmim in seen(store).vmims] == ["m7"]
 
 
+def test_a_proof_that_is_seen_again_is_the_newest() -> None:
+    """A migration UID that is seen again stays longest."""
+    states = [MigrationState(uid=uid) for uid in ("m1", "m2", "m1", "m3")]
+    store = a_store(*(a_vmi(migration=state) for state in states), keep=2)
+    for uid in ("m1", "m2"):
+        store.put(an_ended_vmim(name=uid, uid=uid, created=OLD - 1.0))
+    assert [vmim.uid for vmim in seen(store).vmims] == ["m1"]
+
+
 def test_an_attempt_that_failed_before_its_hand_off() -> None:
     """A VMIM that was never handed off is not in the history."""
     failed = a_vmim(phase="Failed", finished=True, finished_at=NOW, outcome=Outcome.FAILED)
@@ -169,6 +179,29 @@ def test_a_vmim_recreated_under_its_name() -> None:
     store = a_store(a_vmi(), an_ended_vmim(), an_ended_vmim(uid="m2", end=NOW - 60.0))
     assert sorted(records(store)) == ["m1", "m2"]
     assert [vmim.uid for vmim in seen(store).vmims] == ["m2"]
+
+
+@pytest.mark.parametrize(
+    ("moves", "visible", "namesakes"),
+    [
+        ([], True, []),
+        ([a_vmim()], True, ["m0"]),
+        ([an_ended_vmim()], True, []),
+        ([an_evacuating_vmi(age=60.0)], True, ["m0"]),
+        ([an_evacuating_vmi(age=60.0)], False, []),
+    ],
+    ids=["rests", "migrates", "migrated", "evacuates", "VMIMs invisible"],
+)
+def test_the_vmims_of_an_earlier_vmi(
+    moves: list[Fact], visible: bool, namesakes: list[str]
+) -> None:
+    """VMIMs of an earlier VMI of that name are evidence while the VMI moves or is to move."""
+    older = a_vmim(name="mig-0", uid="m0", created=NOW - 2 * 86_400.0)
+    store = a_store(a_vmi(), older, *moves)
+    unseen = frozenset[Resource]() if visible else frozenset({Resource.VMIMS})
+    evidence = store.evidence(NAMESPACE, NAME, Trust(NamespaceTrust(unseen=unseen)))
+    assert evidence is not None
+    assert [vmim.uid for vmim in evidence.namesakes] == namesakes
 
 
 def test_a_vmim_that_names_another_vmi() -> None:
@@ -379,6 +412,14 @@ def test_vmis_are_counted_by_node() -> None:
     for name in (NAME, "db2", "db3"):
         store.remove(Resource.VMIS, NAMESPACE, name)
     assert dict(store.nodes) == {}
+
+
+def test_the_vmis_on_a_node() -> None:
+    """The VMIs on a node are those that run there and have not ended."""
+    store = a_store(
+        a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3", node="n2")
+    )
+    assert [one.vmi.name for one in store.on_node("n1")] == [NAME]
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
