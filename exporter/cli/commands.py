@@ -193,8 +193,8 @@ def watch(arguments: argparse.Namespace) -> Exit:
     # While a thread renders the page, the event loop waits up to this long for the interpreter lock
     # after each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
-    # Objects that exist when the watches begin, such as modules, are never freed. After `freeze`,
-    # the garbage collector does not visit them. With 100,000 VMIs, each visit would take 20 ms.
+    # Objects that exist when the watches begin, such as modules and each `Table`, are never freed.
+    # After `freeze`, the garbage collector does not visit them.
     return serve(
         settings, lambda stop: app.run(settings, login, stop, on_listening=lambda _: gc.freeze())
     )

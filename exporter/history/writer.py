@@ -19,8 +19,8 @@ from exporter.history.changes import PendingChanges
 from exporter.tasks import run_in_slices
 
 
-SLICE = 100
-"""How many VMIs are processed without yielding: this takes 2 ms, 10 ms with 17 migrations each."""
+SLICE = 25
+"""How many VMIs are processed without yielding: this takes 1 ms, 3 ms with 17 migrations each."""
 
 log = structlog.stdlib.get_logger()
 

@@ -160,7 +160,9 @@ class Exporter(Running):
         self._log_file = directory / f"exporter-{number}.jsonl"
         listen = {"query": ["127.0.0.1:0", f"unix:{self.socket}"], "metrics": "127.0.0.1:0"}
         limits = {"connections": 20_000}
-        settings: dict[str, Any] = {"listen": listen, "limits": limits}
+        # The load sends one list at a time, and a slow machine reads 100,000 VMIs in 30 s.
+        kube = {"syncTimeout": "2m"}
+        settings: dict[str, Any] = {"listen": listen, "limits": limits, "kube": kube}
         if policy is not None:
             settings["policy"] = policy
         if history:

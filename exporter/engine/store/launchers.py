@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from exporter.engine.facts.model import Pod, Vmi
+from exporter.engine.store.table import Table
 
 
 _Key: TypeAlias = tuple[str, str]
@@ -17,8 +18,8 @@ class LauncherIndex:
     """
 
     def __init__(self) -> None:
-        self._pods: dict[_Key, Pod] = {}
-        self._by_vmi: dict[_Key, dict[str, Pod]] = {}
+        self._pods = Table[_Key, Pod]()
+        self._by_vmi = Table[_Key, dict[str, Pod]]()
         self._targets: Counter[_Key] = Counter()
         self.crowded: set[str] = set()
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 from exporter.engine.facts.model import Vmi, Vmim
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.load import RUNNING_PHASES
+from exporter.engine.store.table import Table
 from exporter.engine.store.vmi_record import VmiRecord
 
 
@@ -55,9 +56,9 @@ class VmimIndex:
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
         self._bindings: dict[str, dict[str, Binding]] = {}
-        self._unfinished: dict[_Key, Binding] = {}
-        self._by_vmi: dict[_Key, tuple[Binding, ...]] = {}
-        self._waiting: dict[_Key, dict[str, Binding]] = {}
+        self._unfinished = Table[_Key, Binding]()
+        self._by_vmi = Table[_Key, tuple[Binding, ...]]()
+        self._waiting = Table[_Key, dict[str, Binding]]()
         self.failing: Counter[_Key] = Counter()
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
+from exporter.engine.store.table import Table
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiIndex
 
@@ -51,8 +52,8 @@ class ReasonTable:
         self._vmims = vmims
         self._launchers = launchers
         self._evacuations = evacuations
-        self._present: dict[_Object, tuple[Why, ...]] = {}
-        self._past: dict[str, tuple[Why, ...]] = {}
+        self._present = Table[_Object, tuple[Why, ...]]()
+        self._past = Table[str, tuple[Why, ...]]()
 
     def __len__(self) -> int:
         """How many entries are stored."""

@@ -9,6 +9,7 @@ from exporter.engine.facts.evidence import Marker, Past, Remembered
 from exporter.engine.facts.history import History
 from exporter.engine.facts.model import Instant, Mobility, Pod, Vmi
 from exporter.engine.store.requesters import Source
+from exporter.engine.store.table import Table
 
 
 class VmiRecord(Struct, gc=False):
@@ -68,7 +69,7 @@ class VmiIndex:
     """All VMIs by key and by UID. `mobilities` counts the VMIs that have not ended, by node."""
 
     def __init__(self) -> None:
-        self.by_key: dict[tuple[str, str], VmiRecord] = {}
+        self.by_key = Table[tuple[str, str], VmiRecord]()
         self.by_uid: dict[str, VmiRecord] = {}
         self.mobilities: Counter[tuple[str, Mobility]] = Counter()
 

@@ -32,6 +32,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
+from exporter.engine.store.table import Table
 from exporter.engine.verdicts.cooldown import Cooldown, known_ends
 from exporter.engine.verdicts.rules import RULES, decide_both
 
@@ -109,11 +110,11 @@ class VerdictView:
         self._store = store
         self._now: Instant = -math.inf
         self._trust = Trust()
-        self._entries: dict[Key, Entry] = {}
+        self._entries = Table[Key, Entry]()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._cooling: dict[Key, Entry] = {}
+        self._cooling = Table[Key, Entry]()
         self._blocked: list[Key] = []
-        self._unsettled: dict[Key, Evidence] = {}
+        self._unsettled = Table[Key, Evidence]()
         self._outdated: set[Key] = set(store.keys())
         self._moving: set[Key] = set()
         self._expiries: list[tuple[Instant, Key]] = []

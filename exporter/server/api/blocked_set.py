@@ -29,7 +29,7 @@ MOVES_EVERY: Seconds = 1.0
 
 `notBefore` moves while the recorded end of a migration is in the future by our clock.
 """
-SLICE = 100
+SLICE = 20
 """How many VMIs are evaluated or written without yielding. That takes 2 ms."""
 
 

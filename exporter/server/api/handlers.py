@@ -6,7 +6,7 @@ a problem+json (RFC 9457) that says what was expected.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,8 +81,8 @@ SHARED_FROM = 2**12
 BLOCKS_REMEMBERED = 20_000
 SLICE = 500
 """How many VMIs are read without yielding. This takes 2 ms if all of them have migrated."""
-DIAGNOSED = 50
-"""How many VMIs are diagnosed without yielding. This takes 2 to 5 ms."""
+DIAGNOSED = 10
+"""How many VMIs are diagnosed without yielding. This takes 1 ms."""
 
 log = structlog.stdlib.get_logger()
 
@@ -210,6 +210,14 @@ class Service:
             why=self.store.reasons(vmi),
             blocked_evictions=self.counters.blocked_evictions.of(vmi.uid),
         )
+
+    async def describe_vmis(self, keys: Iterable[tuple[str, str]]) -> list[VmiAnswer]:
+        """`describe_vmi` for those of these VMIs that exist, each at its own instant."""
+        answers = []
+        for key in keys:
+            answers.append(self.describe_vmi(*key, self.clock()))
+            await asyncio.sleep(0)
+        return [one for one in answers if one is not None]
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
         """GET /v1/evacuations."""

@@ -13,7 +13,13 @@ from aiohttp import hdrs, web
 
 from exporter.server.api.handlers import Service
 from exporter.server.http.problems import Refusal
-from exporter.server.page.model import build_page, read_filter, search_vms, summarize_blocked
+from exporter.server.page.model import (
+    build_page,
+    build_tables,
+    read_filter,
+    search_vms,
+    summarize_blocked,
+)
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
 
 
@@ -30,13 +36,14 @@ async def answer_page(
     snapshot = await service.take_snapshot()
     described = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)
-    page = build_page(
+    tables = await asyncio.to_thread(build_tables, blocked, filters, described, count, named=named)
+    page = await build_page(
         service,
         blocked,
         filters,
         service.clock(),
         described=described,
-        count=count,
+        tables=tables,
         searched=searched,
         named=named,
     )

@@ -82,6 +82,36 @@ async def test_each_watch_has_a_connection() -> None:
         over.set()
 
 
+async def test_other_tasks_run_while_a_list_streams() -> None:
+    """Other tasks run after each chunk of a watch, even if the next chunk is already here."""
+    line = b'{"type": "ADDED"}\n'
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(line * (20 * client.LARGEST_CHUNK // len(line)))
+        return response
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turns, seen = 0, []
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with serving(app) as url, ApiServer(Login(url=url), read_timeout=5.0) as api:
+        other = asyncio.create_task(turn())
+        async with api.watch(Resource.VMIS, "shop", resource_version="1", seconds=60) as batches:
+            async for lines in batches:
+                assert len(lines) <= client.LARGEST_CHUNK // len(line) + 1
+                seen.append(turns)
+        other.cancel()
+    assert len(seen) >= 20
+    assert len(set(seen)) == len(seen), "two chunks were read in the same turn"
+
+
 async def test_an_error_without_end() -> None:
     """Of an error's body, only the first bytes are read; the status is known without it."""
     sent = 0

@@ -30,6 +30,7 @@ from exporter.server.page.model import (
     Sort,
     Vms,
     build_page,
+    build_tables,
     read_filter,
     search_vms,
     summarize_blocked,
@@ -92,16 +93,19 @@ def build_model(
     found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
     for _ in chain(count, found):
         pass
-    return build_page(
+    described = found.answer()
+    tables = build_tables(blocked, filters, described, count, named=named)
+    building = build_page(
         service,
         blocked,
         filters,
         now,
-        described=found.answer(),
-        count=count,
+        described=described,
+        tables=tables,
         searched=searched,
         named=named,
     )
+    return asyncio.run(building)
 
 
 async def evacuations_of(service: Service) -> list[EvacuationAnswer]:
