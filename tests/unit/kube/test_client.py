@@ -84,7 +84,8 @@ async def test_each_watch_has_a_connection() -> None:
 
 async def test_other_tasks_run_while_a_list_streams() -> None:
     """Other tasks run after each chunk of a watch, even if the next chunk is already here."""
-    line = b'{"type": "ADDED"}\n'
+    line, turns = b'{"type": "ADDED"}\n', 0
+    seen: list[int] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -98,7 +99,6 @@ async def test_other_tasks_run_while_a_list_streams() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    turns, seen = 0, []
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     async with serving(app) as url, ApiServer(Login(url=url), read_timeout=5.0) as api:
