@@ -27,6 +27,7 @@ from exporter.engine.evacuations.drain import (
     take_snapshot,
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
@@ -211,13 +212,17 @@ class Service:
             blocked_evictions=self.counters.blocked_evictions.of(vmi.uid),
         )
 
-    async def describe_vmis(self, keys: Iterable[tuple[str, str]]) -> list[VmiAnswer]:
-        """`describe_vmi` for those of these VMIs that exist, each at its own instant."""
-        answers = []
+    async def describe_vmis(self, keys: Iterable[Key]) -> dict[Key, VmiAnswer]:
+        """`describe_vmi` for those of these VMIs that exist. Other tasks run after each VMI, so
+        each is described at an instant of its own.
+        """
+        found = {}
         for key in keys:
-            answers.append(self.describe_vmi(*key, self.clock()))
+            answer = self.describe_vmi(*key, self.clock())
+            if answer is not None:
+                found[key] = answer
             await asyncio.sleep(0)
-        return [one for one in answers if one is not None]
+        return found
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
         """GET /v1/evacuations."""

@@ -1,11 +1,11 @@
 """The page model: everything the status page shows at one instant.
 
-The model consists of the API's answers for one instant, so that no row contradicts another row or
-the API.
+The model consists of the API's answers. Its counts are those of one instant, and a VM has the same
+answer in each table, so that no row contradicts another row or the API.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
@@ -263,7 +263,7 @@ def build_tables(
     forecasts = forecast_nodes(count, durations={})
     nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
     nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
-    counted = filters if named else PageFilter()
+    counted = _choose_counted(filters, named=named)
     evacuations = [
         one
         for one in described.evacuations
@@ -325,10 +325,9 @@ async def build_page(
     )
     if not status.ready:
         return page
-    # Without names, a filter must not say whether there is a VM that matches it.
-    counted, placed, held = PageFilter(), blocked.rows.total, blocked.rows.total
-    if named:
-        counted, placed, held = filters, blocked.placed, blocked.rows.matching
+    counted = _choose_counted(filters, named=named)
+    placed = blocked.placed if named else blocked.rows.total
+    held = blocked.rows.matching if named else blocked.rows.total
     states = Counter(one.state for one in moving)
     vmis = service.store.nodes[counted.node] if counted.node else service.store.nodes.total()
     if counted.vm or counted.namespace:
@@ -369,35 +368,43 @@ async def _list_vms(
     evacuations = described.evacuations
     moves = [one for one in described.stuck_moves if _matches(filters, one)]
 
-    def explain(rows: Sequence[EvacuationAnswer | StuckMove]) -> Awaitable[list[VmiAnswer]]:
-        return service.describe_vmis(map(_of_vmi, rows))
+    named = searched.first if filters.vm else ()
+    blocks = [entries[0] for entries in blocked.rows.shown]
+    keys = [
+        *named,
+        *map(_of_vmi, moving[:ROWS]),
+        *map(_of_vmi, moves[:ROWS]),
+        *map(_of_vmi, blocks),
+    ]
+    answers = await service.describe_vmis(dict.fromkeys(keys))
+
+    def explain(rows: Iterable[EvacuationAnswer | StuckMove]) -> Iterator[VmiAnswer]:
+        return (answers[key] for key in map(_of_vmi, rows) if key in answers)
 
     found = None
     if filters.vm:
         found = Rows(
-            shown=tuple(await service.describe_vmis(searched.first)),
+            shown=tuple(answers[key] for key in named if key in answers),
             matching=searched.named,
             total=service.store.count(Resource.VMIS),
         )
     return Vms(
         found=found,
         evacuations=Rows(
-            shown=tuple(vmi for vmi in await explain(moving[:ROWS]) if vmi.evacuation is not None),
+            shown=tuple(vmi for vmi in explain(moving[:ROWS]) if vmi.evacuation is not None),
             matching=len(moving),
             total=len(evacuations),
         ),
         moves=Rows(
-            shown=tuple(vmi for vmi in await explain(moves[:ROWS]) if vmi.move is not None),
+            shown=tuple(vmi for vmi in explain(moves[:ROWS]) if vmi.move is not None),
             matching=len(moves),
             total=len(described.stuck_moves),
         ),
         blocked=Rows(
             shown=tuple(
-                [
-                    (entries, vmi)
-                    for entries in blocked.rows.shown
-                    for vmi in await service.describe_vmis([_of_vmi(entries[0])])
-                ]
+                (entries, answers[key])
+                for entries in blocked.rows.shown
+                if (key := _of_vmi(entries[0])) in answers
             ),
             matching=blocked.rows.matching,
             total=blocked.rows.total,
@@ -406,6 +413,11 @@ async def _list_vms(
             sorted({one.namespace for one in evacuations} | blocked.namespaces)[:HINTS]
         ),
     )
+
+
+def _choose_counted(filters: PageFilter, *, named: bool) -> PageFilter:
+    """The filter of all counts. Without names, none: a count would say whether a VM matches."""
+    return filters if named else PageFilter()
 
 
 def _matches(filters: PageFilter, one: BlockedVmi | EvacuationAnswer | StuckMove | Vmi) -> bool:

@@ -191,7 +191,7 @@ def test_a_hotplug_is_known_while_it_lasts(vmim: Any, vmi: Any, trigger: Trigger
 
 
 def test_the_user_of_a_manual_migration() -> None:
-    """Who made a manual VMIM is its requester, if that is known; KubeVirt is nobody's."""
+    """The user who made a manual VMIM is its requester; a VMIM of KubeVirt has none."""
     manual = {"created": NOW, "trigger": Trigger.MANUAL}
     asked = find_requester(a_vmim(**manual, modified_by="alice"), None)
     assert asked == Requester(NOW, "alice")

@@ -147,7 +147,7 @@ def test_proofs_are_bounded() -> None:
 
 
 def test_a_proof_that_is_seen_again_is_the_newest() -> None:
-    """A migration UID that is seen again stays longest."""
+    """A migration UID that is seen again counts as the newest, so it is kept."""
     states = [MigrationState(uid=uid) for uid in ("m1", "m2", "m1", "m3")]
     store = a_store(*(a_vmi(migration=state) for state in states), keep=2)
     for uid in ("m1", "m2"):
