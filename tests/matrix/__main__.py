@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tests.matrix.document import write_document
-from tests.matrix.pairs import ABOUT_KUBEVIRT, PAIRS, SUITES, Pair, Result, keep
+from tests.matrix.pairs import ABOUT_KUBEVIRT, PAIRS, SUITES, TESTED, Pair, Result, keep
 
 
 ROOT = Path(__file__).parents[2]
@@ -43,44 +43,54 @@ def run(pair: Pair) -> Result:
             result.unbuilt = reason(done.stderr)
             return result
     named = {part.replace("-", "_").upper(): one for part, one in pair.versions.items()}
-    for suite in pair.suites:
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.xml"
-            options = ["-q", "-m", "not soak", "--timeout", "900", f"--junitxml={report}"]
-            subprocess.run(
-                [sys.executable, "-X", "dev", "-m", "pytest", *options, SUITES[suite]],
-                env=os.environ | named,
-                stdout=sys.stderr,
-                cwd=ROOT,
-                check=False,
-            )
-            read_report(report, suite, result)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-q", "-m", "not soak", "--timeout", "900", f"--junitxml={report}"]
+        workers = ["-n", str(len(pair.suites)), "--dist", "loadfile"]
+        suites = [SUITES[suite] for suite in pair.suites]
+        subprocess.run(
+            [sys.executable, "-X", "dev", "-m", "pytest", *options, *workers, *suites],
+            env=os.environ | named,
+            stdout=sys.stderr,
+            cwd=ROOT,
+            check=False,
+        )
+        read_report(report, pair.suites, result)
     return result
 
 
-def read_report(report: Path, suite: str, result: Result) -> None:
-    """Add the results of a suite from pytest's report."""
-    if not report.exists():
-        result.failed.append(f"{suite} did not run")
-        return
-    result.tests[suite] = []
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 (written by pytest)
-        skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            result.failed.append(str(case.get("name")))
-        elif skipped is not None:
-            result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
+def read_report(report: Path, suites: Sequence[str], result: Result) -> None:
+    """Add the results of these suites from pytest's report."""
+    cases = list(ET.parse(report).iter("testcase")) if report.exists() else []  # noqa: S314 (written by pytest)
+    for suite in suites:
+        module = SUITES[suite].removesuffix(".py").replace("/", ".")
+        of_suite = [case for case in cases if case.get("classname") == module]
+        if of_suite:
+            result.tests[suite] = []
         else:
-            result.tests[suite].append(str(case.get("name")))
-            lines = [str(one.get("value")) for one in case.iter("property")]
-            result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
+            result.failed.append(f"{suite} did not run")
+        for case in of_suite:
+            _read_case(case, suite, result)
+
+
+def _read_case(case: ET.Element, suite: str, result: Result) -> None:
+    skipped = case.find("skipped")
+    if case.find("failure") is not None or case.find("error") is not None:
+        result.failed.append(str(case.get("name")))
+    elif skipped is not None:
+        result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
+    else:
+        result.tests[suite].append(str(case.get("name")))
+        lines = [str(one.get("value")) for one in case.iter("property")]
+        result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
 
 
 def _describe() -> str:
-    """The checked out commit, with `+` if the checkout has changes."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run([*command, "--dirty=+"], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    """The checked out commit, with `+` if what is tested has changes."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
+    changed = subprocess.check_output([*git, "status", "--porcelain", "--", *TESTED])
+    return f"{head}+" if changed else head
 
 
 def reason(said: str) -> str:

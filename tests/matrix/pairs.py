@@ -72,7 +72,7 @@ class Result:
     date: str = ""
     """The day of the run."""
     commit: str = ""
-    """The commit that was tested; with `+` if the checkout had changes."""
+    """The commit that was tested; with `+` if what was tested had changes."""
     tests: dict[str, list[str]] = field(default_factory=dict)
     """The names of the tests that passed, by suite."""
     failed: list[str] = field(default_factory=list)

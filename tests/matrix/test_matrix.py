@@ -11,13 +11,14 @@ from tests.support.documents import ROOT
 
 
 REPORT = """<testsuites><testsuite>
-<testcase name="test_a">
+<testcase classname="tests.system.test_rig" name="test_a">
 <properties><property name="proven" value="rig: KubeVirt waits 20 s"/>
 <property name="proven" value="rig: a wait of 3 s"/></properties>
 </testcase>
-<testcase name="test_b"><failure message="no"/></testcase>
-<testcase name="test_c"><error message="no fixture"/></testcase>
-<testcase name="test_d"><skipped message="KubeVirt 1.7.0: no backup"/></testcase>
+<testcase classname="tests.system.test_rig" name="test_b"><failure message="no"/></testcase>
+<testcase classname="tests.system.test_rig" name="test_c"><error message="no fixture"/></testcase>
+<testcase classname="tests.system.test_rig" name="test_d">
+<skipped message="KubeVirt 1.7.0: no backup"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -26,7 +27,7 @@ def test_what_pytest_reports(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(REPORT, encoding="utf-8")
     result = Result({})
-    read_report(report, "rig", result)
+    read_report(report, ["rig"], result)
 
     assert result.verdict == "passed: rig 1; failed: test_b, test_c; missing: backup"
     assert result.proven == ["rig: KubeVirt waits 20 s"]
@@ -53,6 +54,6 @@ def test_a_row_is_stale_if_what_it_tested_has_changed() -> None:
 def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
     """A suite without a report counts as failed, because pytest did not start."""
     result = Result({})
-    read_report(tmp_path / "report.xml", "rig", result)
+    read_report(tmp_path / "report.xml", ["rig"], result)
 
     assert result.failed == ["rig did not run"]
