@@ -132,7 +132,9 @@ class FileWriter(HistoryWriter):
         if not changes.unwritten or not await self._has_returned():
             return
         shards: list[list[bytes]] = []
-        while len(shards) < SHARDS:  # with 100,000 VMIs, all shards at once would take 60 ms
+        # Other tasks run after each shard: with 100,000 VMIs, all shards take 60 ms, and noting at
+        # the end that all are written takes 23 ms.
+        while len(shards) < SHARDS:
             shards.append(changes.entries(len(shards)))
             await asyncio.sleep(0)
         self._writing = _start_thread(partial(self._replace, shards))
@@ -144,6 +146,7 @@ class FileWriter(HistoryWriter):
             return
         for shard in range(SHARDS):
             changes.note_written(shard)
+            await asyncio.sleep(0)
 
     async def _has_returned(self) -> bool:
         """Wait for the last write, if there is one; a fault if it takes longer than we wait."""

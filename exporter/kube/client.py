@@ -267,9 +267,7 @@ class ApiServer:
                     raise Unreachable(f"a watch event has more than {LONGEST_LINE} bytes")
                 if lines:
                     yield lines
-                    await asyncio.sleep(
-                        0
-                    )  # for other tasks: `read` returns at once if more has come
+                    await asyncio.sleep(0)  # `read` does not wait if more has arrived
 
     @asynccontextmanager
     async def _open(
