@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 from tests.cluster.binaries import find_binary
@@ -91,10 +92,24 @@ def _build_guest(_: str) -> None:
         run("env", f"PATH={root}/bin:/usr/bin:/bin", "sh", "-c", pack, folder=root)
         made = buildah("from", "scratch").strip()
         kernel_file = next((folder / "packages/boot").glob("vmlinuz-*"))
+        for file in (kernel_file, folder / "initrd"):
+            _pad(file)
         buildah("copy", "-q", made, kernel_file, "/boot/vmlinuz")
         buildah("copy", "-q", made, folder / "initrd", "/boot/initrd")
         buildah("config", "--user", "107:107", "--entrypoint", '["/none"]', made)
         buildah("commit", "-q", "--rm", made, GUEST.name)
+
+
+def _pad(file: Path) -> None:
+    """Append zeros, which nobody reads, until the CRC-32 is less than 2**31.
+
+    KubeVirt's CRD has this checksum as an int32. With a greater one virt-handler cannot update the
+    VMI: "Checked value must be of type integer with format int32" (`updateChecksumInfo` in vm.go).
+    """
+    content = file.read_bytes()
+    while zlib.crc32(content) >= 2**31:
+        content += b"\0"
+    file.write_bytes(content)
 
 
 def digest_name(image: Image) -> str:
