@@ -297,7 +297,7 @@ class Machine:
                     "firmware": {
                         "kernelBoot": {
                             "container": container,
-                            # Without KVM the kernel's test of its timer fails on a busy machine.
+                            # Without KVM the kernel's test of its timer can fail on a busy machine.
                             "kernelArgs": f"console=ttyS0 quiet no_timer_check fill={fill}",
                         }
                     },
