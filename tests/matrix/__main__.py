@@ -65,24 +65,20 @@ def read_report(report: Path, suites: Sequence[str], result: Result) -> None:
     for suite in suites:
         module = SUITES[suite].removesuffix(".py").replace("/", ".")
         of_suite = [case for case in cases if case.get("classname") == module]
-        if of_suite:
-            result.tests[suite] = []
-        else:
+        if not of_suite:
             result.failed.append(f"{suite} did not run")
+            continue
+        result.tests[suite] = []
         for case in of_suite:
-            _read_case(case, suite, result)
-
-
-def _read_case(case: ET.Element, suite: str, result: Result) -> None:
-    skipped = case.find("skipped")
-    if case.find("failure") is not None or case.find("error") is not None:
-        result.failed.append(str(case.get("name")))
-    elif skipped is not None:
-        result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
-    else:
-        result.tests[suite].append(str(case.get("name")))
-        lines = [str(one.get("value")) for one in case.iter("property")]
-        result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
+            skipped = case.find("skipped")
+            if case.find("failure") is not None or case.find("error") is not None:
+                result.failed.append(str(case.get("name")))
+            elif skipped is not None:
+                result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
+            else:
+                result.tests[suite].append(str(case.get("name")))
+                lines = [str(one.get("value")) for one in case.iter("property")]
+                result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
 
 
 def _describe() -> str:

@@ -52,8 +52,16 @@ def test_a_row_is_stale_if_what_it_tested_has_changed() -> None:
 
 
 def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
-    """A suite without a report counts as failed, because pytest did not start."""
+    """A suite without a case in the report counts as failed, and so does one without a report."""
     result = Result({})
     read_report(tmp_path / "report.xml", ["rig"], result)
 
     assert result.failed == ["rig did not run"]
+
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT, encoding="utf-8")
+    result = Result({})
+    read_report(report, ["rig", "watch"], result)
+
+    assert result.failed == ["test_b", "test_c", "watch did not run"]
+    assert result.tests == {"rig": ["test_a"]}

@@ -257,14 +257,17 @@ class Machine:
 
     def describe(self) -> str:
         """The state of the VM, to explain a failure."""
-        words = ("-n", SPACE, "get", "vmi,vmim,pods", "-o", "wide")
-        events = ("-n", SPACE, "get", "events", "--sort-by=.lastTimestamp")
-        pods = ("-l", f"vm={self.name}", "-c", "guest-console-log")
-        console = ("-n", SPACE, "logs", *pods, "--tail=20")
-        printed = [self.cluster.try_kubectl(*one).stdout for one in (words, events, console)]
-        printed[1] = "\n".join(printed[1].splitlines()[-20:])
+        asked = (
+            ("get", "vmi,vmim,pods", "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", "-l", f"vm={self.name}", "-c", "guest-console-log", "--tail=20"),
+        )
+        words, events, console = (
+            self.cluster.try_kubectl("-n", SPACE, *one).stdout for one in asked
+        )
+        recent = "\n".join(events.splitlines()[-20:])
         state = json.dumps(self.cluster.get("-n", SPACE, "vmis")["items"], indent=1)
-        return "\n".join([*printed, state[:6000]])
+        return "\n".join([words, recent, console, state[:6000]])
 
     def _migration(self, name: str) -> Object:
         return self.cluster.get("-n", SPACE, "vmim", name)
