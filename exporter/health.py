@@ -32,6 +32,8 @@ _WATCHED = frozenset(CLUSTER_RESOURCES)
 _KUBEVIRTS = Resource.KUBEVIRTS
 _HIDDEN = frozenset({Resource.VMIMS, Resource.PODS, *OPTIONAL_RESOURCES})
 """The resources that are unseen until they are listed. The other two are used as they come."""
+_NONE = frozenset[Resource]()
+"""Shared: each blocked VMI keeps a `NamespaceTrust`, and the garbage collector visits its sets."""
 
 
 class Restart(StrEnum):
@@ -235,11 +237,11 @@ class Health:
                 if (contact := one.used_contact) is not None:
                     place[one.resource] = contact
         shared = contacts.pop(None)
-        rejected = frozenset([_KUBEVIRTS] if self.is_rejected(_KUBEVIRTS) else ())
+        rejected = frozenset({_KUBEVIRTS}) if self.is_rejected(_KUBEVIRTS) else _NONE
         dead_age = self._dead_age
 
         def judge(contacts: dict[Resource, Instant]) -> NamespaceTrust:
-            unseen, dead = _HIDDEN.difference(contacts), rejected
+            unseen, dead = _HIDDEN.difference(contacts) or _NONE, rejected
             if contacts and now - min(contacts.values()) >= dead_age:
                 old = {one for one, contact in contacts.items() if now - contact >= dead_age}
                 unseen |= old.intersection(OPTIONAL_RESOURCES)

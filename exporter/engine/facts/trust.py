@@ -18,7 +18,7 @@ _Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
 """The unseen and the dead resources, without those that no verdict needs."""
 
 
-class NamespaceTrust(Struct, frozen=True):
+class NamespaceTrust(Struct, frozen=True, gc=False):
     """What may be believed of the resources in one namespace.
 
     Objects of the resources in `unseen` are not used at all: they may not be read, or were not

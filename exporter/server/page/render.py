@@ -186,7 +186,9 @@ _TEMPLATES.globals |= {
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )
-"""The templates are compiled at import, because that takes 50 ms."""
+"""The pages' templates are compiled at import. Those that the status page includes are compiled when
+it is first rendered. Compiling holds the interpreter's lock, so no verdict is answered meanwhile:
+1 ms for 2 kB of a template."""
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (
