@@ -190,8 +190,8 @@ def watch(arguments: argparse.Namespace) -> Exit:
     login = Login(kubeconfig=arguments.kubeconfig)
     map_large_blocks()
 
-    # While a thread renders the page, the event loop waits up to this long for the interpreter lock
-    # after each call to a socket. Python's default is 5 ms.
+    # While a thread computes, such as the one that packs the history, the event loop waits up to
+    # this long for the interpreter lock after each call to a socket. Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
     # Objects that exist when the watches begin, such as modules and each `Table`, are never freed.
     # After `freeze`, the garbage collector does not visit them.

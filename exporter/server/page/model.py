@@ -4,12 +4,13 @@ The model consists of the API's answers. Its counts are those of one instant, an
 answer in each table, so that no row contradicts another row or the API.
 """
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
@@ -39,6 +40,8 @@ ROWS = 50
 """The most rows of a table."""
 HINTS = 200
 """The most suggestions of a filter field."""
+SLICE = 100
+"""How many VMs are filtered without yielding, which takes 1 ms."""
 LONGEST_VM = LONGEST_NAMESPACE + len("/") + LONGEST_NAME
 
 
@@ -160,30 +163,33 @@ class BlockedVms(Struct, frozen=True, kw_only=True):
     rows: Rows[tuple[BlockedVmi, ...]]
 
 
-def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
-    """Count, filter and sort the blocked set. This takes 30 ms for 10,000 VMs."""
+async def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
+    """Count, filter and sort the blocked set. This takes 60 ms for 10,000 VMs, in slices."""
     # The set is sorted by VMI and checkpoint. The reason in a VMI's first entry counts.
-    blocked = [tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi)]
-    placed = [of_vmi for of_vmi in blocked if _matches(filters, of_vmi[0])]
-    matching = [
-        of_vmi
-        for of_vmi in placed
-        if filters.reason is None or any(one.reason is filters.reason for one in of_vmi)
-    ]
+    blocked = (tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi))
     by_node = defaultdict[str, Counter[Reason]](Counter)
-    for first, *_ in blocked:
-        by_node[first.node][first.reason] += 1
+    namespaces: set[str] = set()
+    shown: list[tuple[BlockedVmi, ...]] = []
+    total = placed = matching = 0
+    while some := [*islice(blocked, SLICE)]:
+        for first, *_ in some:
+            by_node[first.node][first.reason] += 1
+            namespaces.add(first.namespace)
+        here = [of_vmi for of_vmi in some if _matches(filters, of_vmi[0])]
+        found = [
+            of_vmi
+            for of_vmi in here
+            if filters.reason is None or any(one.reason is filters.reason for one in of_vmi)
+        ]
+        total, placed, matching = total + len(some), placed + len(here), matching + len(found)
+        shown = nsmallest(ROWS, [*shown, *found], key=_BLOCKED_KEYS[filters.sort])
+        await asyncio.sleep(0)
     return BlockedVms(
         reasons=sum(by_node.values(), Counter()),
         by_node=by_node,
-        namespaces={first.namespace for first, *_ in blocked},
-        placed=len(placed),
-        rows=Rows(
-            # With 10,000 VMs, `sorted` would hold the interpreter's lock for 50 ms.
-            shown=tuple(nsmallest(ROWS, matching, key=_BLOCKED_KEYS[filters.sort])),
-            matching=len(matching),
-            total=len(blocked),
-        ),
+        namespaces=namespaces,
+        placed=placed,
+        rows=Rows(shown=tuple(shown), matching=matching, total=total),
     )
 
 
@@ -230,14 +236,19 @@ class FoundVms(NamedTuple):
     first: Sequence[tuple[str, str]] = ()
 
 
-def search_vms(vmis: Iterable[Vmi], filters: PageFilter) -> FoundVms:
-    """Find VMs by name, namespace and node."""
-    named = [vmi for vmi in vmis if filters.vm in f"{vmi.namespace}/{vmi.name}"]
-    return FoundVms(
-        matching=sum(not vmi.finished and _matches(filters, vmi) for vmi in named),
-        named=len(named),
-        first=nsmallest(ROWS, ((vmi.namespace, vmi.name) for vmi in named)),
-    )
+async def search_vms(vmis: list[Vmi], filters: PageFilter) -> FoundVms:
+    """Find VMs by name, namespace and node, in slices."""
+    first: list[tuple[str, str]] = []
+    matching = named = 0
+    for at in range(0, len(vmis), SLICE):
+        found = [
+            vmi for vmi in vmis[at : at + SLICE] if filters.vm in f"{vmi.namespace}/{vmi.name}"
+        ]
+        matching += sum(not vmi.finished and _matches(filters, vmi) for vmi in found)
+        named += len(found)
+        first = nsmallest(ROWS, [*first, *((vmi.namespace, vmi.name) for vmi in found)])
+        await asyncio.sleep(0)
+    return FoundVms(matching=matching, named=named, first=first)
 
 
 class PageTables(NamedTuple):

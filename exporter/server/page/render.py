@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from exporter.words.verdicts import REASONS, describe_policy
 _FOLDER = Path(__file__).parent
 
 
-def render_page(page: PageModel, links: Links, *, linked: bool) -> str:
-    """Render the status page as HTML, with all text escaped.
+def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]:
+    """Render the status page as HTML in many pieces, with all text escaped.
 
     `linked`: the page links to the API, because its listener serves the API too.
     """
@@ -52,7 +52,7 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> str:
     if page.status.ready:
         figures = page.figures
         title = f"{figures.stuck} stuck" if figures.stuck else f"{figures.blocked} blocked"
-    return _PAGE.render(
+    return _PAGE.generate(
         page=page,
         status=page.status,
         watched=watched,
@@ -186,9 +186,9 @@ _TEMPLATES.globals |= {
 _PAGE, _VM, _PROBLEM = (
     _TEMPLATES.get_template(f"{name}.html.j2") for name in ("page", "vm", "problem")
 )
-"""The pages' templates are compiled at import. Those that the status page includes are compiled when
-it is first rendered. Compiling holds the interpreter's lock, so no verdict is answered meanwhile:
-1 ms for 2 kB of a template."""
+"""These templates are compiled at import. Those that the status page includes are compiled when it
+is first rendered. Compiling holds the interpreter's lock, so no verdict is answered meanwhile: 1 ms
+for 2 kB of a template."""
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (

@@ -84,12 +84,12 @@ def build_model(
 ) -> PageModel:
     """Build the page model; `named` says whether it has the names of single VMs."""
     filters = filters or PageFilter()
-    blocked = summarize_blocked(read(service.blocked, None).entries, filters)
+    blocked = asyncio.run(summarize_blocked(read(service.blocked, None).entries, filters))
     service.view.advance(now, service.health.read_trust(now))
     unsettled = service.view.list_unsettled()
     snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
     count = OutcomeCount(snapshot)
-    searched = search_vms(service.store.vmis(), filters)
+    searched = asyncio.run(search_vms(service.store.vmis(), filters))
     found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
     for _ in chain(count, found):
         pass

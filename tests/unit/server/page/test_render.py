@@ -16,7 +16,7 @@ from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
 from exporter.health import HistoryFault, HistoryHealth, Watched
 from exporter.server.api.handlers import Service
-from exporter.server.page.model import PageFilter
+from exporter.server.page.model import PageFilter, PageModel
 from exporter.server.page.render import (
     PAGE_HEADERS,
     render_page,
@@ -110,9 +110,14 @@ def draining_service() -> Service:
     )
 
 
+def render(model: PageModel, *, linked: bool = True) -> str:
+    """The page as HTML."""
+    return "".join(render_page(model, LINKS, linked=linked))
+
+
 def shown(service: Service, filters: PageFilter | None = None) -> Document:
     """The rendered page of a service."""
-    return Document(render_page(build_model(service, filters), LINKS, linked=True))
+    return Document(render(build_model(service, filters)))
 
 
 SENTENCES: dict[str, tuple[dict[str, Any], Seconds, str, str]] = {
@@ -153,9 +158,9 @@ class TestTrust:
         """The first sentence says whether the data is current, or what the exporter waits for."""
         model = build_model(make_service(**changes), now=NOW + later)
 
-        page = Document(render_page(model, LINKS, linked=True))
+        page = Document(render(model))
 
-        assert f'class="verdict {level}" id="verdict"' in render_page(model, LINKS, linked=True)
+        assert f'class="verdict {level}" id="verdict"' in render(model)
         assert page.text("verdict") == found
 
     def test_a_missing_permission_has_its_consequence(self) -> None:
@@ -310,7 +315,7 @@ class TestRows:
         assert "shop/moving restarts ? 0" in page.text("drain")
         assert "It can be emptied." in cooled.text("drain")
         for filters, named in ((PageFilter(), True), (PageFilter(node="n2"), False)):
-            html = render_page(build_model(service, filters, named=named), LINKS, linked=named)
+            html = render(build_model(service, filters, named=named), linked=named)
             assert 'id="drain"' not in html
 
     def test_the_sentences_about_a_drain_are_separate(self) -> None:
@@ -332,7 +337,7 @@ class TestRows:
     @pytest.mark.parametrize("linked", [True, False])
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
         """The page links to the API if the listener serves it."""
-        html = render_page(build_model(busy_service()), LINKS, linked=linked)
+        html = render(build_model(busy_service()), linked=linked)
         links = {one.attributes["href"] for one in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
 
