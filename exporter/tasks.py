@@ -6,13 +6,16 @@ itself, but whose exception nobody would retrieve, uses `noting_failure`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import structlog
 
 from exporter.engine.facts.model import Seconds
 
+
+T = TypeVar("T")
 
 FIRST_PAUSE: Seconds = 1.0
 LONGEST_PAUSE: Seconds = 60.0
@@ -49,6 +52,17 @@ async def run_in_slices(work: Iterable[None], *, most: int) -> None:
     for number, _ in enumerate(work, 1):
         if number % most == 0:
             await asyncio.sleep(0)
+
+
+async def complete(work: Generator[None, None, T]) -> T:
+    """Run work that yields after each slice, and let other tasks run there; returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await asyncio.sleep(0)
 
 
 @contextmanager

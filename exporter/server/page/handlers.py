@@ -24,6 +24,7 @@ from exporter.server.page.model import (
     summarize_blocked,
 )
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
+from exporter.tasks import complete
 
 
 PIECES = 100
@@ -36,10 +37,10 @@ async def answer_page(
     """GET /. `named`: the page names VMs. `linked`: the page links to the API."""
     entries = (await service.blocked.read(None)).entries if service.health.ready else []
     filters = read_filter(request.query)
-    blocked = await summarize_blocked(entries, filters)
+    blocked = await complete(summarize_blocked(entries, filters))
     searches = named and (filters.vm or filters.namespace)
     vmis = service.store.vmis() if searches else []
-    searched = await search_vms(vmis, filters)
+    searched = await complete(search_vms(vmis, filters))
     snapshot = await service.take_snapshot()
     described = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)

@@ -4,9 +4,8 @@ The model consists of the API's answers. Its counts are those of one instant, an
 answer in each table, so that no row contradicts another row or the API.
 """
 
-import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
@@ -163,8 +162,10 @@ class BlockedVms(Struct, frozen=True, kw_only=True):
     rows: Rows[tuple[BlockedVmi, ...]]
 
 
-async def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> BlockedVms:
-    """Count, filter and sort the blocked set. This takes 60 ms for 10,000 VMs, in slices."""
+def summarize_blocked(
+    entries: list[BlockedVmi], filters: PageFilter
+) -> Generator[None, None, BlockedVms]:
+    """Count, filter and sort the blocked set. Yields after each slice: 10,000 VMs take 60 ms."""
     # The set is sorted by VMI and checkpoint. The reason in a VMI's first entry counts.
     blocked = (tuple(of_vmi) for _, of_vmi in groupby(entries, key=_of_vmi))
     by_node = defaultdict[str, Counter[Reason]](Counter)
@@ -183,7 +184,7 @@ async def summarize_blocked(entries: list[BlockedVmi], filters: PageFilter) -> B
         ]
         total, placed, matching = total + len(some), placed + len(here), matching + len(found)
         shown = nsmallest(ROWS, [*shown, *found], key=_BLOCKED_KEYS[filters.sort])
-        await asyncio.sleep(0)
+        yield
     return BlockedVms(
         reasons=sum(by_node.values(), Counter()),
         by_node=by_node,
@@ -236,8 +237,8 @@ class FoundVms(NamedTuple):
     first: Sequence[tuple[str, str]] = ()
 
 
-async def search_vms(vmis: list[Vmi], filters: PageFilter) -> FoundVms:
-    """Find VMs by name, namespace and node, in slices."""
+def search_vms(vmis: list[Vmi], filters: PageFilter) -> Generator[None, None, FoundVms]:
+    """Find VMs by name, namespace and node. Yields after each slice."""
     first: list[tuple[str, str]] = []
     matching = named = 0
     for at in range(0, len(vmis), SLICE):
@@ -247,7 +248,7 @@ async def search_vms(vmis: list[Vmi], filters: PageFilter) -> FoundVms:
         matching += sum(not vmi.finished and _matches(filters, vmi) for vmi in found)
         named += len(found)
         first = nsmallest(ROWS, [*first, *((vmi.namespace, vmi.name) for vmi in found)])
-        await asyncio.sleep(0)
+        yield
     return FoundVms(matching=matching, named=named, first=first)
 
 

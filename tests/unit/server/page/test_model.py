@@ -35,6 +35,7 @@ from exporter.server.page.model import (
     search_vms,
     summarize_blocked,
 )
+from exporter.tasks import complete
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
 from tests.support.stores import put
@@ -84,12 +85,12 @@ def build_model(
 ) -> PageModel:
     """Build the page model; `named` says whether it has the names of single VMs."""
     filters = filters or PageFilter()
-    blocked = asyncio.run(summarize_blocked(read(service.blocked, None).entries, filters))
+    blocked = asyncio.run(complete(summarize_blocked(read(service.blocked, None).entries, filters)))
     service.view.advance(now, service.health.read_trust(now))
     unsettled = service.view.list_unsettled()
     snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
     count = OutcomeCount(snapshot)
-    searched = asyncio.run(search_vms(service.store.vmis(), filters))
+    searched = asyncio.run(complete(search_vms(service.store.vmis(), filters)))
     found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
     for _ in chain(count, found):
         pass
