@@ -8,8 +8,7 @@ lock. Only the forecasts of the nodes are computed in a thread, in 20 ms for 1,0
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from aiohttp import hdrs, web
@@ -24,7 +23,7 @@ from exporter.server.page.model import (
     summarize_blocked,
 )
 from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
-from exporter.tasks import complete
+from exporter.tasks import complete, run_in_slices
 
 
 PIECES = 100
@@ -55,7 +54,10 @@ async def answer_page(
         searched=searched,
         named=named,
     )
-    return _html(await _join(render_page(page, service.links, linked=linked)))
+    text: list[str] = []
+    pieces = render_page(page, service.links, linked=linked)
+    await run_in_slices(map(text.append, pieces), most=PIECES)
+    return _html("".join(text))
 
 
 async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
@@ -70,14 +72,6 @@ async def answer_vm_page(service: Service, request: web.Request, *, linked: bool
             raise
         text = render_problem(refusal.problem, service.clock())
         return _html(text, refusal.problem.status, refusal.headers)
-
-
-async def _join(pieces: Iterator[str]) -> str:
-    text: list[str] = []
-    while some := [*islice(pieces, PIECES)]:
-        text += some
-        await asyncio.sleep(0)
-    return "".join(text)
 
 
 def _html(
