@@ -271,16 +271,18 @@ def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[Dr
     return total
 
 
-def forecast_nodes(count: OutcomeCount, durations: Mapping[str, list[Seconds]]) -> list[Forecast]:
+def forecast_nodes(
+    count: OutcomeCount, durations: Mapping[str, list[Seconds]]
+) -> Iterator[Forecast]:
     """The forecast of every node with VMIs, sorted by name, from a complete count.
 
     `durations`: the results of `find_duration`, by node.
     """
     progress, conditions = count.follow_drains(), count.snapshot.conditions
-    return [
+    return (
         _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
         for node, outcomes in count.counts.items()
-    ]
+    )
 
 
 def forecast_node(

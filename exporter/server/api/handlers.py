@@ -17,6 +17,7 @@ from exporter.counters import Counters
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import (
     Conditions,
+    Forecast,
     OutcomeCount,
     Snapshot,
     find_duration,
@@ -246,12 +247,22 @@ class Service:
         await run_in_slices(count, most=DIAGNOSED)
         return count
 
+    async def forecast_nodes(
+        self, count: OutcomeCount, durations: Mapping[str, list[Seconds]]
+    ) -> list[Forecast]:
+        """The forecast of every node with VMIs, sorted by name."""
+        forecasts: list[Forecast] = []
+        work = map(forecasts.append, forecast_nodes(count, durations))
+        await run_in_slices(work, most=DIAGNOSED)
+        return forecasts
+
     async def answer_nodes(self, _request: web.Request) -> web.Response:
         """GET /v1/nodes."""
         self._require_ready()
         durations = await self._read_durations()
         count = await self.count_outcomes(await self.take_snapshot())
-        now, forecasts = count.snapshot.conditions.now, forecast_nodes(count, durations)
+        now = count.snapshot.conditions.now
+        forecasts = await self.forecast_nodes(count, durations)
         # A generator, because `list_nodes` reads it only if a namespace cannot be read any more.
         namespaces = (namespace for namespace, _ in self.store.keys())  # noqa: SIM118 (a Store is no mapping)
         return _json(list_nodes(forecasts, namespaces, now, self.health))

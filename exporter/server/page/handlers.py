@@ -1,13 +1,11 @@
 """The HTTP handlers of the status page and of the page of one VM.
 
 They are imported when a page is first opened, because importing Jinja2 and compiling the templates
-takes 0.1 s. Filtering and rendering take 100 ms with 10,000 blocked VMs. They use only immutable
-values and run in slices, so that verdicts are answered in between. If a thread did this, a verdict
-would wait longer: Linux may run something else for 20 ms while that thread has the interpreter's
-lock. Only the forecasts of the nodes are computed in a thread, in 20 ms for 1,000 nodes.
+takes 0.2 s. Filtering and rendering take 100 ms with 10,000 blocked VMs. They run in slices, so
+that verdicts are answered in between. If a thread did this, a verdict would wait longer: Linux may
+run something else for 20 ms while that thread has the interpreter's lock.
 """
 
-import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -43,7 +41,8 @@ async def answer_page(
     snapshot = await service.take_snapshot()
     described = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)
-    tables = await asyncio.to_thread(build_tables, blocked, filters, described, count, named=named)
+    forecasts = await service.forecast_nodes(count, {})
+    tables = build_tables(blocked, filters, described, forecasts, named=named)
     page = await build_page(
         service,
         blocked,

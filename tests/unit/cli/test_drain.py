@@ -168,7 +168,7 @@ def test_a_cordoned_node_is_named_so() -> None:
 def test_silence_is_a_warning() -> None:
     """Without contact with the API server the output has a warning."""
     store = a_mixed_store()
-    forecasts = forecast_nodes(count_outcomes(store, now_in(store)), {})
+    forecasts = [*forecast_nodes(count_outcomes(store, now_in(store)), {})]
     answer = list_nodes(forecasts, ["shop"], NOW + 500.0, some_health())
     assert "Warning: no contact with the API server" in show_nodes(answer, PIPED)
 

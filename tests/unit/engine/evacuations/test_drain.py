@@ -183,7 +183,7 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
     store.put(a_movable(5, migratable=False))
     forecast, _ = forecast_node(store, "n1", now_in(store))
     assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
-    nodes = forecast_nodes(count_outcomes(store, now_in(store)), {"n1": [60.0]})
+    nodes = [*forecast_nodes(count_outcomes(store, now_in(store)), {"n1": [60.0]})]
     assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
     assert [one.vmis for one in nodes] == [4, 1]
     total = sum_outcomes(count_outcomes(store, now_in(store)).counts)

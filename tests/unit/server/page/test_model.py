@@ -95,7 +95,8 @@ def build_model(
     for _ in chain(count, found):
         pass
     described = found.answer()
-    tables = build_tables(blocked, filters, described, count, named=named)
+    forecasts = asyncio.run(service.forecast_nodes(count, {}))
+    tables = build_tables(blocked, filters, described, forecasts, named=named)
     building = build_page(
         service,
         blocked,
