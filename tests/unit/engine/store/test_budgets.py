@@ -89,10 +89,10 @@ def test_the_first_of_two_budgets_is_named() -> None:
 def test_a_budget_forbids_what_would_restart_alone() -> None:
     """A budget that forbids disruptions prevents the restart of a VM, but not its migration."""
     store = a_store(
-        a_movable(1, eviction_strategy="None"),
+        a_movable(4, eviction_strategy="None"),
         a_movable(2, eviction_strategy="LiveMigrateIfPossible", migratable=False),
         a_movable(3),
-        a_movable(4, eviction_strategy="None"),
+        a_movable(1, eviction_strategy="None"),
         *(a_launcher(number) for number in (1, 2, 3)),
         a_launcher(4, labels=()),
     )
@@ -108,6 +108,17 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
     reasons = [one.reasons for one in forecast_node(store, "n1", conditions(store))[1]]
     budget = (Why(WhySource.POD_DISRUPTION_BUDGET, "web"),)
     assert reasons == [budget, budget, (), ()]
+
+
+def test_a_budget_of_what_a_drain_leaves_out_counts_nothing() -> None:
+    """A VM that has ended and a pod without a VM do not count, even if a budget selects them."""
+    store = a_store(
+        a_movable(1, eviction_strategy="None"),
+        a_movable(2, eviction_strategy="None", phase="Succeeded"),
+        *(a_launcher(number) for number in (1, 2, 3)),
+        a_budget(),
+    )
+    assert outcomes(store) == {"db1": DrainOutcome.STAYS}
 
 
 @pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
