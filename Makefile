@@ -56,7 +56,7 @@ alerts: $(RUNTIME)
 test: needs-python $(DEVELOPMENT)
 	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
 	    $(MAKE) --no-print-directory tools
-	SOAK= $(PYTEST) -m "not soak" -n 5 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
+	SOAK= $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
 
 # Runs the tests of units and documents that need no real server, no browser and no Go, except those
 # of simulated weeks and replays. Use it while you edit code.
