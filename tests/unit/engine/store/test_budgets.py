@@ -110,7 +110,7 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
     assert reasons == [budget, budget, (), ()]
 
 
-def test_a_budget_of_what_a_drain_leaves_out_counts_nothing() -> None:
+def test_a_budget_adds_no_ended_vm_and_no_other_pod() -> None:
     """A VM that has ended and a pod without a VM do not count, even if a budget selects them."""
     store = a_store(
         a_movable(1, eviction_strategy="None"),
