@@ -33,8 +33,10 @@ LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LONGEST_ERROR = 2**16
 """The most bytes that are read of the body of an error."""
+READ_BUFFER = 2**18
+"""At twice this many bytes, no more of a response is received until some are read."""
 LARGEST_CHUNK = 2**17
-"""The most bytes read at once. A list arrives in chunks of up to 4 MiB."""
+"""The most bytes read at once."""
 LARGEST_BATCH = 32
 """The most lines in a batch. Processing them blocks the event loop for 1 ms, or for 9 ms if each is
 a migration to log. With smaller reads or batches the first list takes up to 15 % more time."""
@@ -369,12 +371,19 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
 def _make_client(configuration: Configuration, login: Login) -> ApiClient:
     """Read the CA and the client certificate. Raises `NoCredentials`."""
     try:
-        return ApiClient(configuration)
+        client = ApiClient(configuration)
     except (OSError, ValueError) as error:
         where = login.kubeconfig or configuration.ssl_ca_cert
         raise NoCredentials(
             f"the certificates of {where} cannot be used: {why_of(error)}"
         ) from error
+    # kubernetes_asyncio's session has a buffer of 2 MiB, which fills while a list is processed.
+    made = client.rest_client.pool_manager
+    client.rest_client.pool_manager = aiohttp.ClientSession(
+        connector=made.connector, trust_env=True, read_bufsize=READ_BUFFER
+    )
+    made.detach()
+    return client
 
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:

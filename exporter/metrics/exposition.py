@@ -46,8 +46,8 @@ from exporter.metrics.samples import (
 )
 
 
-SLICE = 50
-"""How many VMIs are processed without yielding. This takes 1 ms if all of them have changed."""
+SLICE = 75
+"""How many VMIs are processed without yielding. This takes 1.5 ms if all of them have changed."""
 GZIP = 31
 """zlib's `wbits` for the largest window and a header of gzip."""
 PART = 2**16
