@@ -92,7 +92,7 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
         return self.matching - len(self.shown)
 
 
-class Vms(Struct, frozen=True, kw_only=True):
+class Vms(Struct, frozen=True, kw_only=True, weakref=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
     `moves` has the VMs with a stuck move and no evacuation. `blocked` has each VM with its entries
@@ -120,7 +120,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     stuck: int = 0
 
 
-class PageModel(Struct, frozen=True, kw_only=True):
+class PageModel(Struct, frozen=True, kw_only=True, weakref=True):
     """Everything that the page shows. Fields with a default are set only if `status.ready`.
 
     - `objects`: the number of objects of each resource.
