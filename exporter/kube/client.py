@@ -377,7 +377,7 @@ def _make_client(configuration: Configuration, login: Login) -> ApiClient:
         raise NoCredentials(
             f"the certificates of {where} cannot be used: {why_of(error)}"
         ) from error
-    # kubernetes_asyncio's session has a buffer of 2 MiB, which fills while a list is processed.
+    # The session of kubernetes_asyncio buffers up to 4 MiB of each response while it is processed.
     made = client.rest_client.pool_manager
     client.rest_client.pool_manager = aiohttp.ClientSession(
         connector=made.connector, trust_env=True, read_bufsize=READ_BUFFER

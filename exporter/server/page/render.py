@@ -41,8 +41,8 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
     """Render the status page as HTML in many pieces, with all text escaped.
 
     `linked`: the page links to the API, because its listener serves the API too. Jinja's contexts
-    and macros refer to each other until a garbage collection. They get weak references, so that
-    what is known of the VMs does not wait for it: collecting several pages takes 10 ms.
+    and macros are reference cycles, which only a garbage collection frees. They get weak references
+    to the model, because collecting several models takes 10 ms.
     """
     vms = page.vms
     shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.blocked.shown))

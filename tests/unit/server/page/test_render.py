@@ -1,8 +1,10 @@
 """The page's HTML: its text, and protection against injection."""
 
 import base64
+import gc
 import hashlib
 import re
+import weakref
 from html.parser import HTMLParser
 from typing import Any
 
@@ -440,3 +442,16 @@ def test_instants_are_for_people_and_machines(instant: float | None, found: str)
 
     assert re.sub(r"</?(time|span)[^>]*>", "", html) in (found, "never")
     assert instant is None or f'datetime="{write_instant(instant)}"' in html
+
+
+def test_a_rendered_model_is_freed_without_a_garbage_collection() -> None:
+    """Jinja's contexts and macros, which are reference cycles, do not keep the model."""
+    model = build_model(busy_service())
+    kept: list[weakref.ref[Any]] = [weakref.ref(model), weakref.ref(model.vms)]
+    gc.disable()
+    try:
+        assert render(model)
+        del model
+        assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
