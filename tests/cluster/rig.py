@@ -41,8 +41,9 @@ class Rig:
         """Run a rig in its own directory, with or without audit log; the player gets `options`."""
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
+            control = RealCluster(Path(directory), audited=audited, all_crds=True)
             async with (
-                KubeVirtCluster(RealCluster(Path(directory), audited=audited)) as cluster,
+                KubeVirtCluster(control) as cluster,
                 Player(cluster, **options) as player,
             ):
                 yield cls(cluster, player)
