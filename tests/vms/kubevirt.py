@@ -86,6 +86,9 @@ def _kubevirt() -> Object:
                 "evictionStrategy": "LiveMigrate",
                 "developerConfiguration": {"useEmulation": True, **disabled},
                 "migrations": migrations,
+                # On some machines the emulated host model is kvm64. KubeVirt counts it as obsolete
+                # by default, and then finds no target node for a VM with the host model.
+                "obsoleteCPUModels": {"486": True},
             },
         },
     }
