@@ -8,12 +8,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.images import ROOT
 from tests.e2e.terminal import Terminal
@@ -43,6 +43,12 @@ class Caller:
         status, answer = self._request("GET", path, port=port)
         assert status == 200, answer
         return answer
+
+    def is_ready(self) -> bool:
+        """Whether the exporter answers that it is ready."""
+        with suppress(OSError):
+            return self._request("GET", "/readyz")[0] == 200
+        return False
 
     def _request(
         self, method: str, path: str, body: object = None, port: int = 9810
@@ -86,14 +92,14 @@ def let_in(
         type_section(terminal, "A caller of your own")
         given = Path(terminal.type_unlisted('echo "$CALLER"').strip())
         service = cluster.get("-n", NAMESPACE, "service", NAME)
-        yield (
-            terminal,
-            Caller(
-                ssl.create_default_context(cafile=given / "ca.crt"),
-                (given / "token").read_text().strip(),
-                service["spec"]["clusterIP"],
-            ),
+        caller = Caller(
+            ssl.create_default_context(cafile=given / "ca.crt"),
+            (given / "token").read_text().strip(),
+            service["spec"]["clusterIP"],
         )
+        # The pods are ready, but kube-proxy refuses connections until it has seen that.
+        wait_for(caller.is_ready, "the Service forwards to a ready pod")
+        yield terminal, caller
     cluster.kubectl("delete", "clusterrolebinding", "my-tools-my-caller")
     cluster.kubectl("delete", "namespace", NAMESPACE, "my-tools")
 
