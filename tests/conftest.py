@@ -3,6 +3,7 @@
 import inspect
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -30,6 +31,7 @@ FIRST = (
     "system/test_rig.py",
     "deploy/test_from_nothing.py",
     "descheduling/test_scenes.py",
+    "system/test_practice.py",
     "descheduling/test_gate.py",
     "system/test_dashboards_live.py",
     "system/test_crowds.py",
@@ -106,6 +108,13 @@ def _find_names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _find_names(constant)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Temporary files go to a folder that pytest removes: a killed program leaves its own."""
+    folder = str(tmp_path_factory.mktemp("files"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 @pytest.fixture

@@ -100,18 +100,20 @@ class Bench:
     raw: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     kept: dict[str, float] = field(default_factory=dict)
-    _directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="bench-")))
+    _directory: Path = field(init=False)
 
     def run(self, only: Sequence[str] = ()) -> list[Row]:
         """Measure every row, or only the named ones."""
         rows: list[Row] = []
         self.raw["sizes"] = asdict(self.sizes)
-        for name, measure in PARTS.items():
-            if not only or name in only:
-                began = time.perf_counter()
-                self.say(f"{name} ...")
-                rows += measure(self)
-                self.say(f"{name}: {time.perf_counter() - began:.0f} s")
+        with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+            self._directory = Path(directory)
+            for name, measure in PARTS.items():
+                if not only or name in only:
+                    began = time.perf_counter()
+                    self.say(f"{name} ...")
+                    rows += measure(self)
+                    self.say(f"{name}: {time.perf_counter() - began:.0f} s")
         return rows
 
     # Rows
