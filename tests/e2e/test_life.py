@@ -60,10 +60,13 @@ def moves(caller: Caller) -> int:
 
 def knows(caller: Caller, before: list[Object]) -> bool:
     """Whether every field of the present history is as before; an earlier release has fewer."""
-    now = caller.history("shop", "db2")
-    return len(now) == len(before) and all(
-        known.items() <= one.items() for known, one in zip(now, before, strict=True)
-    )
+    # A replica that ends refuses connections, and kube-proxy may not have seen yet that it ends.
+    with suppress(OSError):
+        now = caller.history("shop", "db2")
+        return len(now) == len(before) and all(
+            known.items() <= one.items() for known, one in zip(now, before, strict=True)
+        )
+    return False
 
 
 def test_an_upgrade_and_the_way_back_lose_nothing(
