@@ -112,7 +112,7 @@ def _find_names(code: CodeType) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Temporary files go to a folder that pytest removes: a killed program leaves its own."""
+    """Temporary files go where pytest removes them, because killed programs leave theirs."""
     folder = str(tmp_path_factory.mktemp("files"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 

@@ -100,7 +100,7 @@ class Bench:
     raw: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     kept: dict[str, float] = field(default_factory=dict)
-    _directory: Path = field(init=False)
+    _directory: Path = field(init=False, repr=False)
 
     def run(self, only: Sequence[str] = ()) -> list[Row]:
         """Measure every row, or only the named ones."""
