@@ -123,7 +123,7 @@ bench: needs-go $(DEVELOPMENT)
 # MONTHS=--write writes the tables of docs/alerts.md.
 alert-months: needs-go $(DEVELOPMENT)
 	@tests/tools/build alert-months
-	$(BIN)/python -m tests.alerts.months $(SCENARIOS) --seeds $(or $(SEEDS),1) $(MONTHS)
+	$(BIN)/python -m tests.months $(SCENARIOS) --seeds $(or $(SEEDS),1) $(MONTHS)
 
 # Builds other versions of KubeVirt, Kubernetes and the descheduler, runs the tests with them, and
 # writes docs/versions.md and tests/matrix/results.md. With two cores it takes an hour and a half,

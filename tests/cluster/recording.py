@@ -15,7 +15,7 @@ from .kubevirt import KubeVirtCluster
 from .versions import RUNNING
 
 
-RECORDED = Path(__file__).parents[1] / "recorded"
+RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 """A folder for each version of KubeVirt."""
 
 _IS_RECORDING = bool(os.environ.get("RECORD"))

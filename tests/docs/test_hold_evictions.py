@@ -4,7 +4,7 @@ import re
 
 from exporter.engine.facts.model import ReviewOutcome
 from exporter.settings import load_settings
-from tests.descheduling.gate import fill_table
+from tests.integration.descheduling.gate import fill_table
 from tests.support.documents import GATE_RESULTS, HOLD_EVICTIONS, ROOT, bare, chapters, read
 
 

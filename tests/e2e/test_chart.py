@@ -14,13 +14,13 @@ import yaml
 
 from tests.cluster import namespace, vmi
 from tests.cluster.users import User, kubeconfig
-from tests.deploy.test_chart import site_values
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.documents import CERTIFICATE, SECTIONS, commands, type_section
 from tests.e2e.images import EXPORTER
 from tests.e2e.node import SERVER
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAME, NAMESPACE
+from tests.integration.deploy.test_chart import site_values
 from tests.support.documents import code_blocks
 from tests.support.kubectl_plugin import write_plugin
 

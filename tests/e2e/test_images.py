@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from exporter import __version__
-from tests.deploy.test_sbom import pins
 from tests.e2e.images import DESCHEDULER, EXPORTER, Image
+from tests.integration.deploy.test_sbom import pins
 
 
 INSTALLERS = re.compile(r"bin/(apt|apt-get|bash|dash|dpkg|pip3?|sh)$|/(ensurepip|pip)/")

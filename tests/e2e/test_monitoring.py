@@ -11,11 +11,11 @@ import pytest
 from playwright.async_api import expect
 
 from tests.cluster import vmi
-from tests.deploy.test_operator import operator_crds
 from tests.e2e.cluster import ONLY_FULL, Cluster, Object, wait_for
 from tests.e2e.documents import CERTIFICATE, SECTIONS, commands, type_section
 from tests.e2e.images import ALERTMANAGER, OPERATOR, PROMETHEUS, RELOADER, ROOT
 from tests.generate.manifests import NAMESPACE, only, overlay
+from tests.integration.deploy.test_operator import operator_crds
 from tests.support.browser import chromium
 from tests.support.builders import rfc3339
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from exporter.demo import objects
-from tests.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
 from tests.cluster import poll
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.documents import CERTIFICATE, type_section
 from tests.e2e.kubevirt import KubeVirt
 from tests.e2e.terminal import Terminal
 from tests.generate.manifests import NAMESPACE
+from tests.integration.alerts.test_runbooks import EVERY_COMMAND, TEXTS, commands
 from tests.support.kubectl_plugin import write_plugin
 
 

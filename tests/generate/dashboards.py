@@ -24,10 +24,10 @@ from playwright.async_api import Browser, Page, Route
 
 from dashboards.build import ONE_VM, OVERVIEW, TRENDS
 from tests.generate.screenshots import FOLDER, write_picture
+from tests.integration.alerts.test_dashboards_live import HONORED, RULES_FASTER, Watched, watching
 from tests.support.browser import chromium
 from tests.support.dashboards import Query, perses_dashboards
 from tests.support.documents import ROOT
-from tests.system.test_dashboards_live import HONORED, RULES_FASTER, Watched, watching
 
 
 SOURCE = ROOT / "tests" / "tools" / "perses-page"

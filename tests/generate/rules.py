@@ -25,7 +25,7 @@ RULES = ALERTS / "rules.yaml"
 PROMETHEUS_RULE = ALERTS / "prometheusrule.yaml"
 RUNBOOKS = ALERTS / "runbooks"
 PINT = ALERTS / "pint.hcl"
-CASES = sorted((Path(__file__).parents[1] / "alerts").glob("*.yaml"))
+CASES = sorted((Path(__file__).parents[1] / "integration" / "alerts").glob("*.yaml"))
 
 _HEAD = """\
 # Derived from rules.yaml by `make rules`: edit that file. The labels are those of KubeVirt's own

@@ -11,10 +11,10 @@ from tests.cluster.versions import PINNED
 
 RESULTS = Path(__file__).parent / "results.json"
 SUITES = {
-    "rig": "tests/system/test_rig.py",
-    "descheduler's scenes": "tests/descheduling/test_scenes.py",
-    "watch": "tests/system/test_watch.py",
-    "webhook": "tests/system/test_admission_live.py",
+    "rig": "tests/integration/kubevirt/test_rig.py",
+    "descheduler's scenes": "tests/integration/descheduling/test_scenes.py",
+    "watch": "tests/program/test_watch.py",
+    "webhook": "tests/integration/apiserver/test_admission_live.py",
 }
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
@@ -58,7 +58,7 @@ PAIRS = (
 
 
 TESTED = (
-    *("exporter", "deploy/descheduler/verdicts", "tests/cluster", "tests/descheduling"),
+    *("exporter", "deploy/descheduler/verdicts", "tests/cluster", "tests/integration/descheduling"),
     *SUITES.values(),
 )
 """What a run tests: the package with its simulated nodes, the plugin, the rig and the suites."""

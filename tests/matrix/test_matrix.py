@@ -11,13 +11,13 @@ from tests.support.documents import ROOT
 
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.system.test_rig" name="test_a">
+<testcase classname="tests.rig.test_rig" name="test_a">
 <properties><property name="proven" value="rig: KubeVirt waits 20 s"/>
 <property name="proven" value="rig: a wait of 3 s"/></properties>
 </testcase>
-<testcase classname="tests.system.test_rig" name="test_b"><failure message="no"/></testcase>
-<testcase classname="tests.system.test_rig" name="test_c"><error message="no fixture"/></testcase>
-<testcase classname="tests.system.test_rig" name="test_d">
+<testcase classname="tests.rig.test_rig" name="test_b"><failure message="no"/></testcase>
+<testcase classname="tests.rig.test_rig" name="test_c"><error message="no fixture"/></testcase>
+<testcase classname="tests.rig.test_rig" name="test_d">
 <skipped message="KubeVirt 1.7.0: no backup"/></testcase>
 </testsuite></testsuites>"""
 

@@ -18,10 +18,10 @@ OPERATE = ROOT / "docs" / "operate.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 SECURITY = ROOT / "SECURITY.md"
-CLAIMS = ROOT / "tests" / "deploy" / "claims.md"
+CLAIMS = ROOT / "tests" / "integration" / "deploy" / "claims.md"
 VERSIONS = ROOT / "docs" / "versions.md"
 MATRIX_RESULTS = ROOT / "tests" / "matrix" / "results.md"
-GATE_RESULTS = ROOT / "tests" / "descheduling" / "results.md"
+GATE_RESULTS = ROOT / "tests" / "integration" / "descheduling" / "results.md"
 WHAT_IF = ROOT / "docs" / "what-if.md"
 
 DOCUMENTS = sorted(

@@ -1,4 +1,4 @@
-"""Situations from public reports (`tests/field`), played as objects of an API server."""
+"""Situations from public reports (`tests/data/field`), played as objects of an API server."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from exporter.demo.objects import Object, format_time
 from exporter.demo.store import RESOURCES, ObjectStore, key_of
 
 
-FIELD = Path(__file__).parents[1] / "field"
+FIELD = Path(__file__).parents[1] / "data" / "field"
 _RESOURCES = {resource.plural: resource for resource in RESOURCES}
 _AGO = re.compile(r"@now-(\d+)s")
 

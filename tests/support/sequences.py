@@ -1,7 +1,7 @@
 """The fields that a migration writes to VMI, VMIMs and launcher pods, in order.
 
 A sequence has all versions of these objects, as a watch reports them. The sequences of real nodes
-are in `tests/recorded/VERSION-nodes/*.jsonl`; the simulated cluster makes its own sequences.
+are in `tests/data/recorded/VERSION-nodes/*.jsonl`; the simulated cluster makes its own sequences.
 """
 
 import json

@@ -442,7 +442,9 @@ def test_a_history_without_a_namespace_is_in_the_exporter_s_own(text: str, names
 
 # --- exceptions from the policy
 
-MATCHES = json.loads((Path(__file__).parents[1] / "vectors" / "overrides.json").read_text())
+MATCHES = json.loads(
+    (Path(__file__).parents[1] / "data" / "vectors" / "overrides.json").read_text()
+)
 
 
 @pytest.mark.parametrize("case", MATCHES, ids=[one["case"] for one in MATCHES])

@@ -13,7 +13,7 @@ from tests.support.sequences import find_written, read_sequence
 from .lab import Lab, Plan
 
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
+RECORDED = Path(__file__).parents[2] / "data" / "recorded" / "1.8.4-nodes"
 LIBVIRT = "virError(Code=9, Domain=10, Message='operation failed: migration failed')"
 BEGUN = ["migrationUid", "targetNodeAddress", "startTimestamp", "targetNodeDomainDetected"]
 FAILED = ["endTimestamp", "failed", "failureReason"]

@@ -1,6 +1,6 @@
 """The Lease's timing, on an event loop with simulated time.
 
-`tests/chaos/test_replicas.py` shows takeovers on a real API server.
+`tests/integration/chaos/test_replicas.py` shows takeovers on a real API server.
 """
 
 import asyncio

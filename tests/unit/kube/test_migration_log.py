@@ -28,7 +28,7 @@ from tests.support.builders import (
 from tests.support.stores import ClockedStore
 
 
-RECORDED = Path(__file__).parents[2] / "recorded" / "1.8.4-nodes"
+RECORDED = Path(__file__).parents[2] / "data" / "recorded" / "1.8.4-nodes"
 RESOURCES = {
     "VirtualMachineInstance": Resource.VMIS,
     "VirtualMachineInstanceMigration": Resource.VMIMS,

@@ -59,7 +59,7 @@ from tests.support.builders import (
 from tests.support.stores import ClockedStore, a_verdict_view, put, remove
 
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "metrics.txt"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
 PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} | {*COOLING}

@@ -1,7 +1,7 @@
 """Every state of an evacuation, from recorded objects of KubeVirt's own controllers.
 
-The files in `tests/recorded/VERSION` come from the rig (`RECORD=1` with
-`tests/system/test_rig.py`). In each file, `source` says which controller wrote what.
+The files in `tests/data/recorded/VERSION` come from the rig (`RECORD=1` with
+`tests/integration/kubevirt/test_rig.py`). In each file, `source` says which controller wrote what.
 """
 
 import json
@@ -28,7 +28,7 @@ RESOURCES = {
     "KubeVirt": Resource.KUBEVIRTS,
 }
 
-FOLDER = Path(__file__).parents[3] / "recorded"
+FOLDER = Path(__file__).parents[3] / "data" / "recorded"
 FILES = sorted(FOLDER.glob("*/*.json"))
 FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
 VERSION = "{0.parent.name}".format

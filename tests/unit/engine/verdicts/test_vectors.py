@@ -17,10 +17,10 @@ from exporter.engine.facts.policy import Verdict
 from exporter.engine.verdicts.rules import not_ours
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event, parse_object
 from exporter.settings import InvalidSettings, read_settings
+from tests.data.vectors import Kind, Probe, all_argument_cases, all_probes, all_refused
 from tests.support.builders import NOW
 from tests.support.stores import ClockedStore
 from tests.support.verdicts import decide
-from tests.vectors import Kind, Probe, all_argument_cases, all_probes, all_refused
 
 
 class Fault(StrEnum):

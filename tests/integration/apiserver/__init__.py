@@ -1,0 +1,1 @@
+"""The whole program with a real API server."""

@@ -1,0 +1,517 @@
+"""The Helm chart: it renders what kustomize renders, and a real API server accepts it."""
+
+import itertools
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from exporter.settings import read_settings
+from tests.cluster import RealCluster, find_binary
+from tests.generate.manifests import (
+    CHART,
+    CHART_COPIES,
+    ELSEWHERE,
+    NAME,
+    NAMESPACE,
+    Object,
+    build,
+    config_of,
+    containers,
+    localize,
+    only,
+    overlay,
+    pod_templates,
+    write_overlay,
+)
+from tests.generate.rules import all_alerts, load_groups
+from tests.integration.deploy.schemas import find_faults
+from tests.integration.deploy.server import apply
+from tests.support.documents import DEPLOY, ROOT, chapters, code_blocks
+
+
+KUBERNETES = "1.37.2"
+CI = [
+    yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in sorted((CHART / "ci").glob("*-values.yaml"))
+]
+TOOL_LABELS = {
+    "helm.sh/chart",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+}
+MONITORING = {
+    "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
+}
+MODES: dict[str, tuple[Object, str, list[str]]] = {
+    "metrics": ({"mode": "metrics"}, "base", ["components/cert-manager"]),
+    "metrics, plain": (
+        {"mode": "metrics", "tls": {"enabled": False}},
+        "base",
+        ["components/plain-metrics"],
+    ),
+    "sidecar": ({"mode": "sidecar"}, "overlays/sidecar", ["components/cert-manager"]),
+    "standalone": ({"mode": "standalone"}, "overlays/standalone", ["components/cert-manager"]),
+    "admission": (
+        {"mode": "standalone", "admission": {"enabled": True}},
+        "overlays/admission",
+        ["components/cert-manager"],
+    ),
+}
+"""The chart's values, and the folder and components with which kustomize renders the same."""
+
+
+def helm(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run helm with this standard input."""
+    command = [str(find_binary("helm")), *arguments]
+    return subprocess.run(command, input=given, check=False, capture_output=True, text=True)
+
+
+def template(values: Object, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
+    """`helm template` of our chart with these values."""
+    options = ("--namespace", namespace, "--kube-version", KUBERNETES, "--values", "-")
+    return helm("template", NAME, str(CHART), *options, given=yaml.safe_dump(values))
+
+
+def lint(values: Object) -> subprocess.CompletedProcess[str]:
+    """`helm lint --strict` of our chart with these values."""
+    return helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
+
+
+def charted(values: Object, namespace: str = NAMESPACE) -> tuple[Object, ...]:
+    """The objects that the chart renders."""
+    made = template(values, namespace)
+    assert made.returncode == 0, made.stderr
+    return tuple(filter(None, yaml.safe_load_all(made.stdout)))
+
+
+def comparable(objects: Iterable[Object]) -> dict[str, Object]:
+    """The objects by kind and name, without hashes and tool labels, and with parsed ConfigMaps."""
+    text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps([*objects]))
+    found = {}
+    for one in json.loads(text):
+        labels = one["metadata"].get("labels", {})
+        one["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
+        if one["kind"] == "ConfigMap":
+            one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}
+        if one["kind"] == "PodMonitor":  # only kustomize's transformer needs the annotations
+            one["metadata"].pop("annotations", None)
+        found[f"{one['kind']} {one['metadata']['name']}"] = one
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "namespace"), [*((mode, ELSEWHERE) for mode in MODES), ("admission", NAMESPACE)]
+)
+def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
+    """Chart and kustomize render equal objects; only the Namespace is missing from the chart."""
+    values, folder, components = MODES[mode]
+    kustomized = overlay(
+        {"namespace": namespace},
+        resources=[folder, "overlays/monitoring"],
+        components=components,
+        transformers=["namespace"],
+    )
+    ours = comparable(charted({**values, **MONITORING}, namespace))
+    theirs = comparable(one for one in kustomized if one["kind"] != "Namespace")
+
+    assert ours.keys() == theirs.keys()
+    for name, one in ours.items():
+        assert one == theirs[name], name
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
+def test_events_add_a_setting_and_the_component(namespace: str) -> None:
+    """`events.enabled` sets `events: true`, and adds what the component adds."""
+    without, ours = (
+        comparable(charted({"events": {"enabled": on}}, namespace)) for on in (False, True)
+    )
+    place = {"namespace": namespace}
+    kustomized = overlay(
+        place, resources=["base"], components=["components/events"], transformers=["namespace"]
+    )
+    theirs = comparable(kustomized)
+    config = ours.pop(f"ConfigMap {NAME}-config")["data"]
+
+    before = without.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
+    assert config == {"config.yaml": {**before, "events": True}}
+    added = {f"{kind} {NAME}-events" for kind in ("ClusterRole", "ClusterRoleBinding")}
+    assert ours.keys() - without.keys() == added
+    assert all(ours[name] == theirs[name] for name in added)
+
+
+def test_every_object_says_that_helm_made_it() -> None:
+    """Every object has the two labels that the comparison ignores."""
+    for one in charted(MONITORING):
+        assert one["metadata"]["labels"].keys() >= TOOL_LABELS
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"mode": "sidecar", "tls": {"enabled": False}},
+            "needs mode=metrics, not mode=sidecar",
+        ),
+        ({"admission": {"enabled": True}}, "admission.enabled needs mode=standalone"),
+        (
+            {
+                "mode": "standalone",
+                "admission": {"enabled": True},
+                "config": {"admission": {"groups": ["x'] || true || 'x' in ['"]}},
+            },
+            "config.admission.groups",
+        ),
+        ({"mode": "side-car"}, "mode"),
+        ({"podmonitor": {"enabled": True}}, "podmonitor"),
+        ({"podMonitor": {"interval": 30}}, "podMonitor"),
+        ({"config": {"foo": 1}}, "at '/config': additional properties 'foo' not allowed"),
+        (
+            {"config": {"policy": {"migrationCooldown": "banana"}}},
+            "at '/config/policy/migrationCooldown': 'banana'",
+        ),
+        (
+            {"config": {"stuck": {"failedAttempts": 0}}},
+            "at '/config/stuck/failedAttempts': minimum: got 0, want 1",
+        ),
+        (
+            {"image": {"exporter": {"tag": "sha256:" + "0" * 64}}},
+            "at '/image/exporter/tag': 'sha256:",
+        ),
+        (
+            {"image": {"exporter": {"repository": "registry.example:5000/exporter:0.1.0"}}},
+            "at '/image/exporter/repository': 'registry.example:5000/exporter:0.1.0'",
+        ),
+        (
+            {"image": {"exporter": {"repository": f"registry.example/exporter@sha256:{'0' * 64}"}}},
+            "at '/image/exporter/repository': 'registry.example/exporter@sha256:",
+        ),
+        (
+            {"mode": "sidecar", "descheduler": {"policy": {"kind": "DeschedulerPolicy"}}},
+            "descheduler.policy: expected the plugin KubeVirtVerdicts",
+        ),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name: expected the name"),
+        (
+            {"prometheusRule": {"enabled": True, "disabled": ["KubeVirtVMChurns"]}},
+            "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
+    """`helm template` refuses wrong values, and its error names them."""
+    refused = template(values)
+
+    assert refused.returncode != 0
+    assert said in refused.stderr
+
+
+def leaves(schema: Object) -> st.SearchStrategy[Any]:
+    """Values of a schema: of each key one of its examples or choices, or none."""
+    if "examples" in schema:
+        return st.sampled_from(schema["examples"])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema.get("type") == "boolean":
+        return st.booleans()
+    optional = {key: leaves(one) for key, one in schema["properties"].items() if key != "global"}
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+SENTENCES = (
+    "tls.enabled=false needs mode=metrics",
+    "admission.enabled needs mode=standalone",
+    "descheduler.policy: expected the plugin KubeVirtVerdicts",
+    "serviceAccount.name: expected the name of an existing account",
+    "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
+)
+"""Why the chart refuses values that its schema accepts."""
+
+
+async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
+    cluster: RealCluster, tmp_path: Path, prove: Callable[[str], None]
+) -> None:
+    """Of any values from the schema, the API server accepts the objects, or the chart says why.
+
+    It accepts the objects of the values for CI too.
+    """
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    openapi = await cluster.admin.request("GET", "/openapi/v2")
+    sets: list[Object] = []
+
+    @seed(2611)
+    @settings(max_examples=16, database=None, deadline=None, phases=[Phase.generate])
+    @given(leaves(schema))
+    def draw(values: Object) -> None:
+        sets.append(values)
+
+    draw()
+    drawn = len(sets)
+    sets += CI
+    for space in ("shop", "db", "dashboards"):
+        await cluster.namespace(space)
+    refused = Counter[str]()
+    for values in sets:
+        made, linted = template(values), lint(values)
+        if made.returncode:
+            (why,) = [one for one in SENTENCES if one in made.stderr]
+            assert why in linted.stderr  # helm lint only reports a template's `fail`
+            refused[why] += 1
+            continue
+        assert not made.stderr, made.stderr
+        assert linted.returncode == 0, linted.stdout
+        objects = tuple(filter(None, yaml.safe_load_all(made.stdout)))
+        read_settings(config_of(objects))
+        found = find_faults(objects, openapi, tmp_path)
+        assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+        await apply(cluster.admin, objects, dryRun="All")
+    accepted = drawn - refused.total()
+    prove(f"chart: of {drawn} sets of values {accepted} are accepted, refused: {dict(refused)}")
+    assert accepted
+    assert refused
+    assert (drawn, len(sets) - drawn) == (16, 5)
+
+
+async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
+    cluster: RealCluster,
+) -> None:
+    """The webhook is called for the configured groups; the API server accepts its condition."""
+    group = "system:serviceaccounts:kube-system"
+    values = {
+        "mode": "standalone",
+        "admission": {"enabled": True},
+        "config": {"admission": {"groups": [group]}},
+    }
+    objects = charted(values)
+    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    conditions = {one["name"]: one["expression"] for one in webhook["matchConditions"]}
+    in_group = f"request.userInfo.groups.exists(group, group in ['{group}'])"
+    assert conditions["listed-users"].endswith(f"] || {in_group}")
+    page = (ROOT / "docs" / "hold-evictions.md").read_text()
+    assert in_group.replace(group, "GROUP") in page
+    await apply(cluster.admin, objects, dryRun="All")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"admission": {"enabled": True, "observe": True}},
+        {"admission": {"enabled": True}, "config": {"admission": {"observe": True}}},
+    ],
+    ids=["value", "setting"],
+)
+def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
+    """With `admission.observe` the webhook is called for all users, and the setting is on."""
+    objects = charted({"mode": "standalone", **values})
+    (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
+    assert read_settings(config_of(objects)).admission.observe
+
+
+def test_own_settings_are_merged_over_those_of_the_mode() -> None:
+    """`config` is merged over the mode's settings; other settings stay."""
+    values = {"mode": "standalone", "config": {"policy": {"migrationCooldown": "1h"}}}
+    changed, plain = (
+        comparable(charted(one))[f"ConfigMap {NAME}-config"]["data"]["config.yaml"]
+        for one in (values, {"mode": "standalone"})
+    )
+
+    assert changed["policy"].pop("migrationCooldown") == "1h"
+    assert plain["policy"].pop("migrationCooldown") == "15m"
+    assert changed == plain
+
+
+def test_alerts_follow_the_conventions_of_a_site() -> None:
+    """Alerts can be left out, labelled, and given other runbooks; recording rules stay."""
+    chosen: Object = {
+        "disabled": ["KubeVirtVMChurning", "KubeVirtEvictionExporterStale"],
+        "additionalLabels": {"release": "ours"},
+        "additionalRuleLabels": {"team": "virt", "severity": "page"},
+        "runbookUrlPrefix": "https://wiki.example/runbooks/",
+    }
+    made = only(charted({"prometheusRule": {"enabled": True, **chosen}}), "PrometheusRule")
+    expected = load_groups()
+    for group in expected["groups"]:
+        group["rules"] = [
+            one for one in group["rules"] if one.get("alert") not in chosen["disabled"]
+        ]
+    for name, alert in all_alerts(expected).items():
+        alert["labels"] |= chosen["additionalRuleLabels"]
+        alert["annotations"]["runbook_url"] = f"https://wiki.example/runbooks/{name}.md"
+
+    assert made["spec"] == expected
+    assert made["metadata"]["labels"].items() >= chosen["additionalLabels"].items()
+
+
+def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
+    """With `dashboards.fleet` the dashboards are those of `dashboards/fleet`."""
+    objects = charted({"dashboards": {"enabled": True, "fleet": True}})
+    made = [one["data"] for one in objects if one["metadata"]["labels"].get("grafana_dashboard")]
+
+    assert {name: json.loads(text) for data in made for name, text in data.items()} == {
+        path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards/fleet").iterdir()
+    }
+
+
+def test_dashboards_of_perses_are_those_of_kustomize() -> None:
+    """`dashboards.perses` adds the objects of `dashboards/perses`."""
+    made = [
+        (one["metadata"]["name"], one["spec"])
+        for one in charted({"dashboards": {"perses": True}})
+        if one["kind"] == "PersesDashboard"
+    ]
+
+    assert sorted(made) == sorted(
+        (one["metadata"]["name"], one["spec"]) for one in build(ROOT / "dashboards/perses")
+    )
+
+
+def test_a_changed_setting_makes_new_pods() -> None:
+    """A changed setting changes the ConfigMap's name, so that pods are replaced."""
+    names = {
+        one["metadata"]["name"]
+        for cooldown in ("15m", "1h")
+        for one in charted({"config": {"policy": {"migrationCooldown": cooldown}}})
+        if one["kind"] == "ConfigMap"
+    }
+
+    assert len(names) == 2
+
+
+def test_values_that_admins_expect_reach_the_pods() -> None:
+    """Account, labels, class, volumes and flags are those of the values.
+
+    The test of the documented overlay has the other values.
+    """
+    values: Object = {
+        "mode": "sidecar",
+        "image": {"exporter": {"pullPolicy": "Always"}},
+        "serviceAccount": {"create": False, "name": "ours"},
+        "commonLabels": {"team": "virt", "app.kubernetes.io/name": "mine"},
+        "podLabels": {"inject": "false"},
+        "priorityClassName": "",
+        "extraVolumes": [{"name": "ours", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours"}],
+        "descheduler": {"interval": "5m", "verbosity": 4, "args": ["--dry-run"]},
+    }
+    objects = charted(values)
+    (template,) = pod_templates(objects)
+    pod, parts = template["spec"], containers(template)
+    exporter, arguments = parts["exporter"], parts["descheduler"]["args"]
+
+    assert exporter["imagePullPolicy"] == "Always"
+    assert values["extraVolumes"][0] in pod["volumes"]
+    assert values["extraVolumeMounts"][0] in exporter["volumeMounts"]
+    assert pod["serviceAccountName"] == "ours"
+    assert "priorityClassName" not in pod
+    assert template["metadata"]["labels"].items() >= {"team": "virt", "inject": "false"}.items()
+    assert {"--descheduling-interval=5m", "--v=4", "--dry-run"} <= set(arguments)
+    names = {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in objects}
+    assert names == {NAME}
+    assert all(one["metadata"]["labels"]["team"] == "virt" for one in objects)
+    accounts = [one for one in objects if one["kind"] == "ServiceAccount"]
+    assert not accounts
+    subjects = {
+        subject["name"]
+        for one in objects
+        if one["kind"].endswith("RoleBinding")
+        for subject in one["subjects"]
+    }
+    assert subjects == {"ours"}
+
+
+def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
+    """With `config.namespaces`, only KubeVirt objects and nodes are read in the whole cluster."""
+    objects = charted({"config": {"namespaces": ["shop", "db"]}, "events": {"enabled": True}})
+    named = [
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects
+    ]
+
+    everywhere = only(objects, "ClusterRole", f"{NAME}-reader")
+    read = {one for rule in everywhere["rules"] for one in rule["resources"]}
+    assert read == {"kubevirts", "nodes"}
+    for role, space in itertools.product(("reader", "events"), ("shop", "db")):
+        assert ("Role", space, f"{NAME}-{role}") in named
+        assert ("RoleBinding", space, f"{NAME}-{role}") in named
+    assert ("ClusterRole", None, f"{NAME}-events") not in named
+
+
+def site_values(digest: str) -> Object:
+    """Values as a site sets them, the same as in the overlay of deploy/README.md."""
+    infra = {"matchExpressions": [{"key": "node-role.kubernetes.io/infra", "operator": "Exists"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [infra]}}
+    scrapers = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["networkPolicy"]
+    return {
+        "mode": "standalone",
+        "image": {"exporter": {"digest": digest}},
+        "commonLabels": {"team": "virtualization"},
+        "config": {"namespaces": ["shop", "db"]},
+        "replicas": 3,
+        "priorityClassName": "infrastructure",
+        "affinity": {"nodeAffinity": required},
+        "podAnnotations": {"example.org/owner": "virtualization"},
+        "extraEnv": [{"name": "TZ", "value": "Europe/Berlin"}],
+        "serviceAccount": {"annotations": {"example.org/owner": "virtualization"}},
+        "networkPolicy": {"scrapers": [*scrapers["scrapers"], "observability"]},
+    }
+
+
+def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
+    """The overlay of deploy/README.md renders what the chart renders with the named values."""
+    kustomization, role = code_blocks(chapters(DEPLOY)["The chart's values with kustomize"], "yaml")
+    own, folders = localize(yaml.safe_load(kustomization))
+    write_overlay(tmp_path, own, **folders)
+    begun = (CHART / "files/config/standalone.yaml").read_text(encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(f"{begun}namespaces: [shop, db]\n", encoding="utf-8")
+
+    values = site_values("sha256:" + "0123456789abcdef" * 4)
+    roles = f"{role}---\n{role.replace('namespace: shop', 'namespace: db')}"
+    ours, theirs = charted(values), [*build(tmp_path), *yaml.safe_load_all(roles)]
+
+    for place in (None, NAMESPACE, "shop", "db"):
+        made, documented = (
+            comparable(
+                one
+                for one in objects
+                if one["metadata"].get("namespace") == place and one["kind"] != "Namespace"
+            )
+            for objects in (ours, theirs)
+        )
+        assert made.keys() == documented.keys()
+        for name, one in made.items():
+            assert one == documented[name], name
+
+
+def test_the_files_of_the_chart_are_copies() -> None:
+    """Each file that Helm reads equals the file that kustomize uses; `make manifests` copies it."""
+    for copy, source in CHART_COPIES.items():
+        assert copy.read_bytes() == source.read_bytes(), copy
+        assert not copy.is_symlink()
+    found = {path for path in (CHART / "files").rglob("*") if path.is_file()}
+    assert found == CHART_COPIES.keys()
+
+
+def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
+    """The schema has the keys of values.yaml, each with a description."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    del schema["properties"]["global"]  # the values of Helm itself
+
+    def same(values: Object, schema: Object) -> bool:
+        return values.keys() == schema["properties"].keys() and all(
+            same(values[name], one) if "properties" in one else bool(one["description"])
+            for name, one in schema["properties"].items()
+        )
+
+    assert same(values, schema)

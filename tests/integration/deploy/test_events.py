@@ -1,0 +1,42 @@
+"""`deploy/components/events` adds one verb, with which the exporter writes Events."""
+
+from pathlib import Path
+
+from tests.cluster import VMIS, RealCluster, poll
+from tests.cluster.resources import EVENTS
+from tests.generate.manifests import render
+from tests.integration.deploy.server import account, applied, granted
+from tests.integration.deploy.test_admission import migrated_vm
+from tests.support.program import program
+
+
+async def test_one_verb_is_added(cluster: RealCluster, tmp_path: Path) -> None:
+    """The component adds only the verb `create` on Events, which is enough to write them."""
+    async with account(cluster, "base") as user, cluster.client(user) as client:
+        before = await granted(client)
+        async with applied(cluster.admin, render("components/events")):
+
+            async def in_force() -> bool:
+                return await granted(client) != before
+
+            await poll(in_force, what="the role in force")
+            more = await granted(client) - before
+            arguments = ("--kubeconfig", str(cluster.kubeconfig(user)))
+            async with (
+                migrated_vm(cluster.admin),
+                program(tmp_path, *arguments, config={"events": True}) as exporter,
+            ):
+                await exporter.ready()
+                await exporter.until_verdict("default", "moved", "preEviction", "cooldown")
+                await exporter.verdict("default", "moved")
+
+                async def written() -> list[object]:
+                    return [
+                        one["involvedObject"]["kind"]
+                        for one in (await cluster.admin.list(EVENTS, "default"))["items"]
+                        if one["reason"] == "EvictionBlocked"
+                    ]
+
+                assert await poll(written, what="an Event") == [VMIS.kind]
+
+    assert more == {("create", "events.k8s.io", "events", "")}

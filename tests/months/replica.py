@@ -1,0 +1,290 @@
+"""One replica of the exporter in this process: built as the program builds it, without HTTP."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+
+from exporter.app import build_service
+from exporter.counters import Counters
+from exporter.demo.status import ApiResource
+from exporter.demo.store import (
+    BUDGETS,
+    KUBEVIRTS,
+    MIGRATIONS,
+    NODES,
+    PODS,
+    VMIS,
+    Change,
+)
+from exporter.engine.facts.changes import NodesSeen, NoticeKind
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.health import Health, HistoryFault, HistoryHealth, Restart, Watched, list_watches
+from exporter.history.changes import PendingChanges
+from exporter.history.format import seal, unseal
+from exporter.kube.migration_log import MigrationLog
+from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event
+from exporter.kube.watch.feed import Feed, Listing
+from exporter.settings import Settings
+from tests.months.cluster import World
+
+
+SYNC = 2.0
+"""A start lists each resource within these seconds."""
+BOOKMARKS = (50.0, 65.0)
+"""The API server sends a bookmark after so many quiet seconds."""
+MISSED_AFTER = 30.0
+"""A replica that does not write the history writes a change after these seconds."""
+WATCHED: dict[Resource, ApiResource] = {
+    Resource.VMIS: VMIS,
+    Resource.VMIMS: MIGRATIONS,
+    Resource.KUBEVIRTS: KUBEVIRTS,
+    Resource.PODS: PODS,
+    Resource.NODES: NODES,
+    Resource.BUDGETS: BUDGETS,
+}
+
+
+class Replica:
+    """A replica that watches the world's cluster; `shared` is the stored history of all replicas.
+
+    `peers` are the replicas that read what this one writes; it may be one of them.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        shared: dict[int, bytes],
+        peers: list[Replica],
+        policy: Policy | None = None,
+        webhook: bool = False,
+    ) -> None:
+        self.name = name
+        self.offset = world.chance.uniform(1, 29)
+        """When within a scrape interval it is scraped."""
+        self.leads = not peers
+        self.writable = True
+        self.up = False
+        self.polls = False
+        """Whether a plugin asks for its verdicts."""
+        self._world = world
+        self._shared = shared
+        self._peers = peers
+        self._webhook = webhook
+        self._settings = Settings(policy=policy or Policy())
+        self._cut: set[Resource] = set()
+        self._read: dict[Resource, int] = {}
+        self._bookmark_at: dict[Resource, float] = {}
+        peers.append(self)
+        world.cluster.store.listeners.add(self._receive)
+
+    def _now(self) -> float:
+        return self._world.cluster.instant.timestamp()
+
+    # The process
+
+    def start(self) -> None:
+        """Start the process with an empty memory."""
+        settings, policy = self._settings, self._settings.policy
+        self._store = Store(endings_kept=policy.endings_kept)
+        watches = [Watched(Resource.CONFIGMAPS, "kubevirt-eviction-exporter"), *list_watches(())]
+        self._history = HistoryHealth(loaded=True, may_write=lambda: self.leads)
+        kube = settings.kube
+        self.health = Health(kube.stale_after, kube.dead_after, watches, self._history)
+        reviews = Counter(dict.fromkeys(ReviewOutcome, 0)) if self._webhook else None
+        self.counters = Counters(reviews=reviews)
+        self._service = build_service(
+            settings, self._store, self.health, counters=self.counters, events=None, clock=self._now
+        )
+        self._store.drains.note_end = self.counters.count_drain
+        log = MigrationLog(
+            self._store, self.counters, started_at=self._now(), window=policy.longest_window
+        )
+        self._changes = PendingChanges(
+            self._store, policy.longest_window, self.counters.count_evacuation
+        )
+        self._store.evacuations.note_end = self._changes.note_end
+        self._store.subscribe(self._changes.note_change, NoticeKind.MEMORY)
+        self._history.find_unwritten = lambda: self._changes.unwritten_since
+        self._history.has_outdated = lambda: self._changes.has_outdated
+        for shard, raw in self._shared.items():
+            _run(self._changes.load(shard, unseal(raw), self._now()))
+        self._feeds = {
+            one.resource: Feed(self._store, one, self._now, log, policy)
+            for one in self.health.watched
+        }
+        for endpoint in ("verdicts", "blocked", "blocked_wait") if self.polls else ():
+            self.counters.expect_requests(endpoint)
+        self.up = True
+        self._cut = set(WATCHED)
+        for resource in CLUSTER_RESOURCES:
+            after = self._world.chance.uniform(0.3, SYNC)
+            self._world.cluster.after(after, partial(self.list_again, resource))
+        self._note_contact(Resource.CONFIGMAPS, synced=True)
+
+    def stop(self) -> None:
+        """End the process, which writes its history first."""
+        if self.up:
+            self._write_history()
+        self.up = False
+
+    def restart(self, down: float = 25.0) -> None:
+        """Restart the container."""
+        self.stop()
+        self._world.cluster.after(down, self.start)
+
+    # The watches
+
+    def interrupt(self, resources: Iterable[Resource], why: Restart | None = None) -> None:
+        """Interrupt the watches of these resources; without a reason they are only silent."""
+        self._cut |= set(resources)
+        if why is not None:
+            self.count_restart(why)
+
+    def count_restart(self, why: Restart) -> None:
+        """Each interrupted watch was started again, in vain."""
+        for resource in self._cut:
+            for one in self.health.of(resource):
+                one.restarts[why] += 1
+
+    def resume(self, *, lists: bool) -> None:
+        """Continue the interrupted watches, from where they were or with a list."""
+        for resource in list(self._cut):
+            if lists:
+                self.list_again(resource)
+            else:
+                self._cut.discard(resource)
+                self._note_contact(resource)
+        self._receive()
+
+    def forbid(self, resource: Resource) -> None:
+        """The API server forbids to list and watch a resource."""
+        for one in self.health.of(resource):
+            one.rejected = "forbidden"
+            one.restarts[Restart.DENIED] += 7
+        self._cut.add(resource)
+        self._settle()
+
+    def lose(self, namespace: str, names: Iterable[str]) -> None:
+        """Miss that these VMIs exist."""
+        feed = self._feeds[Resource.VMIS]
+        for name in names:
+            feed.remove(Deleted(namespace, name, "", ""))
+
+    def list_again(self, resource: Resource) -> None:
+        """List a resource, and watch it from there."""
+        if not self.up:
+            return
+        self._cut.discard(resource)
+        cache = self._world.cluster.store.caches[WATCHED[resource]]
+        feed, listing = self._feeds[resource], Listing(began=self._now())
+        feed.begin_batch(listing)
+        for entry in cache.all():
+            event = parse_event(resource, _line("ADDED", entry.body))
+            if isinstance(event, Changed):
+                feed.put(event, listing)
+        feed.begin_batch()
+        feed.retain(listing)
+        self._read[resource] = self._world.cluster.store.revision
+        self._note_contact(resource, synced=True)
+        self._settle()
+
+    def _receive(self) -> None:
+        """Read what has changed from all watches that are not interrupted."""
+        if not self.up:
+            return
+        for resource, kind in WATCHED.items():
+            if resource in self._cut:
+                continue
+            cache = self._world.cluster.store.caches[kind]
+            if cache.changes and cache.changes[-1].revision <= self._read[resource]:
+                continue
+            for change in cache.changes_since(self._read[resource]) or ():
+                self._read[resource] = change.revision
+                self._apply(resource, change)
+
+    def _apply(self, resource: Resource, change: Change) -> None:
+        feed = self._feeds[resource]
+        feed.begin_batch()
+        event = parse_event(resource, _line(change.kind, change.body))
+        if isinstance(event, Changed):
+            feed.put(event, None)
+        elif isinstance(event, Deleted):
+            feed.remove(event)
+        self._note_contact(resource)
+
+    def _note_contact(self, resource: Resource, *, synced: bool = False) -> None:
+        for one in self.health.of(resource):
+            one.contact = self._now()
+            if synced:
+                one.synced, one.rejected = True, ""
+                one.lists += 1
+        self._bookmark_at[resource] = self._now() + self._world.chance.uniform(*BOOKMARKS)
+
+    def _settle(self) -> None:
+        if self.health.is_seen(Resource.NODES):
+            self._store.apply(NodesSeen(seen=True), self._now())
+
+    # The stored history
+
+    def _write_history(self) -> None:
+        changes, now = self._changes, self._now()
+        seen = partial(self.health.seen_through, Resource.VMIS)
+        _run(changes.prune(seen, now))
+        _run(changes.encode_changed(now))
+        changes.settle_ends(is_writer=self.leads)
+        shards = changes.unwritten
+        if not self.leads:
+            shards = list(changes.find_missed(now - MISSED_AFTER, seen, now))
+        if not self.writable:
+            self._history.faults[HistoryFault.NOT_WRITTEN] += bool(shards)
+            return
+        for shard in shards:
+            self._shared[shard] = seal(changes.entries(shard))
+            changes.note_written(shard)
+            for peer in self._peers:
+                if peer is not self and peer.up:
+                    peer.read_history(shard)
+        if self.leads:
+            self._history.written_at = now
+        self._history.vmis, self._history.size = len(changes), changes.size
+
+    def read_history(self, shard: int) -> None:
+        """Read a shard that another replica has written."""
+        entries = unseal(self._shared[shard])
+        _run(self._changes.load(shard, entries, self._now(), replaces=True))
+
+    # Callers
+
+    async def scrape(self) -> bytes:
+        """The body of a scrape."""
+        for resource, at in self._bookmark_at.items():
+            if self._now() >= at and resource not in self._cut:
+                self._note_contact(resource)
+        self._write_history()
+        if self.polls:
+            self.counters.count_request("blocked", 0.002)
+        parts, _ = await self._service.render_metrics("")
+        return b"".join(parts)
+
+    def allows(self, namespace: str, name: str) -> bool:
+        """Whether a VM may be evicted; this counts as the descheduler's question."""
+        view = self._service.view
+        view.advance(self._now(), self.health.read_trust(self._now()))
+        entry = view.find(namespace, name)
+        verdict = None if entry is None else entry.verdict(None)
+        return verdict is None or verdict.reason is None
+
+
+def _run(work: Iterable[object]) -> None:
+    for _ in work:
+        pass
+
+
+def _line(kind: str, body: bytes) -> bytes:
+    return b'{"type":"%s","object":%s}' % (kind.encode(), body)

@@ -1,0 +1,254 @@
+"""Situations from public reports, played to the whole program: what a person reads in each.
+
+The objects are those of the reports (`tests/data/field`, with the sources). Each row has what is
+right: fields of the API's answers, and parts of what `explain` and `node` print.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cluster import poll
+from tests.cluster.users import open_kubeconfig
+from tests.support.faulty_apiserver import FaultyApiServer
+from tests.support.field import FIELD, FieldStore
+from tests.support.program import Program, program
+
+
+KUBEVIRT = {
+    "metadata": {
+        "namespace": "kubevirt",
+        "name": "kubevirt",
+        "uid": "kubevirt",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    },
+    "spec": {},
+    "status": {"phase": "Deployed"},
+}
+
+
+class Right(NamedTuple):
+    """What is right about one VM: of its evacuation or move, of its drain, and in the texts."""
+
+    drain: str | None
+    fields: dict[str, Any]
+    explain: tuple[str, ...] = ()
+    node: str = ""
+
+
+def stuck(state: str, *explain: str, drain: str = "fails", **fields: Any) -> Right:
+    """A stuck evacuation in this state, from a node that cannot be emptied."""
+    evacuation = {"state": state, "stuck": True, **fields}
+    return Right(drain, {"evacuation": evacuation}, explain, node="cannot be emptied")
+
+
+RIGHT: dict[str, list[Right]] = {
+    "cpu-mismatch-loop-then-uncordon": [
+        stuck("target_not_ready", "guest CPU doesn't match specification", "launcher's log"),
+        stuck("target_not_ready", "guest CPU doesn't match specification", "evacuate/cancel"),
+    ],
+    "failure-only-on-the-vmi": [stuck("no_migration", "Read the launcher's log around the error")],
+    "hand-off-hangs": [
+        stuck(
+            "migration_stalled",
+            "Terminating: virt-launcher-vm-tgt is being deleted",
+            "Bring back or fence n3, the target's node, or force-delete the target pod",
+        )
+    ],
+    "hotplug-attachment-waits": [
+        stuck("target_not_ready", "Repair what keeps the target pod from starting"),
+        stuck(
+            "target_not_ready",
+            "Repair the pods that attach the VM's hot-plugged volumes",
+            "describe pods -l kubevirt.io=hotplug-disk",
+        ),
+    ],
+    "kubelet-rejects-target": [
+        stuck(
+            "no_migration",
+            "UnexpectedAdmissionError: Pod was rejected: Allocate failed",
+            "Repair what keeps the target pod from starting",
+            "describe pods",
+        )
+    ],
+    "no-target-pod-is-made": [
+        stuck(
+            "target_not_ready",
+            "KubeVirt has made no target pod, but its limits are free",
+            "logs -l kubevirt.io=virt-controller",
+        )
+    ],
+    "quiet-watch-of-pods": [
+        stuck("no_migration", "Read the launcher's log around the error of libvirt or QEMU")
+    ],
+    "rwo-volume-migration-fails": [
+        stuck(
+            "not_migratable",
+            "DisksNotLiveMigratable",
+            "none; other migrations of the VM have failed",
+            drain="stays",
+        )
+    ],
+    "source-node-dead": [
+        stuck("no_migration", "Repair or fence n1", "describe node n1"),
+        stuck("migration_stalled", "Repair or fence n1", "describe node n1"),
+    ],
+    "source-vmim-never-ends": [
+        Right("waits", {"move": {"state": "migrating", "stuck": False, "trigger": "manual"}}),
+        Right(None, {"evacuation": None, "move": None}, ("has ended (Succeeded)",)),
+        Right("waits", {"evacuation": {"state": "migrating", "stuck": False}}),
+    ],
+    "stale-pod-terminating": [
+        stuck(
+            "multiple_active_pods",
+            "force-delete this pod, but never virt-launcher-vm-src on n1",
+        )
+    ],
+    "still-external": [
+        stuck("external", "Let the controller that manages this VM move", drain="external")
+    ],
+    "taint-drain": [
+        stuck(
+            "target_unschedulable",
+            "the drain taint of the node",
+            "Make room on another node",
+            requestedThrough="taint",
+            failedAttempts=5,
+            cancel=None,
+        )
+    ],
+    "taint-stays-after-uncordon": [
+        stuck(
+            "no_migration",
+            "Remove the taint kubevirt.io/drain from n1",
+            "kubectl taint nodes n1 kubevirt.io/drain:NoSchedule-",
+            leftover=True,
+            cancel=None,
+        )
+    ],
+    "target-out-of-memory": [
+        stuck(
+            "no_migration",
+            "OOMKilled: exit code 137",
+            "Repair what ended the target pod, such as its memory limit",
+        )
+    ],
+    "users-migration-over-quota": [
+        Right(
+            "fails",
+            {"move": {"state": "quota", "stuck": True, "trigger": "manual"}},
+            ("is stuck: its manual migration does not end", "Raise the ResourceQuota"),
+            node="cannot be emptied",
+        ),
+        Right(
+            "fails",
+            {"move": {"state": "target_unschedulable", "stuck": True}},
+            ("3 Insufficient memory",),
+            node="cannot be emptied",
+        ),
+    ],
+    "vmi-being-deleted": [
+        stuck("shutting_down", "the deletion waits for kubevirt.io", drain="stays"),
+        Right("stays", {"evacuation": None}, node="cannot be emptied"),
+    ],
+    "zombie-before-a-drain": [
+        Right("fails", {"evacuation": None, "move": None}, node="KubeVirt never ended the VM's"),
+        stuck("zombie_state", "Restart the VM"),
+    ],
+}
+
+
+FURTHER = {"users-migration-over-quota": [{"ask": "default/un", "node": "n1"}]}
+"""Questions that a report suggests, and that are not in its file."""
+
+
+@asynccontextmanager
+async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
+    """An exporter on an API server with these objects, and a KubeVirt object with its defaults."""
+    store.apply("kubevirts", KUBEVIRT)
+    async with FaultyApiServer(store, bookmark_seconds=0.2) as server:
+        login = open_kubeconfig(directory / "login", server.url)
+        async with program(directory, "--kubeconfig", str(login)) as exporter:
+            await exporter.ready()
+            yield exporter
+
+
+async def read(exporter: Program, *words: str) -> str:
+    """What a command prints about this exporter."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "exporter", *words, "--url", exporter.query),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return said.decode()
+
+
+def has(body: Any, right: Right) -> bool:
+    """Whether the API's answer about the VM is right."""
+    return body["drain"] == right.drain and all(
+        body[part] == fields
+        if fields is None
+        else body[part] is not None and fields.items() <= body[part].items()
+        for part, fields in right.fields.items()
+    )
+
+
+def test_every_report_is_played() -> None:
+    """Each file of `tests/data/field` has its row."""
+    assert set(RIGHT) == {path.stem for path in FIELD.glob("*.json")}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+async def test_a_report_is_answered(name: str, tmp_path: Path) -> None:
+    """At each question of the report, API, metrics, `explain` and `node` say what is right."""
+    store = FieldStore()
+    questions = chain(store.play(name), FURTHER.get(name, ()))
+    first = next(questions)
+    async with playing(tmp_path, store) as exporter:
+        asked, rights = first, iter(RIGHT[name])
+        while asked:
+            await answer(exporter, asked, next(rights))
+            asked = next(questions, {})
+        assert next(rights, None) is None, "each row of RIGHT is asked"
+
+
+async def answer(exporter: Program, asked: dict[str, str], right: Right) -> None:
+    """Check the answers to one question."""
+    vm = asked["ask"] if "/" in asked["ask"] else "default/vm"
+    seen: Any = None
+
+    async def is_right() -> bool:
+        nonlocal seen
+        _, seen = await exporter.get(f"/v1/vmis/{vm}")
+        return has(seen, right)
+
+    try:
+        await poll(is_right, what=vm)
+    except TimeoutError:
+        assert seen["drain"] == right.drain
+        for part, fields in right.fields.items():
+            assert seen[part] == fields
+        raise
+    namespace, name = vm.split("/")
+    for part, metric in (
+        ("evacuation", "kubevirt_vmi_evacuation_stuck"),
+        ("move", "kubevirt_vmi_migration_stuck"),
+    ):
+        is_stuck = seen[part] is not None and seen[part]["stuck"]
+        assert await exporter.sample(metric, namespace=namespace, name=name) == float(is_stuck)
+    verdict = await exporter.verdict(namespace, name, dryRun=True)
+    found = seen["evacuation"] or seen["move"]
+    assert verdict["stuck"] == bool(found and found["stuck"])
+    explained = await read(exporter, "explain", vm)
+    for part in right.explain:
+        assert part in explained
+    assert "ENDED  TOOK  OUTCOME  COUNTED\n  ?      ?" not in explained
+    assert "permission" not in explained
+    if "node" in asked:
+        assert right.node in await read(exporter, "node", asked["node"])
