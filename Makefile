@@ -24,10 +24,10 @@ DIST ?= dist
 GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
 # Those that `make check` compiles within minutes. tests/tools/build checks each of the others in the
 # same way when it builds it, because their dependencies take many minutes to compile.
-GO_CHECKED := deploy/descheduler tests/tools/bench-load tests/tools/certificates tests/tools/pause
+GO_CHECKED := deploy/descheduler tests/tools/bench-load tests/tools/pause
 # The programs of a node, and those that the e2e tests start next to it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
-    kustomize helm virt-api virt-controller crds added-crds manifests certificates pause
+    kustomize helm virt-api virt-controller crds added-crds manifests pause
 FULL_TOOLS := prometheus promtool alertmanager prometheus-operator prometheus-config-reloader cainjector
 # The programs of KubeVirt that run real VMs on two nodes.
 VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-launcher-monitor virt-chroot \

@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from tests.support.certificates import write_certificate
+
 from .access import grant, reading_rules
-from .binaries import find_binary, find_crds
+from .binaries import find_crds
 from .client import ApiError, Client
 from .objects import Object, namespace
 from .polling import poll
@@ -117,7 +118,7 @@ class RealCluster:
 
     def certified(self, name: str, group: str = "") -> User:
         """A user with this name and group, and a new client certificate."""
-        write_certificates(self.directory, f"{name}/{group}")
+        write_certificate(self.directory, name, group=group)
         certificate = self.directory / f"{name}.crt"
         return User(name, self.administrator.authority, certificate=certificate)
 
@@ -180,12 +181,8 @@ def _is_established(crd: Object) -> bool:
     return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
-def write_certificates(directory: Path, *subjects: str) -> None:
-    """Write key pairs, each `NAME[/GROUP][@HOST,...][=DAYS]`, signed by one authority."""
-    subprocess.run([find_binary("certificates"), directory, *subjects], check=True)
-
-
 def _write_credentials(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    write_certificates(directory, "server", "service-account", "aggregator", "exporter")
+    for name in ("server", "service-account", "aggregator", "exporter"):
+        write_certificate(directory, name)
     (directory / "tokens.csv").write_text(_TOKENS)

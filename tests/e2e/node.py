@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.binaries import find_binary
-from tests.cluster.cluster import write_certificates
 from tests.cluster.users import User, kubeconfig
 from tests.e2e.images import Image
+from tests.support.certificates import write_certificate
 
 
 ADDRESSES = {"n1": "10.211.0.2", "n2": "10.211.0.3"}
@@ -99,17 +99,16 @@ def joined(first: Node, directory: Path) -> Iterator[Node]:
 
 def prepare(directory: Path, images: Iterable[Image]) -> Path:
     """Write certificates, kubeconfigs and images; returns the administrator's kubeconfig."""
-    services = "kubernetes.default.svc,kubernetes.default,kubernetes"
-    nodes = [f"system:node:{name}/system:nodes@{name},{at}" for name, at in ADDRESSES.items()]
-    write_certificates(
-        directory,
-        f"server@{ADDRESSES['n1']},{_SERVICE},{services}",
-        *("service-account", "aggregator", "admin/system:masters"),
-        *nodes,
-    )
-    for name in ADDRESSES:
+    services = ("kubernetes.default.svc", "kubernetes.default", "kubernetes")
+    write_certificate(directory, "server", hosts=(ADDRESSES["n1"], _SERVICE, *services))
+    for name in ("service-account", "aggregator"):
+        write_certificate(directory, name)
+    write_certificate(directory, "admin", group="system:masters")
+    for name, address in ADDRESSES.items():
+        account = f"system:node:{name}"
+        write_certificate(directory, account, group="system:nodes", hosts=(name, address))
         for suffix in ("crt", "key"):
-            (directory / f"system:node:{name}.{suffix}").rename(directory / f"{name}.{suffix}")
+            (directory / f"{account}.{suffix}").rename(directory / f"{name}.{suffix}")
     for name in ("admin", *ADDRESSES):
         user = User(name, directory / "ca.crt", certificate=directory / f"{name}.crt")
         kubeconfig(directory / f"{name}.kubeconfig", SERVER, user)

@@ -21,7 +21,7 @@ from exporter.server.http.certificates import CannotListen, Certificates
 from exporter.server.http.connections import Connections
 from exporter.settings import Limits, MinVersion, Tls, TlsVersions
 from tests.cluster import PATIENCE
-from tests.cluster.cluster import write_certificates
+from tests.support.certificates import write_certificate
 
 
 REQUEST = b"GET / HTTP/1.0\r\n\r\n"
@@ -30,7 +30,7 @@ REQUEST = b"GET / HTTP/1.0\r\n\r\n"
 def a_pair(directory: Path, name: str = "localhost") -> Path:
     """Write a key pair for a name, signed by the directory's CA."""
     directory.mkdir(exist_ok=True)
-    write_certificates(directory, name)
+    write_certificate(directory, name)
     return directory
 
 
@@ -225,7 +225,7 @@ def test_files_that_make_no_tls(tmp_path: Path, missing: str) -> None:
 @pytest.mark.parametrize("days", [5, -1])
 def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
     """The reported expiry is exact, also for an expired certificate or with a client CA."""
-    write_certificates(tmp_path, f"localhost={days}")
+    write_certificate(tmp_path, "localhost", days=days)
     alone = Certificates("query", tls_of(tmp_path))
     with_callers = Certificates("query", tls_of(tmp_path, callers=tmp_path / "ca.crt"))
 
@@ -235,11 +235,11 @@ def test_says_when_it_ends(tmp_path: Path, days: int) -> None:
 
 def test_a_renewed_one_ends_later(tmp_path: Path) -> None:
     """After a renewal the reported expiry is that of the new certificate."""
-    write_certificates(tmp_path, "localhost=5")
+    write_certificate(tmp_path, "localhost", days=5)
     certificates = Certificates("query", tls_of(tmp_path))
     assert certificates.not_after is not None
     before = certificates.not_after
-    write_certificates(tmp_path, "localhost=50")
+    write_certificate(tmp_path, "localhost", days=50)
 
     assert certificates.renew()
     assert certificates.not_after == pytest.approx(before + 45 * 86_400, abs=60)

@@ -19,10 +19,10 @@ import pytest
 
 from exporter.server.http.budget import BUDGET
 from tests.cluster import PATIENCE, poll
-from tests.cluster.cluster import write_certificates
 from tests.cluster.users import open_kubeconfig
 from tests.support.admission import PATH
 from tests.support.api_servers import SimulatedStage
+from tests.support.certificates import write_certificate
 from tests.support.program import Program, program
 from tests.support.reviews import a_review
 
@@ -143,7 +143,7 @@ class Exporter:
 @asynccontextmanager
 async def running(stage: SimulatedStage, directory: Path, **tls: str) -> AsyncIterator[Exporter]:
     """Run the exporter with TLS on the metrics and the admission listener."""
-    write_certificates(directory, "localhost")
+    write_certificate(directory, "localhost")
     pair = {
         name: str(directory / f"localhost.{end}")
         for name, end in (("certFile", "crt"), ("keyFile", "key"))

@@ -26,7 +26,7 @@ from exporter.server.http.connections import Connections
 from exporter.server.http.listeners import Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
 from tests.cluster import PATIENCE, poll
-from tests.cluster.cluster import write_certificates
+from tests.support.certificates import write_certificate
 
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -57,7 +57,7 @@ def a_listener(*addresses: str, **overrides: Any) -> Listener:
 def a_pair(directory: Path) -> Tls:
     """Write a key pair for localhost."""
     directory.mkdir(exist_ok=True)
-    write_certificates(directory, "localhost")
+    write_certificate(directory, "localhost")
     return Tls(directory / "localhost.crt", directory / "localhost.key")
 
 

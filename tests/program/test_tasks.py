@@ -17,8 +17,8 @@ from exporter.kube.login import Login
 from exporter.server.api.long_polls import TASK
 from exporter.settings import read_settings
 from tests.cluster import poll
-from tests.cluster.cluster import write_certificates
 from tests.support.api_servers import SimulatedStage
+from tests.support.certificates import write_certificate
 from tests.support.failing import fail, kept_tasks
 
 
@@ -36,7 +36,7 @@ async def test_every_task_goes_on(
 ) -> None:
     """Each task that the program starts is kept running: it fails once, is counted, and goes on."""
     monkeypatch.setattr(tasks, "FIRST_PAUSE", 0.01)
-    write_certificates(tmp_path, "localhost")
+    write_certificate(tmp_path, "localhost")
     pair = {"certFile": f"{tmp_path}/localhost.crt", "keyFile": f"{tmp_path}/localhost.key"}
     settings = read_settings(
         {

@@ -13,9 +13,9 @@ import yaml
 
 from tests.cluster import PODS, VMIMS, VMIS, Client, RealCluster, User, launcher_pod, poll, vmi
 from tests.cluster.access import allow
-from tests.cluster.cluster import write_certificates
 from tests.cluster.objects import Object
 from tests.cluster.resources import MUTATING_WEBHOOKS
+from tests.support.certificates import write_certificate
 from tests.support.documents import ROOT
 from tests.support.lives import ended_state
 from tests.support.program import Program
@@ -45,7 +45,7 @@ class Pair:
 def make_pair(directory: Path) -> Pair:
     """A key pair signed by its own CA."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_certificates(directory, "tls")
+    write_certificate(directory, "tls")
     return Pair(directory / "tls.crt", directory / "tls.key", directory / "ca.crt")
 
 

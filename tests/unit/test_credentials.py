@@ -13,7 +13,7 @@ from exporter.credentials import (
     make_ssl_context,
     read_token,
 )
-from tests.cluster.cluster import write_certificates
+from tests.support.certificates import write_certificate
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_holds_no_token_is_sent_nowhere(tmp_path: Path, content: bytes) -> 
 
 def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> None:
     """The system's CAs are trusted unless a CA file is given."""
-    write_certificates(tmp_path, "one")
+    write_certificate(tmp_path, "one")
     pair = (tmp_path / "one.crt", tmp_path / "one.key")
 
     assert make_ssl_context(None) is True

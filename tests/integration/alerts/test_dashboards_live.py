@@ -25,13 +25,13 @@ from exporter.demo import objects, shorten_settings
 from exporter.demo.objects import Object
 from exporter.demo.store import PODS
 from tests.cluster import find_binary, poll
-from tests.cluster.cluster import write_certificates
 from tests.cluster.perses import serve_perses
 from tests.cluster.ports import free_port
 from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import load_groups
 from tests.integration.alerts.scaling import scale
+from tests.support.certificates import write_certificate
 from tests.support.dashboards import Query, panels, perses_dashboards, perses_panels, variables
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.other_programs import OtherPrograms
@@ -108,7 +108,7 @@ async def watching(
     """Run the cluster for two minutes, scraped in these jobs; yields the finished run."""
     stop = asyncio.Event()
     demo = FaultyDemo(lambda: datetime.now(UTC), speed=SPEED)
-    write_certificates(directory, "admission")
+    write_certificate(directory, "admission")
     shortened = shorten_settings(SPEED)
     config = {
         "stuck": shortened["stuck"],

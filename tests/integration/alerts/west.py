@@ -19,10 +19,10 @@ from exporter.demo.objects import Object
 from exporter.demo.plan import Fate
 from exporter.demo.scenario import Scenario
 from exporter.settings import Settings, read_settings
-from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
 from tests.integration.alerts.fast import FACTOR, SPEED, Clock, exporting
 from tests.integration.alerts.live import Receiver
+from tests.support.certificates import write_certificate
 from tests.support.failing import fail, kept_tasks
 from tests.support.faulty_apiserver import FaultyDemo
 from tests.support.other_programs import OtherPrograms
@@ -140,7 +140,7 @@ class West:
         """Make `BESIDE_AN_ODD_ONE` fire: a replica has other settings, and requests are invalid."""
         for vm in self._demo.scenario.vms[:3]:
             self._demo.cluster.evict_vmi(vm.namespace, vm.name)
-        write_certificates(self._directory, f"odd={DAYS_LEFT}")
+        write_certificate(self._directory, "odd", days=DAYS_LEFT)
         odd = {
             "policy": {"migrationCooldown": "4h", "maxMigrationCooldown": "8h"},
             "limits": {"vmiSeries": 1},

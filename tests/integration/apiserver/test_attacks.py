@@ -3,7 +3,6 @@
 import asyncio
 import json
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -15,12 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cluster import EXPORTER_READS, PATIENCE, VMIS, User, find_binary, poll, vmi
+from tests.cluster import EXPORTER_READS, PATIENCE, VMIS, User, poll, vmi
 from tests.cluster.access import allow
-from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import SERVICE_ACCOUNTS
 from tests.support.api_servers import RealStage
 from tests.support.builders import rfc3339
+from tests.support.certificates import sign_token, write_certificate
 from tests.support.program import Program, program
 
 
@@ -129,11 +128,7 @@ def expired(real: RealStage, user: User) -> str:
     """An expired token that this cluster has signed."""
     key = real.cluster.directory / "service-account.key"
     issuer = "https://kubernetes.default.svc"
-    command = ["token", str(key), issuer, user.name, str(int(time.time()) - 60)]
-    ran = subprocess.run(
-        [str(find_binary("certificates")), *command], capture_output=True, text=True, check=True
-    )
-    return str(ran.stdout)
+    return sign_token(key, issuer, user.name, int(time.time()) - 60)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +137,7 @@ async def target(
 ) -> AsyncIterator[Target]:
     """One process for all attacks, so that damage by one attack is noticed in the next."""
     directory = tmp_path_factory.mktemp("attacks")
-    write_certificates(directory, "localhost")
+    write_certificate(directory, "localhost")
     namespace = await real.make_namespace()
     await real.admin.create(VMIS, vmi("db", namespace))
     now = int(time.time())

@@ -24,11 +24,11 @@ from tests.cluster import (
     vmim,
 )
 from tests.cluster.access import binding
-from tests.cluster.cluster import write_certificates
 from tests.cluster.resources import ROLE_BINDINGS
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import RealStage, SimulatedStage
 from tests.support.builders import rfc3339
+from tests.support.certificates import write_certificate
 from tests.support.program import Program, program
 
 
@@ -222,6 +222,6 @@ async def rotate(cluster: RealCluster) -> None:
     kept.mkdir()
     for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
         shutil.move(cluster.directory / name, kept / name)
-    write_certificates(cluster.directory, "server")
+    write_certificate(cluster.directory, "server")
     cluster.api.trust.load_verify_locations(cluster.directory / "ca.crt")
     await cluster.api.start()

@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from tests.cluster import poll
-from tests.cluster.cluster import write_certificates
 from tests.cluster.users import open_kubeconfig
 from tests.integration.chaos.callers import Callers, background
 from tests.support.api_servers import SimulatedStage
 from tests.support.broken_apiservers import BROKEN, ApiServerAddress
+from tests.support.certificates import write_certificate
 from tests.support.churn import Churn
 from tests.support.program import Program, program
 from tests.support.reviews import DESCHEDULER
@@ -221,7 +221,7 @@ async def renew(directory: Path, seconds: float, renewed: Counter[str]) -> None:
     """Renew the certificate of the admission listener again and again."""
     while True:
         await asyncio.sleep(seconds)
-        await asyncio.to_thread(write_certificates, directory, "localhost")
+        await asyncio.to_thread(write_certificate, directory, "localhost")
         renewed["certificates"] += 1
 
 
@@ -246,7 +246,7 @@ async def test_everything_at_once(
         print(time.strftime("%H:%M:%S"), line, flush=True)
 
     rng = random.Random(SEED)
-    write_certificates(tmp_path, "localhost")
+    write_certificate(tmp_path, "localhost")
     trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     trust.check_hostname = False
     config = {

@@ -17,8 +17,8 @@ from exporter.credentials import CannotAsk, InvalidEndpoint
 from exporter.server.api.schemas import StatusAnswer, VmiAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.fields import Problem
-from tests.cluster.cluster import write_certificates
 from tests.cluster.ports import free_port
+from tests.support.certificates import write_certificate
 from tests.support.serving import serving
 from tests.unit.server.api.test_handlers import ServedApi
 
@@ -127,7 +127,7 @@ async def test_asks_over_a_unix_socket(tmp_path: Path, slashes: str) -> None:
 
 async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
     """Without `--ca-file` the server's CA is not trusted, and the error names the option."""
-    write_certificates(tmp_path, "localhost")
+    write_certificate(tmp_path, "localhost")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "localhost.crt", tmp_path / "localhost.key")
     async with serving(make_query_app(ServedApi().service), trust=trust) as url:
@@ -144,7 +144,7 @@ async def test_asks_over_tls_with_its_authority(tmp_path: Path) -> None:
 async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
     """With `clientCAFile` a client needs a certificate."""
     for name in ("localhost", "caller"):
-        write_certificates(tmp_path, name)
+        write_certificate(tmp_path, name)
         (tmp_path / "ca.crt").rename(tmp_path / f"{name}-ca.crt")
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "caller-ca.crt")
     trust.verify_mode = ssl.CERT_REQUIRED
@@ -161,7 +161,7 @@ async def test_proves_itself_by_a_certificate(tmp_path: Path) -> None:
 
 async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
     """The error for an invalid certificate and key names the options."""
-    write_certificates(tmp_path, "one")
+    write_certificate(tmp_path, "one")
     certificate = tmp_path / "one.crt"
     for key, said in ((None, "not PEM, not a matching pair"), (tmp_path / "none", "No such file")):
         told = await trouble(Endpoint("https://localhost:1", cert_file=certificate, key_file=key))

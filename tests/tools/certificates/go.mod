@@ -1,3 +1,0 @@
-module tools/certificates
-
-go 1.26.0
