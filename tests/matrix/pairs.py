@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results.json"
 SUITES = {
     "rig": "tests/integration/kubevirt/test_rig.py",
     "descheduler's scenes": "tests/integration/descheduling/test_scenes.py",
-    "watch": "tests/program/test_watch.py",
+    "watch": "tests/integration/apiserver/test_both_servers.py",
     "webhook": "tests/integration/apiserver/test_admission_live.py",
 }
 

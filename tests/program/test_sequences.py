@@ -13,7 +13,7 @@ from exporter.health import Restart
 from exporter.kube.watch.feed import FactSink
 from exporter.kube.watch.recovery import ExponentialBackoff
 from exporter.kube.watch.reflector import Reflector
-from tests.support.api_servers import RealStage, SimulatedStage, Stage
+from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.lives import Script, compare
 from tests.support.relay import Gate
 from tests.support.watching import Following, following
@@ -21,7 +21,6 @@ from tests.support.watching import Following, following
 
 Prove: TypeAlias = Callable[[str], None]
 
-REAL = 5
 SHUT_STEPS = 12
 
 
@@ -86,14 +85,6 @@ async def test_verdicts_after_faults_equal_an_undisturbed_runs(
     """On the simulated server verdicts are right after cuts, 410s and restarts."""
     met = await play_all(simulated, range(count))
     prove(f"sequences: {count} on the simulated server, no verdict differs; faults {met}")
-
-
-async def test_verdicts_after_faults_equal_an_undisturbed_runs_on_the_real_server(
-    real: RealStage, prove: Prove
-) -> None:
-    """On the real server verdicts are right after cuts, compactions and restarts."""
-    met = await play_all(real, range(REAL))
-    prove(f"sequences: {REAL} on the real server, no verdict differs; faults {met}")
 
 
 async def play_all(stage: Stage, seeds: range) -> dict[str, int]:

@@ -27,7 +27,8 @@ from exporter.kube.login import NoCredentials
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recording import CannotRecord, Kind
-from tests.support.api_servers import RealStage
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
 from tests.support.builders import NOW, a_vmi, a_vmim
 from tests.support.replaying import read_file
 from tests.support.serving import serving
@@ -674,12 +675,17 @@ def test_a_cluster_that_cannot_be_asked_leaves_no_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_sigterm_ends_a_recording_whole(real: RealStage, tmp_path: Path) -> None:
+async def test_sigterm_ends_a_recording_whole(simulated: SimulatedStage, tmp_path: Path) -> None:
     """SIGTERM ends a recording, and the file is complete."""
     path = tmp_path / "cluster.ndjson.gz"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "exporter", "record", "--output", str(path)),
-        *("--kubeconfig", str(real.login.kubeconfig), "--log-format", "json"),
+        *(
+            "--kubeconfig",
+            str(open_kubeconfig(tmp_path / "kubeconfig", simulated.url)),
+            "--log-format",
+            "json",
+        ),
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
     )

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +42,6 @@ from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import SLICE, Exposition, sample
 from exporter.metrics.families import BLOCKS, COOLING, FAMILIES
 from exporter.metrics.family import View
-from tests.cluster import find_binary
 from tests.support.builders import (
     KEEP,
     NAMESPACE,
@@ -167,18 +165,6 @@ def samples(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ..
     }
 
 
-def check_metrics(text: str) -> str:
-    """The complaints of promtool about an exposition; "" if it has none."""
-    done = subprocess.run(
-        [find_binary("promtool"), "check", "metrics"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout + done.stderr + (f"exit {done.returncode}" if done.returncode else "")
-
-
 def test_equals_the_golden_exposition() -> None:
     """A fixed store at a fixed time renders to the golden text."""
     expected = GOLDEN.read_text(encoding="utf-8").splitlines()
@@ -186,12 +172,6 @@ def test_equals_the_golden_exposition() -> None:
     assert golden().splitlines() == expected, (
         "If the change is intended, run `.venv/bin/python -m tests.unit.metrics.test_exposition`."
     )
-
-
-@pytest.mark.parametrize("view", [an_empty_view(), a_view()], ids=["at-the-start", "later"])
-def test_promtool_finds_nothing(view: View) -> None:
-    """Promtool has no complaint about the metrics."""
-    assert check_metrics(scraped(Exposition(lambda: view))[0].decode()) == ""
 
 
 class _ViewCollector(Collector):
@@ -463,8 +443,3 @@ def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(golden(), encoding="utf-8")
-
-
-def test_promtool_finds_something() -> None:
-    """Promtool complains about a wrong metric name, so no complaint means valid metrics."""
-    assert "counter metrics should" in check_metrics("# HELP a b\n# TYPE a counter\na 1\n")
