@@ -1,9 +1,9 @@
-# The README uses `make run` and `make test`. The other targets are for development.
+# The README uses `make run` and `make test`, which need Python alone. The others are for development.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
-QUICK := $(VENV)/.quick
+TESTED := $(VENV)/.tested
 DEVELOPMENT := $(VENV)/.development
 # The debug hooks of malloc only check code in C, and take a seventh of the time. Tests start
 # hundreds of programs, so their bytecode is written even if the environment turns it off.
@@ -34,7 +34,7 @@ VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-laun
     virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts alert-months test quick lint check e2e vms soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
+.PHONY: run alerts alert-months test test-integration test-e2e test-vms lint check soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
 
 # `make run` runs the exporter with a simulated cluster, `make run KUBECONFIG=...` with a real one.
 # A KUBECONFIG in the environment is ignored.
@@ -51,32 +51,33 @@ alerts: $(RUNTIME)
 	@tests/tools/build prometheus
 	@exec $(BIN)/python -m alerts.demo
 
-# TESTS=tests/unit/engine runs one folder. If all of its tests are quick, no tools are built: pytest
-# then finds no other test, and exits with 5. With GOGC=400 a kube-apiserver starts with a fifth less
-# CPU time, and takes twice the memory.
-test: needs-python $(DEVELOPMENT)
-	@$(if $(TESTS),$(PYTEST) -qq --collect-only -m "not quick and not soak" $(TESTS) >/dev/null; test $$? = 5 ||) \
-	    $(MAKE) --no-print-directory tools
-	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder $(or $(TESTS),tests)
+# Runs the tests of tests/unit, tests/docs and tests/program, which need Python alone, and prints how
+# much of the code they run. TESTS=tests/unit/engine runs one folder.
+test: needs-python $(TESTED)
+	@rm -f .coverage*
+	SOAK= $(BIN)/python -m coverage run -m pytest -m "not soak" -n 3 --dist worksteal $(or $(TESTS),tests)
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage report $(if $(TESTS),,--fail-under=90) | tail -n 1
 
-# Runs the tests of units and documents that need no real server, no browser and no Go, except those
-# of simulated weeks and replays. Use it while you edit code.
-quick: needs-python $(QUICK)
-	SOAK= $(PYTEST) -m "quick and not soak" -n 2 --dist loadfile --ignore tests/unit/demo/test_week.py \
-	    --ignore tests/unit/whatif/test_replay.py $(or $(TESTS),tests/unit tests/docs tests/support)
+# Runs the tests with real servers, which it builds first. The folders with the longest files begin,
+# so that no worker has a long file at the end. With GOGC=400 a kube-apiserver starts with a fifth
+# less CPU time, and takes twice the memory.
+test-integration: needs-python needs-go $(DEVELOPMENT) tools
+	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder \
+	    $(or $(TESTS),$(addprefix tests/integration/,descheduling kubevirt alerts deploy apiserver chaos))
 
 # Builds the images from our Dockerfiles, and tests them in a real cluster of one node. It needs
 # root and a container runtime, and names missing packages. FULL=1 adds tests that take longer.
-e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
+test-e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(FULL),$(FULL_TOOLS))
 	@FULL=$(FULL) $(BIN)/python -m tests.e2e.images
 	FULL=$(FULL) $(PYTEST) tests/e2e
 
 # Tests with all of KubeVirt on two nodes: libvirt and QEMU run and migrate VMs, without KVM. It
-# needs what `make e2e` needs, a C compiler and 5 GB of memory. `.ci/run` does not run it.
+# needs what `make test-e2e` needs, a C compiler and 5 GB of memory. `.ci/run` does not run it.
 # KUBEVIRT=1.8.4 tests another version. With SOAK=1 a descheduler moves VMs for ten minutes before
 # the drain, instead of once.
-vms: needs-python needs-vms needs-go $(DEVELOPMENT)
+test-vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(KUBEVIRT),,$(VMS_TOOLS))
 	@for part in $(if $(KUBEVIRT),kubevirt kubevirt-nodes); do tests/tools/build $$part@$(KUBEVIRT) || exit 1; done
 	@$(BIN)/python -m tests.vms.images
@@ -84,7 +85,7 @@ vms: needs-python needs-vms needs-go $(DEVELOPMENT)
 
 # Runs the tests marked `soak` at their full sizes, which takes more than three hours.
 soak: needs-python needs-go $(DEVELOPMENT) tools
-	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests)
+	SOAK=1 $(PYTEST) -m soak --timeout 7200 $(or $(TESTS),tests tests/integration)
 
 # Checks that a test fails after each small change of the engine's code. It makes 45 changes in each
 # module, or all changes with ALL=1. `MUTANTS="exporter/engine/store/store.py --seed 2"` chooses a
@@ -194,10 +195,10 @@ pins: $(DEVELOPMENT)
 	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
 	$(BIN)/uv pip compile -q --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
-	    --group quick -c requirements/development.txt pyproject.toml -o requirements/quick.txt
+	    --group test -c requirements/development.txt pyproject.toml -o requirements/test.txt
 
 clean:
-	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .tools .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 needs-python:
 	@command -v $(PYTHON) >/dev/null || { echo "this needs Python 3.11 or newer: $(PYTHON) is not on the PATH" >&2; exit 1; }
@@ -220,7 +221,7 @@ $(RUNTIME): requirements/runtime.txt | needs-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-$(QUICK): requirements/quick.txt $(RUNTIME)
+$(TESTED): requirements/test.txt $(RUNTIME)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 

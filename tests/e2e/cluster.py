@@ -21,7 +21,7 @@ from tests.generate.manifests import NAME, NAMESPACE
 T = TypeVar("T")
 Object = dict[str, Any]
 
-ONLY_FULL = pytest.mark.skipif(not FULL, reason="only in make e2e FULL=1")
+ONLY_FULL = pytest.mark.skipif(not FULL, reason="only in make test-e2e FULL=1")
 """Marks tests that take longer."""
 PATIENCE = 180.0
 """The longest wait in seconds; an idle machine needs only a few seconds."""

@@ -1,4 +1,4 @@
-"""What `make e2e` and `make vms` need, checked before anything is built.
+"""What `make test-e2e` and `make test-vms` need, checked before anything is built.
 
 `python -m tests.e2e.needs [vms]` prints what is missing and the command that installs it. It needs
 no virtual environment.
@@ -23,7 +23,7 @@ PROGRAMS = {
 }
 """The Debian package of each program."""
 VMS_PROGRAMS = {"gcc": "gcc libc6-dev", "pkg-config": "pkg-config"}
-"""The additional packages for `make vms`, which compiles with cgo."""
+"""The additional packages for `make test-vms`, which compiles with cgo."""
 LIBVIRT = Path("/usr/include/libvirt/libvirt.h")
 VMS_MEMORY = 5
 """Memory in GB for two nodes and five VMs, all of which may migrate at once."""
@@ -46,7 +46,7 @@ def find_missing(target: str = "e2e") -> list[str]:
         install = f"apt-get install -y --no-install-recommends {' '.join(packages)}"
         missing.append(f"{', '.join(packages)}: {install}")
     if os.geteuid() != 0:
-        missing.append(f"root: sudo make {target}")
+        missing.append(f"root: sudo make test-{target}")
     if not CGROUP.exists():
         missing.append(f"cgroup v1, with the controllers below {CGROUP.parent}")
     if for_vms and _available_memory() < VMS_MEMORY:
@@ -66,7 +66,7 @@ def main() -> int:
     target = sys.argv[1] if sys.argv[1:] else "e2e"
     missing = find_missing(target)
     for one in missing:
-        print(f"make {target} needs {one}", file=sys.stderr)
+        print(f"make test-{target} needs {one}", file=sys.stderr)
     return bool(missing)
 
 

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from exporter.kube.login import Login
 from tests.cluster import PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import Stage
@@ -15,9 +16,9 @@ BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
 COOLDOWNS = "descheduler_kubevirt_effective_cooldown_seconds"
 
 
-def kubeconfig(stage: Stage, directory: Path) -> str:
-    """The exporter's credentials: only list and watch."""
-    return str(stage.login.kubeconfig or open_kubeconfig(directory / "kubeconfig", stage.url))
+def kubeconfig(login: Login, directory: Path) -> str:
+    """The file of these credentials."""
+    return str(login.kubeconfig or open_kubeconfig(directory / "kubeconfig", login.url or ""))
 
 
 async def test_a_migration_from_request_to_cooldown(stage: Stage, tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ async def test_a_migration_from_request_to_cooldown(stage: Stage, tmp_path: Path
     admin = stage.admin
     made = await admin.create(VMIS, vmi("db", namespace))
     await admin.create(PODS, launcher_pod(made))
-    async with program(tmp_path, "--kubeconfig", kubeconfig(stage, tmp_path)) as exporter:
+    async with program(tmp_path, "--kubeconfig", kubeconfig(stage.login, tmp_path)) as exporter:
         await exporter.ready()
         await exporter.until_verdict(namespace, "db", "filter", None)
 
@@ -95,7 +96,7 @@ async def test_outlives_a_restart_and_a_compaction_of_the_server(
     state = ended_state("m-1", now - 100, now - 40)
     await admin.create(VMIS, vmi("a", namespace, status={"migrationState": state}))
     await admin.create(VMIS, vmi("b", namespace))
-    async with program(tmp_path, "--kubeconfig", kubeconfig(stage, tmp_path)) as exporter:
+    async with program(tmp_path, "--kubeconfig", kubeconfig(stage.login, tmp_path)) as exporter:
         await exporter.ready()
         first = await exporter.until_verdict(namespace, "a", "preEviction", "cooldown")
 
@@ -118,7 +119,7 @@ async def test_outlives_a_restart_and_a_compaction_of_the_server(
 async def test_runs_on_list_and_watch_of_vmis_alone(stage: Stage, tmp_path: Path) -> None:
     """With permission for VMIs only, the exporter reports each other resource once and goes on."""
     login = await stage.limited_login([VMIS])
-    async with program(tmp_path, "--kubeconfig", str(login.kubeconfig)) as exporter:
+    async with program(tmp_path, "--kubeconfig", kubeconfig(login, tmp_path)) as exporter:
         await exporter.ready()
         await exporter.until("/v1/status", lambda _, body: len(body["blindSpots"]) == 5)
         refused = [event["resource"] for event in exporter.events("resource_rejected")]
@@ -133,7 +134,7 @@ async def test_runs_on_list_and_watch_of_vmis_alone(stage: Stage, tmp_path: Path
 async def test_takes_the_kubeconfig_of_the_environment(stage: Stage, tmp_path: Path) -> None:
     """The exporter finds its kubeconfig through KUBECONFIG, as kubectl does."""
     async with program(
-        tmp_path, environment={"KUBECONFIG": kubeconfig(stage, tmp_path)}
+        tmp_path, environment={"KUBECONFIG": kubeconfig(stage.login, tmp_path)}
     ) as exporter:
         await exporter.ready()
 

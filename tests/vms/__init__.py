@@ -1,1 +1,1 @@
-"""All of KubeVirt, with libvirt and QEMU, on two real nodes: `make vms`."""
+"""All of KubeVirt, with libvirt and QEMU, on two real nodes: `make test-vms`."""
