@@ -70,7 +70,7 @@ class Exit(IntEnum):
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
     CANNOT_ASK = 8, "no usable answer from the exporter or the cluster, or it is not ready"
     NO_SUCH_VMI = 9, "there is no such VMI, or more than one namespace has one of this name"
-    CANNOT_RECORD = 10, "the plot or recording cannot be written, or the recording exists already"
+    CANNOT_RECORD = 10, "the recording cannot be written, or exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
     CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"

@@ -179,7 +179,6 @@ def _add_replay(commands: "_Commands") -> None:
         " and none)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_file(parser, "--plot", "also plot the answer: .png or .svg (needs Matplotlib)")
     _add_scenario(parser)
     prometheus = parser.add_argument_group(
         "instead of a recording: KubeVirt's metrics in a Prometheus"

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from io import BufferedReader
 from pathlib import Path
 from typing import TextIO, cast
@@ -22,7 +21,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from exporter.cli.commands import name_python, print_answer
+from exporter.cli.commands import print_answer
 from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
 from exporter.engine.facts.model import Instant, Seconds
@@ -31,11 +30,10 @@ from exporter.settings import InvalidSettings, load_settings
 from exporter.text import write_count, write_instant
 from exporter.whatif import comparison, recording
 from exporter.whatif.account import BUILTIN, DEFAULT, Comparison, Contender
-from exporter.whatif.recording import CannotRecord, CannotReplay, Faults, Recorded
+from exporter.whatif.recording import CannotReplay, Faults, Recorded
 from exporter.whatif.replay import Replay
 
 
-PLOT_SUFFIXES = (".png", ".svg")
 _NAME = re.compile(r"[\w.-]{1,40}")
 PROGRESS_EVERY = 2_000
 """Events between two updates of the progress bar."""
@@ -65,25 +63,17 @@ def replay(
 ) -> Exit:
     """`replay`: print what these policies would have done.
 
-    Raises `InvalidSettings`, `CannotReplay`, or `CannotRecord` if the plot cannot be written.
+    Raises `InvalidSettings` or `CannotReplay`.
 
     `simulate` returns the scenario's lines, its beginning and its length.
     """
     began = timer()
     contenders = choose_contenders(arguments.policy)
-    check_plot(arguments.plot)
     with _open_source(arguments, simulate) as source:
         found = play(source, contenders, sys.stderr)
         screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
         text = show_comparison(found, source, as_json=arguments.json, screen=screen)
         print_faults(source.faults, sys.stderr)
-    if arguments.plot is not None:
-        from exporter.whatif import plot
-
-        try:
-            plot.draw(found, arguments.plot)
-        except OSError as error:
-            raise CannotRecord(f"--plot {arguments.plot}: {error.strerror}") from None
     code = print_answer(text, Exit.CANNOT_REPLAY)
     if code is Exit.OK:
         print_cost(found, timer() - began, sys.stderr)
@@ -208,17 +198,6 @@ def show_comparison(found: Comparison, source: Input, *, as_json: bool, screen: 
         return json.dumps(comparison.to_json(found, source.remarks), indent=2) + "\n"
     tables = comparison.show(found, width=screen.width, colored=screen.colored)
     return tables + "".join(f"\n{remark}\n" for remark in source.remarks)
-
-
-def check_plot(path: Path | None) -> None:
-    """Check before the replay that a plot can be drawn. Raises `InvalidSettings`."""
-    if path is None:
-        return
-    if path.suffix not in PLOT_SUFFIXES:
-        raise InvalidSettings([f"--plot {path}: expected a name that ends in .png or .svg"])
-    if find_spec("matplotlib") is None:
-        install = f"{name_python()} -m pip install matplotlib"
-        raise InvalidSettings([f"--plot needs Matplotlib: {install}"])
 
 
 def print_faults(faults: Faults, errors: TextIO) -> None:

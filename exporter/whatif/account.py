@@ -1,6 +1,6 @@
 """The result of a replay: what each policy would have done, in numbers.
 
-`comparison` prints it, `plot` draws it.
+`comparison` prints it.
 """
 
 import math

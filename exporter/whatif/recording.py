@@ -95,7 +95,7 @@ class Recorded(Struct, frozen=True, gc=False):
 
 
 class CannotRecord(CommandFailed):
-    """The file of a recording or plot cannot be written; the message says why."""
+    """The file of a recording cannot be written; the message says why."""
 
     exit_code = Exit.CANNOT_RECORD
 

@@ -2,8 +2,8 @@
 
 `python -m tests.vms.descheduling [--minutes 30] [--write]` runs the descheduler in each of the
 three ways, one after another on one cluster and for that many minutes each, and prints a table.
-`--write` puts the table into docs/hold-evictions.md. First run `make test-vms`, which checks the machine
-and builds the images.
+`--write` puts the table into docs/hold-evictions.md. First run `make test-vms`, which checks the
+machine and builds the images.
 
 Three equal VMs on two nodes can never be balanced, so every cycle finds a VM to move.
 """

@@ -195,14 +195,3 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "replaying" in errors.getvalue()
     assert "events" in errors.getvalue()
-
-
-def test_a_plot_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plot that cannot be drawn is an error before the replay begins."""
-    whatif.check_plot(None)
-    whatif.check_plot(Path("week.svg"))
-    with pytest.raises(InvalidSettings, match=r"ends in \.png or \.svg"):
-        whatif.check_plot(Path("week.jpg"))
-    monkeypatch.setattr(whatif, "find_spec", lambda _name: None)
-    with pytest.raises(InvalidSettings, match=r"python -m pip install matplotlib$"):
-        whatif.check_plot(Path("week.png"))
