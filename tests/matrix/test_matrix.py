@@ -6,18 +6,19 @@ from pathlib import Path
 
 from tests.generate.release import find_stale
 from tests.matrix.__main__ import read_report
-from tests.matrix.pairs import Result
+from tests.matrix.pairs import SUITES, Result
 from tests.support.documents import ROOT
 
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.rig.test_rig" name="test_a">
+RIG = SUITES["rig"].removesuffix(".py").replace("/", ".")
+REPORT = f"""<testsuites><testsuite>
+<testcase classname="{RIG}" name="test_a">
 <properties><property name="proven" value="rig: KubeVirt waits 20 s"/>
 <property name="proven" value="rig: a wait of 3 s"/></properties>
 </testcase>
-<testcase classname="tests.rig.test_rig" name="test_b"><failure message="no"/></testcase>
-<testcase classname="tests.rig.test_rig" name="test_c"><error message="no fixture"/></testcase>
-<testcase classname="tests.rig.test_rig" name="test_d">
+<testcase classname="{RIG}" name="test_b"><failure message="no"/></testcase>
+<testcase classname="{RIG}" name="test_c"><error message="no fixture"/></testcase>
+<testcase classname="{RIG}" name="test_d">
 <skipped message="KubeVirt 1.7.0: no backup"/></testcase>
 </testsuite></testsuites>"""
 

@@ -27,6 +27,7 @@ from exporter.kube.login import NoCredentials
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recording import CannotRecord, Kind
+from tests.cluster import PATIENCE
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import NOW, a_vmi, a_vmim
@@ -46,7 +47,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -148,7 +149,7 @@ def imported(*arguments: str) -> set[str]:
         "print('\\n' + ','.join(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     return set(done.stderr.splitlines()[-1].split(","))
 
@@ -216,7 +217,7 @@ async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **environment},
     )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -365,7 +366,7 @@ async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     os.close(writer)
-    _, err = await asyncio.wait_for(process.communicate(), 60)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
 
     assert (process.returncode, err) == (Exit.OK, b"")
 
@@ -396,7 +397,7 @@ async def test_a_watched_drain_ends_with_its_reader(left: tuple[int, ...]) -> No
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
 
     assert (process.returncode, err) == (Exit.OK, b"")
     assert out.count(b"\n") == 1
@@ -410,7 +411,7 @@ async def test_a_watched_drain_as_json() -> None:
             stdout=asyncio.subprocess.PIPE,
         )
         assert process.stdout is not None
-        lines = [await asyncio.wait_for(process.stdout.readline(), 60) for _ in range(2)]
+        lines = [await asyncio.wait_for(process.stdout.readline(), PATIENCE) for _ in range(2)]
         process.terminate()
         await process.wait()
 
@@ -553,7 +554,7 @@ def test_an_answer_that_cannot_be_printed_is_told(
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
     assert (done.returncode, done.stderr) == (Exit.CANNOT_REPLAY, f"{why}\n")
@@ -608,7 +609,7 @@ def test_a_signal_ends_a_replay(
     # `open` returns when the replay has opened the pipe. Then the replay waits for a line.
     with pipe.open("wb"):
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
 
     assert (process.returncode, out, err) == (code, "", f"{message}\n")
 
@@ -635,7 +636,7 @@ def test_ctrl_c_during_the_start_leaves_no_traceback(module: str, tmp_path: Path
             while not (line := process.stderr.readline()).endswith(f" {module}\n"):
                 assert line, "it ended"
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
 
@@ -656,7 +657,7 @@ def test_the_demo_runs_without_a_reader_of_its_greeting(tmp_path: Path) -> None:
     while '"listed"' not in (line := process.stderr.readline()):
         assert line, "it ended"
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == Exit.OK
     assert "Traceback" not in err
@@ -688,11 +689,11 @@ async def test_sigterm_ends_a_recording_whole(simulated: SimulatedStage, tmp_pat
     assert process.stderr is not None
     lists = 0
     while lists < 4:
-        line = await asyncio.wait_for(process.stderr.readline(), 60)
+        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE)
         assert line, "it ended"
         lists += b'"listed"' in line
     process.terminate()
-    await asyncio.wait_for(process.communicate(), 60)
+    await asyncio.wait_for(process.communicate(), PATIENCE)
     events, _ = read_file(path.read_bytes())
 
     assert process.returncode == Exit.OK
