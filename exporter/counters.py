@@ -161,7 +161,7 @@ class Counters:
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
     the history window. `migrations_to_node` counts migrations by the node that they went to;
     `migrated_at` has the last end for each of these nodes, and `failed_targets` for each of them
-    the VMIs (namespace and name) whose migration there failed, and when. `drains` counts drains of
+    the UIDs of the VMIs whose migration there failed, and when. `drains` counts drains of
     nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
     ended. Durations are those of drains and evacuations that succeeded. `verdicts` counts verdicts
     by checkpoint (None: all rules) and by whether they allow the eviction. `task_failures` counts
@@ -184,7 +184,7 @@ class Counters:
     returned_migrations: int = 0
     migrations_to_node: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     migrated_at: dict[str, Instant] = field(default_factory=dict)
-    failed_targets: dict[str, dict[tuple[str, str], Instant]] = field(default_factory=dict)
+    failed_targets: dict[str, dict[str, Instant]] = field(default_factory=dict)
     drains: Counter[DrainEnd] = field(default_factory=Counter)
     drain_durations: Histogram = field(default_factory=lambda: Histogram(EVACUATION_BUCKETS))
     evacuations: Counter[tuple[Source, EvacuationOutcome]] = field(default_factory=Counter)
@@ -230,32 +230,32 @@ class Counters:
             del self.blocked_at[one]
 
     def count_migration_to(
-        self, node: str, vmi: tuple[str, str], outcome: Outcome, ended_at: Instant
+        self, node: str, vmi_uid: str, outcome: Outcome, ended_at: Instant
     ) -> None:
-        """Count a migration of a VMI (its namespace and name) by the node that it went to."""
+        """Count a migration of a VMI ("" if that is gone) by the node that it went to."""
         self.migrations_to_node[node, outcome] += 1
         self.migrated_at[node] = max(ended_at, self.migrated_at.get(node, ended_at))
-        if outcome is Outcome.FAILED:
-            self.failed_targets[node] = self._find_recent(node, ended_at) | {vmi: ended_at}
+        if outcome is Outcome.FAILED and vmi_uid:
+            self.failed_targets[node] = self._find_recent(node, ended_at) | {vmi_uid: ended_at}
 
-    def list_failed_targets(self, now: Instant) -> list[tuple[str, str, str]]:
-        """The VMIs (namespace and name) that failed to migrate to a node within
-        `TARGET_FAILED_WITHIN`, and to no other node; the node comes last. A VMI that fails on
-        several nodes says nothing about one of them.
+    def list_failed_targets(self, now: Instant) -> list[tuple[str, str]]:
+        """The UIDs of VMIs that failed to migrate to a node within `TARGET_FAILED_WITHIN`, and to
+        no other node, each with that node. A VMI that fails on several nodes says nothing about
+        one of them.
         """
         recent = {node: self._find_recent(node, now) for node in self.failed_targets}
         self.failed_targets = {node: vmis for node, vmis in recent.items() if vmis}
-        nodes = Counter(vmi for vmis in self.failed_targets.values() for vmi in vmis)
-        return sorted(
-            (*vmi, node)
-            for node, vmis in self.failed_targets.items()
-            for vmi in vmis
-            if nodes[vmi] == 1
-        )
+        nodes = Counter(uid for vmis in self.failed_targets.values() for uid in vmis)
+        return [
+            (uid, node)
+            for node, vmis in sorted(self.failed_targets.items())
+            for uid in vmis
+            if nodes[uid] == 1
+        ]
 
-    def _find_recent(self, node: str, now: Instant) -> dict[tuple[str, str], Instant]:
+    def _find_recent(self, node: str, now: Instant) -> dict[str, Instant]:
         failed = self.failed_targets.get(node, {})
-        return {vmi: at for vmi, at in failed.items() if now - at < TARGET_FAILED_WITHIN}
+        return {uid: at for uid, at in failed.items() if now - at < TARGET_FAILED_WITHIN}
 
     def forget_targets(self, nodes: Container[str], now: Instant) -> None:
         """Drop the counts of targets without VMIs `SERIES_KEPT_FOR` after their last migration."""

@@ -116,7 +116,7 @@ class MigrationLog:
     def _record(self, ended: EndedMigration) -> None:
         vmim = ended.vmim
         self._waiting.pop(vmim.uid, None)
-        vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
+        vmi = self.store.find_owner(vmim)
         target, why = self._targets.pop(vmim.uid, ("", ()))
         trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
         self._hotplugs.pop(vmim.uid, None)
@@ -128,8 +128,8 @@ class MigrationLog:
         self.counters.migrations[vmim.outcome, trigger, reason] += 1
         if ended.target_node:
             ended_at = correct_end(vmim.end, vmim.finished_at) or 0.0
-            key = (vmim.namespace, vmim.vmi_name)
-            self.counters.count_migration_to(ended.target_node, key, vmim.outcome, ended_at)
+            uid = "" if vmi is None else vmi.uid
+            self.counters.count_migration_to(ended.target_node, uid, vmim.outcome, ended_at)
         if vmim.outcome is Outcome.SUCCEEDED:
             # The time in the queue does not help to predict the next migration.
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")

@@ -1,7 +1,7 @@
 """Writes the metrics as text for a scrape, in slices, so that other tasks run in between.
 
-Only this package imports prometheus_client. The samples are read from the store at scrape time, so
-a series ends when its object is gone.
+Only this package imports prometheus_client. Gauges are read from the store at scrape time, so the
+series of a VM or a node ends with it. Counters stay, those of a node for a day after its last VM.
 """
 
 import asyncio
@@ -9,26 +9,31 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
+from exporter.engine.evacuations.diagnosis import Move
 from exporter.engine.evacuations.drain import (
     Diagnosed,
     OutcomeCount,
     Snapshot,
     take_snapshot,
 )
+from exporter.engine.facts.model import Instant, Vmi
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
+from exporter.metrics.admitted import AdmittedVms
 from exporter.metrics.families import (
     COOLING,
     CORDONED,
+    DENIED,
     DRAINS,
     EVACUATIONS,
     EXPORTER,
+    FAILED_TARGETS,
     LEFT_OUT,
     MIGRATIONS,
     MOVES,
@@ -38,9 +43,11 @@ from exporter.metrics.families import (
 )
 from exporter.metrics.family import CoolingFamily, Family, Sample, View
 from exporter.metrics.samples import (
+    find_denied,
+    find_failed_targets,
+    find_moves,
     sample_cordoned,
     sample_drains,
-    sample_moves,
     sample_stuck,
     sample_verdicts,
 )
@@ -48,6 +55,8 @@ from exporter.metrics.samples import (
 
 SLICE = 75
 """How many VMIs are processed without yielding. This takes 1.5 ms if all of them have changed."""
+ADMITTED_AT_ONCE = 5_000
+"""How many VMIs are counted towards `limits.vmiSeries` without yielding."""
 GZIP = 31
 """zlib's `wbits` for the largest window and a header of gzip."""
 PART = 2**16
@@ -71,6 +80,13 @@ Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
 """Some samples of a family. All pieces of a family follow each other."""
 
 
+class _Others(NamedTuple):
+    """The VMIs of `DENIED` and of `FAILED_TARGETS`."""
+
+    denied: Sequence[tuple[Vmi, Instant]]
+    failed_targets: Sequence[tuple[Vmi, str]]
+
+
 def sample(view: View) -> Iterator[Piece]:
     """The samples of all `FAMILIES`, in order.
 
@@ -81,9 +97,10 @@ def sample(view: View) -> Iterator[Piece]:
     view.verdicts.advance(view.now, conditions.trust)
     summary = view.verdicts.summarize()
     snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
+    others = _Others(find_denied(view), find_failed_targets(view))
     return chain(
         [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, snapshot),
+        _sample_vmis(view, summary, snapshot, others),
         [(family, family.sample(view)) for family in MIGRATIONS],
     )
 
@@ -217,8 +234,10 @@ def narrow(accept: str) -> str:
     return ""
 
 
-def _sample_vmis(view: View, summary: VerdictSummary, snapshot: Snapshot) -> Iterator[Piece]:
-    """The samples of single VMIs, evacuating VMIs first, and of their totals.
+def _sample_vmis(
+    view: View, summary: VerdictSummary, snapshot: Snapshot, others: _Others
+) -> Iterator[Piece]:
+    """The samples of single VMIs, and of their totals.
 
     Because this runs in slices, it reads only data that cannot change.
     """
@@ -227,54 +246,59 @@ def _sample_vmis(view: View, summary: VerdictSummary, snapshot: Snapshot) -> Ite
     for number, _ in enumerate(count, 1):
         if number % SLICE == 0:
             yield VMIS, ()
+    moves: list[tuple[Vmi, Move]] = []
+    for some in _cut([evidence for evidence in snapshot.unsettled if evidence.marker is None]):
+        moves += find_moves(some, snapshot.conditions)
+        if len(some) == SLICE:
+            yield VMIS, ()
     yield DRAINS, sample_drains(count.counts)
     yield CORDONED, sample_cordoned(snapshot.drains, count.counts)
     progress = count.follow_drains()
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
     diagnosed = [one for one, _ in count.evacuations]
-    yield from _sample_moves(view, diagnosed, snapshot)
-    cooling, left_out = _admit(view.vmi_series, diagnosed, summary.cooling)
+    admitted = AdmittedVms(view.vmi_series)
+    for group in (diagnosed, moves, others.denied, others.failed_targets):
+        admitted.add(vmi for vmi, _ in group)
+    for entries in _cut(summary.cooling, ADMITTED_AT_ONCE):
+        admitted.add(entry.evidence.vmi for entry in entries)
+        if len(entries) == ADMITTED_AT_ONCE:
+            yield NODE_DRAINS[-1], ()
+    yield from _sample_admitted(admitted, diagnosed, moves, others, summary.cooling)
+    yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
+    yield LEFT_OUT, [Sample((), admitted.left_out)]
+
+
+def _sample_admitted(
+    admitted: AdmittedVms,
+    diagnosed: Sequence[Diagnosed],
+    moves: Iterable[tuple[Vmi, Move]],
+    others: _Others,
+    cooling: Sequence[Entry],
+) -> Iterator[Piece]:
+    """The samples of those VMIs that may have series."""
+    for family in EVACUATIONS:
+        for part in _cut([(vmi, d) for vmi, d in diagnosed if vmi in admitted]):
+            yield family, [family.sample(_name(vmi, d.node), vmi, d) for vmi, d in part]
+    yield (
+        MOVES,
+        [Sample((*_name(v, v.node), m.trigger), m.stuck) for v, m in moves if v in admitted],
+    )
+    yield DENIED, [Sample(_name(v, v.node), since) for v, since in others.denied if v in admitted]
+    yield (
+        FAILED_TARGETS,
+        [Sample(_name(v, node), 1) for v, node in others.failed_targets if v in admitted],
+    )
     for place, column in enumerate(COOLING):
         for entries in _cut(cooling):
-            yield column, Column(place, entries)
-    yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
-    yield LEFT_OUT, [Sample((), left_out)]
+            yield column, Column(place, [one for one in entries if one.evidence.vmi in admitted])
 
 
-def _sample_moves(
-    view: View, diagnosed: Sequence[Diagnosed], snapshot: Snapshot
-) -> Iterator[Piece]:
-    """The samples of evacuations and other moves, for as many VMIs as may have series."""
-    for family in EVACUATIONS:
-        for part in _cut(diagnosed[: view.vmi_series]):
-            yield (
-                family,
-                [family.sample((vmi.namespace, vmi.name, d.node), vmi, d) for vmi, d in part],
-            )
-    moving = [evidence for evidence in snapshot.unsettled if evidence.marker is None]
-    for some in _cut(moving[: view.vmi_series]):
-        yield MOVES, sample_moves(some, snapshot.conditions)
+def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:
+    """The labels of a VMI and a node."""
+    return vmi.namespace, vmi.name, node
 
 
-def _cut(whole: Sequence[_One]) -> Iterator[Sequence[_One]]:
+def _cut(whole: Sequence[_One], most: int = SLICE) -> Iterator[Sequence[_One]]:
     """Cut a sequence into slices; an empty sequence gives one empty slice."""
-    return (whole[at : at + SLICE] for at in range(0, max(1, len(whole)), SLICE))
-
-
-def _admit(
-    most: int, diagnosed: Sequence[Diagnosed], cooling: Sequence[Entry]
-) -> tuple[list[Entry], int]:
-    """Choose the cooling VMIs that have series of their own, and count the VMIs that have none.
-
-    At most `most` VMIs have series: evacuating VMIs first, then others that cool down.
-    """
-    if not diagnosed:
-        return [*cooling[:most]], max(0, len(cooling) - most)
-    shown = {vmi.uid for vmi, _ in diagnosed[:most]}
-    evacuating = {vmi.uid for vmi, _ in diagnosed}
-    others = [one for one in cooling if one.evidence.vmi.uid not in evacuating]
-    admitted = [one for one in cooling if one.evidence.vmi.uid in shown]
-    left = most - len(shown)
-    left_out = len(evacuating) - len(shown) + max(0, len(others) - left)
-    return [*admitted, *others[:left]], left_out
+    return (whole[at : at + most] for at in range(0, max(1, len(whole)), most))

@@ -18,7 +18,7 @@ from exporter.engine.facts.model import (
     Outcome,
     Trigger,
 )
-from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
+from exporter.engine.facts.policy import DEFAULT_POLICY
 from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
@@ -193,21 +193,6 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         help="Evictions that the admission webhook reviewed, by outcome, without dry runs.",
         labels=("outcome",),
         read=lambda view: (view.counters.reviews or Counter()).items(),
-    ),
-    ViewFamily(
-        name="kubevirt_vmi_eviction_denied_timestamp_seconds",
-        help=(
-            "When the webhook began to deny evictions of the VMI. Present only if this "
-            "time is more than stuck.migrationTimeout ago, and the last denial was because of a "
-            "migration."
-        ),
-        labels=ONE_VMI,
-        read=lambda view: [
-            ((one.vmi.namespace, one.vmi.name, one.vmi.node), one.since)
-            for one in view.counters.denial_periods.open(view.now)
-            if one.reason is Reason.MIGRATION_IN_PROGRESS
-            and view.now - one.since > view.stuck.migration_timeout
-        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_events_total",
@@ -388,6 +373,23 @@ MOVES = Family(
     ),
     labels=(*ONE_VMI, "trigger"),
 )
+DENIED = Family(
+    name="kubevirt_vmi_eviction_denied_timestamp_seconds",
+    help=(
+        "When the webhook began to deny evictions of the VMI. Present only if this "
+        "time is more than stuck.migrationTimeout ago, and the last denial was because of a "
+        "migration."
+    ),
+    labels=ONE_VMI,
+)
+FAILED_TARGETS = Family(
+    name="kubevirt_vmi_failed_target",
+    help=(
+        "1 if a migration of the VMI to the node (target), and to no other node, failed within "
+        "the last hour; absent otherwise."
+    ),
+    labels=("namespace", "name", "target"),
+)
 COOLING: tuple[CoolingFamily, ...] = (
     CoolingFamily(
         name="kubevirt_vmi_eviction_not_before_timestamp_seconds",
@@ -459,15 +461,6 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         read=read_targets,
     ),
     ViewFamily(
-        name="kubevirt_vmi_failed_target",
-        help=(
-            "1 if a migration of the VMI to the node (target), and to no other node, failed within "
-            "the last hour; absent otherwise."
-        ),
-        labels=("namespace", "name", "target"),
-        read=lambda view: [(one, 1) for one in view.counters.list_failed_targets(view.now)],
-    ),
-    ViewFamily(
         name="kubevirt_eviction_exporter_evacuations_total",
         help=(
             "Evacuations that ended, by who requested them (source) and how they ended (outcome); "
@@ -506,6 +499,8 @@ FAMILIES: tuple[Family, ...] = (
     *NODE_DRAINS,
     *EVACUATIONS,
     MOVES,
+    DENIED,
+    FAILED_TARGETS,
     *COOLING,
     STUCK_EVACUATIONS,
     LEFT_OUT,

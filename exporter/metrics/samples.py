@@ -1,14 +1,14 @@
 """Reads the metrics that need more than one line of code."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from exporter.engine.evacuations.diagnosis import Diagnosis
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Outcome
+from exporter.engine.facts.model import Instant, Outcome, Vmi
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.store.node_drains import Departed
@@ -92,14 +92,34 @@ def sample_cordoned(
     ]
 
 
-def sample_moves(some: Iterable[Evidence], conditions: Conditions) -> list[Sample]:
-    """Whether the move of each of these VMIs is stuck; VMIs without a move have no sample."""
-    moves = ((evidence.vmi, conditions.diagnose_move(evidence)) for evidence in some)
+def find_moves(some: Iterable[Evidence], conditions: Conditions) -> Iterator[tuple[Vmi, Move]]:
+    """The moves of these VMIs, as far as they have one."""
+    for evidence in some:
+        move = conditions.diagnose_move(evidence)
+        if move is not None:
+            yield evidence.vmi, move
+
+
+def find_denied(view: View) -> list[tuple[Vmi, Instant]]:
+    """The VMIs of `DENIED`, and when the webhook began to deny their evictions."""
+    periods = (
+        (view.store.find_present(one.vmi.uid), one)
+        for one in view.counters.denial_periods.open(view.now)
+        if one.reason is Reason.MIGRATION_IN_PROGRESS
+        and view.now - one.since > view.stuck.migration_timeout
+    )
     return [
-        Sample((vmi.namespace, vmi.name, vmi.node, move.trigger), move.stuck)
-        for vmi, move in moves
-        if move is not None
+        (vmi, one.since) for vmi, one in periods if vmi is not None and vmi.node == one.vmi.node
     ]
+
+
+def find_failed_targets(view: View) -> list[tuple[Vmi, str]]:
+    """The VMIs of `FAILED_TARGETS`, each with its node."""
+    failed = (
+        (view.store.find_present(uid), node)
+        for uid, node in view.counters.list_failed_targets(view.now)
+    )
+    return [(vmi, node) for vmi, node in failed if vmi is not None]
 
 
 def sample_stuck(diagnoses: Iterable[Diagnosis]) -> list[Sample]:

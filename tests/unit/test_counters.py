@@ -72,8 +72,8 @@ def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:
     """The counts of a target node without VMIs are dropped a day after its last migration."""
     counters = Counters()
     for node in ("kept", "gone"):
-        counters.count_migration_to(node, ("shop", "db1"), Outcome.FAILED, NOW)
-    counters.count_migration_to("gone", ("shop", "db1"), Outcome.SUCCEEDED, NOW - 60)
+        counters.count_migration_to(node, "u1", Outcome.FAILED, NOW)
+    counters.count_migration_to("gone", "u1", Outcome.SUCCEEDED, NOW - 60)
     counters.forget_targets({"kept"}, NOW + SERIES_KEPT_FOR - 1)
     assert len(counters.migrations_to_node) == 3
 
@@ -85,12 +85,12 @@ def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:
 def test_vms_that_failed_to_reach_one_node_are_known_for_an_hour() -> None:
     """The VMs that failed to migrate to one node within the last hour, each with this node."""
     counters = Counters()
-    for vm, ago in (("db1", 3_000.0), ("db1", 60.0), ("db2", 3_500.0), ("db3", 3_600.0)):
-        counters.count_migration_to("n1", ("shop", vm), Outcome.FAILED, NOW - ago)
-    counters.count_migration_to("n2", ("shop", "db1"), Outcome.SUCCEEDED, NOW)
-    assert counters.list_failed_targets(NOW) == [("shop", "db1", "n1"), ("shop", "db2", "n1")]
-    counters.count_migration_to("n2", ("shop", "db2"), Outcome.FAILED, NOW)
-    assert counters.list_failed_targets(NOW) == [("shop", "db1", "n1")], "db2 fails on n2, too"
+    for uid, ago in (("u1", 3_000.0), ("u1", 60.0), ("u2", 3_500.0), ("u3", 3_600.0), ("", 60.0)):
+        counters.count_migration_to("n1", uid, Outcome.FAILED, NOW - ago)
+    counters.count_migration_to("n2", "u1", Outcome.SUCCEEDED, NOW)
+    assert counters.list_failed_targets(NOW) == [("u1", "n1"), ("u2", "n1")]
+    counters.count_migration_to("n2", "u2", Outcome.FAILED, NOW)
+    assert counters.list_failed_targets(NOW) == [("u1", "n1")], "u2 fails on n2, too"
     assert counters.list_failed_targets(NOW + 3_600.0) == []
     assert counters.failed_targets == {}
 

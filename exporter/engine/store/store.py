@@ -44,7 +44,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
-from exporter.engine.store.migrations import bind
+from exporter.engine.store.migrations import Binding, bind
 from exporter.engine.store.objects import ClusterObjects
 from exporter.engine.store.reasons import (
     REASONS_SHOWN,
@@ -156,6 +156,20 @@ class Store:
         """A VMI, or None if there is no VMI of that name."""
         record = self._vmis.by_key.get(key)
         return None if record is None else record.vmi
+
+    def find_present(self, uid: str) -> Vmi | None:
+        """The VMI with this UID, or None if it is gone or has ended."""
+        record = self._vmis.by_uid.get(uid)
+        return None if record is None or record.vmi.finished else record.vmi
+
+    def find_owner(self, vmim: Vmim) -> Vmi | None:
+        """The VMI to which a VMIM belongs, or None if it is unknown or gone."""
+        record = self._vmis.by_key.get((vmim.namespace, vmim.vmi_name))
+        known = self._vmims.find(vmim.namespace, vmim.name)
+        binding = Binding(vmim)
+        if known is not None and known.vmim.uid == vmim.uid:
+            binding = Binding(vmim, known.owner, known.proven)
+        return record.vmi if record is not None and bind(binding, record) else None
 
     def vmim(self, namespace: str, name: str) -> Vmim | None:
         """A VMIM, or None if there is no VMIM of that name."""

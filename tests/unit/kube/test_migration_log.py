@@ -202,6 +202,20 @@ def test_a_migration_is_counted_by_its_target(
     assert [node for *_, node in watcher.counters.list_failed_targets(last)] == failed
 
 
+async def test_a_failure_of_an_earlier_vm_of_that_name_is_not_the_present_vm_s() -> None:
+    """A migration that an earlier VM of that name left behind is no failed target of this VM."""
+    watcher = Watcher()
+    failed = a_vmim_json(
+        phase="Failed",
+        migrationState=a_state_json(completed=True, failed=True),
+        phaseTransitionTimestamps=transitions_json(Scheduled=NOW - 100, Failed=NOW),
+    )
+    watcher.see(Resource.VMIS, a_vmi_json(metadata={"creationTimestamp": rfc3339(NOW - 60)}))
+    watcher.see(Resource.VMIMS, failed)
+    assert watcher.counters.migrations_to_node == {("n2", Outcome.FAILED): 1}
+    assert watcher.counters.list_failed_targets(NOW) == []
+
+
 async def test_a_migration_is_logged_once() -> None:
     """A migration is logged once. If it ended before our start, it is not logged."""
     recording = read_recording("failure")

@@ -115,8 +115,8 @@ def a_view() -> View:
                 past=Past(NOW - 1800.0, NOW),
             )
         )
-    counters.count_migration_to("n2", ("shop", "db1"), Outcome.SUCCEEDED, NOW)
-    counters.count_migration_to("n9", ("shop", "db1"), Outcome.FAILED, NOW)
+    counters.count_migration_to("n2", "", Outcome.SUCCEEDED, NOW)
+    counters.count_migration_to("n9", a_vmi().uid, Outcome.FAILED, NOW)
     counters.verdicts[Checkpoint.FILTER, True] += 5
     counters.verdicts[None, False] += 2
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)

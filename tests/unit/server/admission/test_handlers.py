@@ -194,6 +194,12 @@ async def test_a_hold_by_a_migration_has_a_series(webhook: Webhook) -> None:
     await webhook.ask()
     assert await webhook.sample(series) == began
 
+    webhook.api.store.put(a_vmi(node="n2"))
+    assert await webhook.sample(series) is None, "the VM has left the node"
+    webhook.api.store.put(a_vmi(uid="of-the-next-vm"))
+    assert await webhook.sample(series) is None, "the VM was recreated"
+    webhook.api.store.put(a_vmi(migration=a_running_state()))
+    assert await webhook.sample(series) == began
     webhook.api.clock.instant += 901
     assert await webhook.sample(series) is None
 

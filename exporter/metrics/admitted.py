@@ -1,0 +1,29 @@
+"""Chooses the VMs that have series of their own."""
+
+from collections.abc import Iterable
+
+from exporter.engine.facts.model import Vmi
+
+
+class AdmittedVms:
+    """The first `most` VMs that are added; `left_out` counts the others. Each VM counts once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._admitted: set[str] = set()
+        self._left_out: set[str] = set()
+
+    def add(self, vmis: Iterable[Vmi]) -> None:
+        """Add VMs that would have series if there were no limit."""
+        for vmi in vmis:
+            if vmi.uid not in self._admitted:
+                is_full = len(self._admitted) >= self._most
+                (self._left_out if is_full else self._admitted).add(vmi.uid)
+
+    def __contains__(self, vmi: Vmi) -> bool:
+        return vmi.uid in self._admitted
+
+    @property
+    def left_out(self) -> int:
+        """How many VMs have no series because of the limit."""
+        return len(self._left_out)

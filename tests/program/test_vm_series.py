@@ -1,0 +1,144 @@
+"""Which VMs have series of their own, with the whole program and a simulated API server."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
+from tests.support.builders import rfc3339, transitions_json
+from tests.support.program import Program, program
+from tests.support.stored_history import migrate
+
+
+FAILED_TARGET = "kubevirt_vmi_failed_target"
+LEFT_OUT = "kubevirt_eviction_exporter_vmis_left_out"
+VMS = {"evacuating": 2, "failing": 2, "moving": 2, "cooling": 4}
+"""How many VMs of the test have series, by why they have them."""
+
+
+@asynccontextmanager
+async def exporting(
+    stage: SimulatedStage, tmp_path: Path, limit: int = 20_000
+) -> AsyncIterator[Program]:
+    """An exporter with this `limits.vmiSeries`."""
+    login = str(open_kubeconfig(tmp_path / "login", stage.url))
+    config = {"limits": {"vmiSeries": limit}}
+    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
+        await exporter.ready()
+        yield exporter
+
+
+async def fail(stage: SimulatedStage, namespace: str, name: str, *, target: str) -> None:
+    """Let a migration of a VM to the node `target` fail now, after its hand-off."""
+    made = await stage.admin.create(VMIMS, vmim(f"to-{target}-{name}", namespace, of=name))
+    now = time.time()
+    state = {
+        "migrationUid": made["metadata"]["uid"],
+        "sourceNode": "n1",
+        "targetNode": target,
+        "startTimestamp": rfc3339(now),
+        "endTimestamp": rfc3339(now + 1),
+        "completed": True,
+        "failed": True,
+    }
+    phases = transitions_json(Scheduled=now, Running=now, Failed=now + 1)
+    final = {"phase": "Failed", "phaseTransitionTimestamps": phases, "migrationState": state}
+    await stage.admin.merge_status(VMIMS, namespace, made["metadata"]["name"], final)
+
+
+async def read_names(exporter: Program) -> dict[str, set[str]]:
+    """The VMs that have series, by metric."""
+    _, text = await exporter.get("/metrics")
+    return {
+        family.name: names
+        for family in text_string_to_metric_families(text)
+        if (names := {one.labels["name"] for one in family.samples if "name" in one.labels})
+    }
+
+
+async def fill(stage: SimulatedStage, namespace: str, exporter: Program) -> None:
+    """Make the VMs of `VMS`, and wait until the exporter knows what happens to them."""
+    for what, count in VMS.items():
+        for number in range(count):
+            name = f"{what}-{number}"
+            await stage.admin.create(VMIS, vmi(name, namespace))
+            if what == "evacuating":
+                marked = {"status": {"evacuationNodeName": "n1"}}
+                await stage.admin.merge(VMIS, namespace, name, marked)
+            elif what == "failing":
+                await fail(stage, namespace, name, target="n9")
+            elif what == "moving":
+                await stage.admin.create(VMIMS, vmim(f"of-{name}", namespace, of=name))
+            else:
+                await migrate(stage.admin, namespace, name, ago=[60.0])
+    last = f"cooling-{VMS['cooling'] - 1}"
+    await exporter.until_verdict(namespace, last, "preEviction", "cooldown")
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5, 10, 11])
+async def test_one_set_of_vms_has_series(
+    simulated: SimulatedStage, tmp_path: Path, limit: int
+) -> None:
+    """`limits.vmiSeries` admits the same VMs to all metrics, and all others are left out."""
+    async with exporting(simulated, tmp_path, limit) as exporter:
+        await fill(simulated, await simulated.make_namespace(), exporter)
+        names = await read_names(exporter)
+        left_out = await exporter.sample(LEFT_OUT)
+
+    total = sum(VMS.values())
+    shown = set().union(*names.values())
+    assert len(shown) == min(limit, total), names
+    assert left_out == total - len(shown)
+
+
+async def test_a_recreated_vm_starts_without_series(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """The series of a failed target ends with its VM, and the next VM of that name has none."""
+    namespace = await simulated.make_namespace()
+    async with exporting(simulated, tmp_path) as exporter:
+        await simulated.admin.create(VMIS, vmi("db1", namespace))
+        await fail(simulated, namespace, "db1", target="n9")
+
+        async def names_target() -> bool:
+            return await exporter.sample(FAILED_TARGET, name="db1", target="n9") == 1
+
+        await poll(names_target, what="the failed target")
+        await simulated.admin.delete(VMIS, namespace, "db1")
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 404)
+        assert await read_names(exporter) == {}
+        await simulated.next_second()
+        await simulated.admin.create(VMIS, vmi("db1", namespace))
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 200)
+        assert await read_names(exporter) == {}
+        await fail(simulated, namespace, "db1", target="n8")
+        await poll(lambda: is_named(exporter, "n8"), what="the new VM's failed target")
+        assert await exporter.sample(FAILED_TARGET, target="n9") == 0
+
+
+async def is_named(exporter: Program, target: str) -> bool:
+    """Whether a VM has a series for this failed target."""
+    return await exporter.sample(FAILED_TARGET, target=target) == 1
+
+
+async def test_a_vm_that_has_stopped_has_no_series(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """Once its VMI is in a final phase, a VM has no series, also not of a failed target."""
+    namespace = await simulated.make_namespace()
+    async with exporting(simulated, tmp_path) as exporter:
+        await fill(simulated, namespace, exporter)
+        for name in set().union(*(await read_names(exporter)).values()):
+            await simulated.admin.merge(VMIS, namespace, name, {"status": {"phase": "Succeeded"}})
+
+        async def is_empty() -> bool:
+            return not await read_names(exporter)
+
+        await poll(is_empty, what="no series of VMs")
+        assert await exporter.sample(LEFT_OUT) == 0
