@@ -160,9 +160,9 @@ class Counters:
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
     the history window. `migrations_to_node` counts migrations by the node that they went to;
-    `migrated_at` has the last end for each of these nodes, and `failed_targets` for each of them
-    the UIDs of the VMIs whose migration there failed, and when. `drains` counts drains of
-    nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
+    `migrated_at` has the last beginning or end for each of these nodes, and `failed_targets` for
+    each of them the UIDs of the VMIs whose migration there failed, and when. `drains` counts drains
+    of nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
     ended. Durations are those of drains and evacuations that succeeded. `verdicts` counts verdicts
     by checkpoint (None: all rules) and by whether they allow the eviction. `task_failures` counts
     unexpected exceptions of background tasks, by the task's name.
@@ -237,6 +237,10 @@ class Counters:
         self.migrated_at[node] = max(ended_at, self.migrated_at.get(node, ended_at))
         if outcome is Outcome.FAILED and vmi_uid:
             self.failed_targets[node] = self._find_recent(node, ended_at) | {vmi_uid: ended_at}
+
+    def expect_migration_to(self, node: str, at: Instant) -> None:
+        """Note that a migration to a node has begun, so that its counts exist before its end."""
+        self.migrated_at[node] = max(at, self.migrated_at.get(node, at))
 
     def list_failed_targets(self, now: Instant) -> list[tuple[str, str]]:
         """The UIDs of VMIs that failed to migrate to a node within `TARGET_FAILED_WITHIN`, and to

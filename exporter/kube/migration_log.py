@@ -70,11 +70,15 @@ class MigrationLog:
             case Pod() as pod if pod.migration_uid:
                 target = (pod.node, changed.reasons)
                 put_newest(self._targets, pod.migration_uid, target, most=MIGRATIONS_KEPT)
+                if pod.node:
+                    self.counters.expect_migration_to(pod.node, pod.created or 0.0)
 
     def _note_begin(self, vmi: Vmi) -> None:
         state = vmi.migration
         if state is None or not state.running:
             return
+        if state.target_node:
+            self.counters.expect_migration_to(state.target_node, state.start or 0.0)
         before = self.store.vmi((vmi.namespace, vmi.name))
         if before is None:
             return

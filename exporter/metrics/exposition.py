@@ -6,7 +6,7 @@ series of a VM or a node ends with it. Counters stay, those of a node for a day 
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -23,10 +23,12 @@ from exporter.engine.evacuations.drain import (
     take_snapshot,
 )
 from exporter.engine.facts.model import Instant, Vmi
+from exporter.engine.verdicts.foreseen import BlockLabels
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
 from exporter.metrics.admitted import AdmittedVms
 from exporter.metrics.families import (
+    BLOCKS,
     COOLING,
     CORDONED,
     DENIED,
@@ -46,6 +48,7 @@ from exporter.metrics.samples import (
     find_denied,
     find_failed_targets,
     find_moves,
+    read_blocks,
     sample_cordoned,
     sample_drains,
     sample_stuck,
@@ -99,6 +102,7 @@ def sample(view: View) -> Iterator[Piece]:
     snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
     others = _Others(find_denied(view), find_failed_targets(view))
     return chain(
+        _sample_blocks(read_blocks(view), summary.foreseen[: view.vmi_series]),
         [(family, family.sample(view)) for family in EXPORTER],
         _sample_vmis(view, summary, snapshot, others),
         [(family, family.sample(view)) for family in MIGRATIONS],
@@ -232,6 +236,17 @@ def narrow(accept: str) -> str:
         if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return "application/openmetrics-text; version=1.0.0"
     return ""
+
+
+def _sample_blocks(
+    counts: Mapping[BlockLabels, int], foreseen: Sequence[BlockLabels]
+) -> Iterator[Piece]:
+    """The counts, and a 0 for each block that was not counted yet and may be counted soon."""
+    yield BLOCKS, [Sample(labels, count) for labels, count in counts.items()]
+    for some in _cut(foreseen):
+        zeros = [Sample(labels, 0) for labels in some if labels not in counts]
+        if zeros:
+            yield BLOCKS, zeros
 
 
 def _sample_vmis(

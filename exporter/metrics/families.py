@@ -34,7 +34,6 @@ from exporter.metrics.family import (
     ViewFamily,
 )
 from exporter.metrics.samples import (
-    read_blocks,
     read_history,
     read_targets,
     read_unwritten,
@@ -42,14 +41,12 @@ from exporter.metrics.samples import (
 )
 
 
-BLOCKS = ViewFamily(
+BLOCKS = Family(
     name="descheduler_kubevirt_eviction_blocks_total",
     help="How often a verdict or the webhook blocked an eviction; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
-    read=read_blocks,
 )
 EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
-    BLOCKS,
     HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
         help="Effective cooldowns of VMIs, one for each eviction that a cooldown blocked.",
@@ -167,11 +164,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_rejected_connections_total",
         help="Connections closed because of limits.connections or the memory limit, by listener.",
         labels=("listener",),
-        read=lambda view: [
-            (listener, view.counters.rejected_connections[listener])
-            for listener in ("query", "metrics", "admission")
-            if listener != "admission" or view.counters.reviews is not None
-        ],
+        read=lambda view: view.counters.rejected_connections.items(),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_rejected_requests_total",
@@ -492,6 +485,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
     ),
 )
 FAMILIES: tuple[Family, ...] = (
+    BLOCKS,
     *EXPORTER,
     VMIS,
     DRAINS,

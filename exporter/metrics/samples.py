@@ -13,6 +13,7 @@ from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.store.node_drains import Departed
 from exporter.engine.store.requesters import Source
+from exporter.engine.verdicts.foreseen import BlockLabels
 from exporter.engine.verdicts.view import ALLOWED
 from exporter.health import HistoryHealth, Watched
 from exporter.metrics.family import Sample, Values, View
@@ -21,10 +22,10 @@ from exporter.metrics.family import Sample, Values, View
 Reader: TypeAlias = Callable[[View], Values]
 
 
-def read_blocks(view: View) -> Values:
-    """The values of `BLOCKS`, without nodes and namespaces that no longer have VMIs."""
+def read_blocks(view: View) -> dict[BlockLabels, int]:
+    """The counts of `BLOCKS`, without nodes and namespaces that no longer have VMIs."""
     view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
-    return sorted(view.counters.blocks.items())
+    return dict(sorted(view.counters.blocks.items()))
 
 
 def read_targets(view: View) -> Values:

@@ -17,7 +17,7 @@ from aiohttp.typedefs import Middleware
 
 from exporter.counters import Counters
 from exporter.server.api.handlers import Service
-from exporter.server.api.openapi import ROUTES
+from exporter.server.api.openapi import PROBLEMS, ROUTES
 from exporter.server.api.requests import refuse_unwanted
 from exporter.server.http.access import Access
 from exporter.server.http.problems import Refusal
@@ -144,6 +144,8 @@ def answering_problems(counters: Counters, hosts: frozenset[str] | None = None) 
 
     It also calls `refuse_unwanted`, with `hosts`.
     """
+    for status in PROBLEMS:
+        counters.rejected_requests[status] += 0  # so that `increase` sees the first one
 
     @web.middleware
     async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -62,23 +62,29 @@ async def read_names(exporter: Program) -> dict[str, set[str]]:
     }
 
 
+async def is_named(exporter: Program, target: str) -> bool:
+    """Whether a VM has a series for this failed target."""
+    return await exporter.sample(FAILED_TARGET, target=target) == 1
+
+
 async def fill(stage: SimulatedStage, namespace: str, exporter: Program) -> None:
     """Make the VMs of `VMS`, and wait until the exporter knows what happens to them."""
-    for what, count in VMS.items():
-        for number in range(count):
-            name = f"{what}-{number}"
-            await stage.admin.create(VMIS, vmi(name, namespace))
-            if what == "evacuating":
+    names = [f"{what}-{number}" for what, count in VMS.items() for number in range(count)]
+    for name in names:
+        await stage.admin.create(VMIS, vmi(name, namespace))
+    await exporter.until(f"/v1/vmis/{namespace}/{names[-1]}", lambda status, _: status == 200)
+    for name in names:
+        match name.split("-")[0]:
+            case "evacuating":
                 marked = {"status": {"evacuationNodeName": "n1"}}
                 await stage.admin.merge(VMIS, namespace, name, marked)
-            elif what == "failing":
+            case "failing":
                 await fail(stage, namespace, name, target="n9")
-            elif what == "moving":
+            case "moving":
                 await stage.admin.create(VMIMS, vmim(f"of-{name}", namespace, of=name))
-            else:
+            case _:
                 await migrate(stage.admin, namespace, name, ago=[60.0])
-    last = f"cooling-{VMS['cooling'] - 1}"
-    await exporter.until_verdict(namespace, last, "preEviction", "cooldown")
+    await exporter.until_verdict(namespace, names[-1], "preEviction", "cooldown")
 
 
 @pytest.mark.parametrize("limit", [1, 3, 5, 10, 11])
@@ -108,12 +114,9 @@ async def test_a_recreated_vm_starts_without_series(
     namespace = await simulated.make_namespace()
     async with exporting(simulated, tmp_path) as exporter:
         await simulated.admin.create(VMIS, vmi("db1", namespace))
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 200)
         await fail(simulated, namespace, "db1", target="n9")
-
-        async def names_target() -> bool:
-            return await exporter.sample(FAILED_TARGET, name="db1", target="n9") == 1
-
-        await poll(names_target, what="the failed target")
+        await poll(lambda: is_named(exporter, "n9"), what="the failed target")
         await simulated.admin.delete(VMIS, namespace, "db1")
         await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 404)
         assert await read_names(exporter) == {}
@@ -124,11 +127,6 @@ async def test_a_recreated_vm_starts_without_series(
         await fail(simulated, namespace, "db1", target="n8")
         await poll(lambda: is_named(exporter, "n8"), what="the new VM's failed target")
         assert await exporter.sample(FAILED_TARGET, target="n9") == 0
-
-
-async def is_named(exporter: Program, target: str) -> bool:
-    """Whether a VM has a series for this failed target."""
-    return await exporter.sample(FAILED_TARGET, target=target) == 1
 
 
 async def test_a_vm_that_has_stopped_has_no_series(

@@ -34,6 +34,7 @@ from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.store.table import Table
 from exporter.engine.verdicts.cooldown import Cooldown, known_ends
+from exporter.engine.verdicts.foreseen import BlockLabels, ForeseenBlocks, foresee_blocks
 from exporter.engine.verdicts.rules import RULES, decide_both
 
 
@@ -78,10 +79,12 @@ class VerdictSummary(Struct, frozen=True):
     """The verdicts of all VMIs at one instant, and the entries of those with a cooldown.
 
     `cooling` has each VMI until its cooldown has ended, even if another rule blocks the VMI.
+    `foreseen` are the blocks that may be counted soon.
     """
 
     verdicts: Tally
     cooling: tuple[Entry, ...]
+    foreseen: tuple[BlockLabels, ...]
 
     def count_blocked(self) -> Counter[Reason]:
         """The number of blocked VMIs by reason."""
@@ -113,6 +116,7 @@ class VerdictView:
         self._entries = Table[Key, Entry]()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cooling = Table[Key, Entry]()
+        self._foreseen = ForeseenBlocks()
         self._blocked: list[Key] = []
         self._unsettled = Table[Key, Evidence]()
         self._outdated: set[Key] = set(store.keys())
@@ -170,7 +174,7 @@ class VerdictView:
         for (_, node), vmis in self._counts.items():
             allowed[node] -= vmis
         verdicts.update({(ALLOWED, node): vmis for node, vmis in allowed.items() if vmis})
-        return VerdictSummary(verdicts, tuple(self._cooling.values()))
+        return VerdictSummary(verdicts, tuple(self._cooling.values()), self._foreseen.read())
 
     def list_blocked(self) -> Iterator[Entry]:
         """The entries of the VMIs that are blocked now, sorted by namespace and name.
@@ -244,6 +248,7 @@ class VerdictView:
         if (was is None) != (blocked is None):
             place = bisect_left(self._blocked, key)
             self._blocked[place : place + (blocked is None)] = () if blocked is None else (key,)
+        self._foreseen.replace(_foresee(known), _foresee(entry))
         cools = entry is not None and entry.cooldown is not None and entry.cooldown.blocks
         _put(self._cooling, key, entry if cools else None)
         _put(self._unsettled, key, unsettled)
@@ -303,6 +308,14 @@ def _identify(entry: Entry | None) -> _Block | None:
     vmi = entry.evidence.vmi
     checkpoints = (filtered.reason, pre_eviction.reason)
     return _Block(reason, checkpoints, pre_eviction.released_at, vmi.node, vmi.uid)
+
+
+def _foresee(entry: Entry | None) -> frozenset[BlockLabels]:
+    """The blocks of a VMI that may be counted soon."""
+    if entry is None:
+        return frozenset()
+    reasons = (one.reason for one in (entry.filter, entry.pre_eviction) if one.reason is not None)
+    return foresee_blocks(entry.evidence, reasons)
 
 
 def _find_expiry(

@@ -72,6 +72,9 @@ _PROBLEMS = {
     " ask again.",
 }
 
+PROBLEMS = (*_PROBLEMS, 500)
+"""Every HTTP status of a problem+json: those of the endpoints, and that of an internal error."""
+
 
 def _describe(name: str, place: str, description: str, **schema: Any) -> dict[str, Any]:
     """A parameter of a route."""

@@ -55,6 +55,10 @@ class ConnectionBudget:
         self._held = 0
         self._released = 0  # since memory was last returned
 
+    def open(self, listener: str) -> None:
+        """Count the closed connections of a listener from 0 on."""
+        self._counters.rejected_connections[listener] += 0
+
     def add(self, connection: Connection, *, most: int) -> None:
         """Add a connection. If its listener already has `most`, another connection is closed."""
         of_listener = self._open.setdefault(connection.listener, {})

@@ -52,6 +52,7 @@ class Connections:
     http: web.Server = field(init=False)
 
     def __post_init__(self) -> None:
+        self.budget.open(self.listener)
         self.http = web.Server(
             self._answer,
             request_factory=self.server.request_factory,

@@ -117,6 +117,7 @@ def a_view() -> View:
         )
     counters.count_migration_to("n2", "", Outcome.SUCCEEDED, NOW)
     counters.count_migration_to("n9", a_vmi().uid, Outcome.FAILED, NOW)
+    counters.rejected_connections.update(query=0, metrics=2)
     counters.verdicts[Checkpoint.FILTER, True] += 5
     counters.verdicts[None, False] += 2
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 900.0, now=NOW)

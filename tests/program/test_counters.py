@@ -1,0 +1,205 @@
+"""Counters begin at 0, so that Prometheus sees their first event; with the whole program."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster import VMIMS, VMIS, launcher_pod, poll, vmi, vmim
+from tests.cluster.resources import NODES, PODS
+from tests.cluster.users import open_kubeconfig
+from tests.support.api_servers import SimulatedStage
+from tests.support.builders import rfc3339
+from tests.support.program import Program, program
+from tests.support.stored_history import migrate
+
+
+BLOCKS = "descheduler_kubevirt_eviction_blocks_total"
+Labels = tuple[str, ...]
+
+
+@asynccontextmanager
+async def exporting(stage: SimulatedStage, tmp_path: Path) -> AsyncIterator[Program]:
+    """An exporter that watches the stage."""
+    login = str(open_kubeconfig(tmp_path / "login", stage.url))
+    async with program(tmp_path, "--kubeconfig", login) as exporter:
+        await exporter.ready()
+        yield exporter
+
+
+async def read_blocks(exporter: Program) -> dict[tuple[str, str], float]:
+    """The count of blocks by reason and node; a series that does not exist is not in it."""
+    _, text = await exporter.get("/metrics")
+    return {
+        (one.labels["reason"], one.labels["node"]): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if one.name == BLOCKS
+    }
+
+
+async def until_blocks(exporter: Program, expected: dict[tuple[str, str], float]) -> None:
+    """Wait until these are the counts of blocks."""
+    seen: dict[tuple[str, str], float] = {}
+
+    async def is_so() -> bool:
+        nonlocal seen
+        seen = await read_blocks(exporter)
+        return seen == expected
+
+    try:
+        await poll(is_so, within=15, what=f"{expected}")
+    except TimeoutError:
+        assert seen == expected
+
+
+async def test_a_block_is_exposed_as_0_before_it_is_counted(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """As soon as a VM cools down, its counter is 0; its first block makes it 1, at once."""
+    namespace = await simulated.make_namespace()
+    await simulated.admin.create(VMIS, vmi("db1", namespace))
+    async with exporting(simulated, tmp_path) as exporter:
+        assert await read_blocks(exporter) == {}
+        await migrate(simulated.admin, namespace, "db1", ago=[60.0])
+        await until_blocks(exporter, {("cooldown", "n1"): 0})
+        assert (await exporter.verdict(namespace, "db1", dryRun=True))["reason"] == "cooldown"
+        assert await read_blocks(exporter) == {("cooldown", "n1"): 0}
+        assert (await exporter.verdict(namespace, "db1"))["reason"] == "cooldown"
+        assert await read_blocks(exporter) == {("cooldown", "n1"): 1}
+
+
+async def test_what_follows_a_migration_is_foreseen(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """While a VM moves, its counters exist for the migration, and for the cooldown on both nodes.
+
+    When it has moved, only the cooldown on the new node is possible, besides what was counted.
+    """
+    namespace = await simulated.make_namespace()
+    made = await simulated.admin.create(VMIS, vmi("db1", namespace))
+    await simulated.admin.create(PODS, launcher_pod(made))
+    async with exporting(simulated, tmp_path) as exporter:
+        moving = await simulated.admin.create(VMIMS, vmim("m1", namespace, of="db1"))
+        here = {("migration_in_progress", "n1"): 0.0, ("cooldown", "n1"): 0.0}
+        await until_blocks(exporter, here)
+        await simulated.admin.create(PODS, launcher_pod(made, node="n2", migration=moving))
+        there = {("migration_in_progress", "n2"): 0.0, ("cooldown", "n2"): 0.0}
+        await until_blocks(exporter, here | there)
+        assert (await exporter.verdict(namespace, "db1"))["reason"] == "migration_in_progress"
+        await migrate(simulated.admin, namespace, "db1", ago=[5.0])
+        await simulated.admin.merge(VMIS, namespace, "db1", {"status": {"nodeName": "n2"}})
+        await simulated.admin.delete(VMIMS, namespace, "m1")
+        counted = {("migration_in_progress", "n1"): 1.0}
+        await until_blocks(exporter, counted | {("cooldown", "n2"): 0})
+        assert (await exporter.verdict(namespace, "db1"))["reason"] == "cooldown"
+        assert await read_blocks(exporter) == counted | {("cooldown", "n2"): 1}
+
+
+async def test_an_evacuation_is_foreseen(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """A VM that is asked to leave may be blocked by its evacuation and by what follows."""
+    namespace = await simulated.make_namespace()
+    made = await simulated.admin.create(VMIS, vmi("db1", namespace))
+    await simulated.admin.create(PODS, launcher_pod(made, evicting=True))
+    async with exporting(simulated, tmp_path) as exporter:
+        marked = {"status": {"evacuationNodeName": "n1"}}
+        await simulated.admin.merge(VMIS, namespace, "db1", marked)
+        reasons = ("evacuation_in_progress", "migration_in_progress", "cooldown")
+        await until_blocks(exporter, {(reason, "n1"): 0 for reason in reasons})
+        assert (await exporter.verdict(namespace, "db1"))["reason"] is None
+
+
+async def test_a_restart_and_a_second_replica(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """Each replica, also after a restart, has the series at 0 before its own first block."""
+    namespace = await simulated.make_namespace()
+    await simulated.admin.create(VMIS, vmi("db1", namespace))
+    await migrate(simulated.admin, namespace, "db1", ago=[60.0])
+    async with exporting(simulated, tmp_path) as one, exporting(simulated, tmp_path) as other:
+        await one.verdict(namespace, "db1")
+        assert await read_blocks(one) == {("cooldown", "n1"): 1}
+        assert await read_blocks(other) == {("cooldown", "n1"): 0}
+        await one.end()
+    async with exporting(simulated, tmp_path) as again:
+        assert await read_blocks(again) == {("cooldown", "n1"): 0}
+        await again.verdict(namespace, "db1")
+        assert await read_blocks(again) == {("cooldown", "n1"): 1}
+
+
+async def test_a_recreated_vm_and_a_node_that_goes_away(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """A 0 goes with the VM that could be blocked, and with its node; what was counted stays."""
+    namespace = await simulated.make_namespace()
+    node = {"apiVersion": "v1", "kind": NODES.kind, "metadata": {"name": "n2"}}
+    await simulated.admin.create(NODES, node)
+    for name, place in (("db1", "n1"), ("db2", "n2")):
+        await simulated.admin.create(VMIS, vmi(name, namespace, node=place))
+        await migrate(simulated.admin, namespace, name, ago=[60.0])
+    async with exporting(simulated, tmp_path) as exporter:
+        await until_blocks(exporter, {("cooldown", "n1"): 0, ("cooldown", "n2"): 0})
+        await simulated.admin.delete(VMIS, namespace, "db2")
+        await simulated.admin.delete(NODES, None, "n2")
+        await until_blocks(exporter, {("cooldown", "n1"): 0})
+        await exporter.verdict(namespace, "db1")
+        await simulated.admin.delete(VMIS, namespace, "db1")
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 404)
+        await simulated.next_second()
+        await simulated.admin.create(VMIS, vmi("db1", namespace, node="n3"))
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 200)
+        assert await read_blocks(exporter) == {("cooldown", "n1"): 1}
+
+
+async def read_counters(exporter: Program) -> dict[tuple[str, Labels], float]:
+    """Every counter, and the count of every histogram, by name and labels."""
+    _, text = await exporter.get("/metrics")
+    return {
+        (one.name, tuple(sorted(map(":".join, one.labels.items())))): one.value
+        for family in text_string_to_metric_families(text)
+        if family.type in ("counter", "histogram") and not family.name.startswith("process_")
+        for one in family.samples
+        if not one.name.endswith(("_bucket", "_sum"))
+    }
+
+
+async def test_no_counter_of_the_demo_is_born_above_0(tmp_path: Path) -> None:
+    """In a minute of the demo, which moves and blocks VMs all the time, no count is a first sample.
+
+    A migration that begins and is asked about between two scrapes cannot be foreseen.
+    """
+    late: dict[tuple[str, Labels], float] = {}
+    async with program(tmp_path, "demo") as demo:
+        await demo.ready()
+        known = await read_counters(demo)
+        assert known
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            seen = await read_counters(demo)
+            late |= {key: n for key, n in seen.items() if n and key not in known}
+            known |= seen
+    assert late == {}
+    assert sum(n for (name, _), n in known.items() if name == BLOCKS) > 20
+
+
+async def test_a_target_without_vms_is_counted_from_0(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """The counters of a node exist from the moment at which a migration goes there."""
+    namespace = await simulated.make_namespace()
+    await simulated.admin.create(VMIS, vmi("db1", namespace))
+    async with exporting(simulated, tmp_path) as exporter:
+        state = {
+            "migrationUid": "m1",
+            "sourceNode": "n1",
+            "targetNode": "n7",
+            "startTimestamp": rfc3339(time.time()),
+        }
+        await simulated.admin.merge(VMIS, namespace, "db1", {"status": {"migrationState": state}})
+
+        async def is_there() -> bool:
+            name = "kubevirt_eviction_exporter_migrations_to_node_total"
+            labels = ("node:n7", "outcome:failed")
+            return (await read_counters(exporter)).get((name, labels)) == 0
+
+        await poll(is_there, within=15, what="the counters of n7")
