@@ -1,7 +1,7 @@
 """Writes the metrics as text for a scrape, in slices, so that other tasks run in between.
 
-Only this package imports prometheus_client. Gauges are read from the store at scrape time, so the
-series of a VM or a node ends with it. Counters stay, those of a node for a day after its last VM.
+Only this package imports prometheus_client. Gauges are read from the store at scrape time, so a
+gauge ends when its VM or node is gone. Counters stay; see `Counters` for those of a node.
 """
 
 import asyncio
@@ -242,11 +242,11 @@ def _sample_blocks(
     counts: Mapping[BlockLabels, int], foreseen: Sequence[BlockLabels]
 ) -> Iterator[Piece]:
     """The counts, and a 0 for each block that was not counted yet and may be counted soon."""
-    yield BLOCKS, [Sample(labels, count) for labels, count in counts.items()]
+    samples = [Sample(labels, count) for labels, count in counts.items()]
     for some in _cut(foreseen):
-        zeros = [Sample(labels, 0) for labels in some if labels not in counts]
-        if zeros:
-            yield BLOCKS, zeros
+        samples += [Sample(labels, 0) for labels in some if labels not in counts]
+        yield BLOCKS, samples
+        samples = []
 
 
 def _sample_vmis(

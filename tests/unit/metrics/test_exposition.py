@@ -35,6 +35,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import Override, Reason, StuckPolicy
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
@@ -132,7 +133,15 @@ def a_view() -> View:
     counters.reviews = Counter(dict.fromkeys(ReviewOutcome, 0) | {ReviewOutcome.DENIED: 3})
     counters.events = Counter({(EventReason.EVICTION_BLOCKED, EventOutcome.WRITTEN): 5})
     view.health.certificates["query"] = NOW + 86_400
+    judge_in_order(view)
     return view
+
+
+def judge_in_order(view: View) -> None:
+    """Judge the VMIs by name, so that the order of the samples does not depend on hashes."""
+    view.verdicts.advance(view.now, Trust())
+    for key in sorted(view.store.keys()):
+        view.verdicts.find(*key)
 
 
 def rendered(view: View, accept: str = "") -> str:
@@ -331,6 +340,25 @@ def test_series_of_single_vmis_are_bounded(most: int, shown: int, left_out: int)
     assert len(names) == shown
     assert ("cooling" in names) == (most >= 3)
     assert found["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
+
+
+def test_at_most_so_many_blocks_are_foreseen() -> None:
+    """At most `vmi_series` counters of blocks are exposed as 0, and every one that was counted."""
+    view = replace(an_empty_view(), vmi_series=2)
+    for number in range(4):
+        node, uid = f"n{number}", f"{number}"
+        put(view.store, a_vmi(name=f"db{number}", uid=uid, node=node, migration=a_state()))
+    judge_in_order(view)
+    view.counters.count_block(Reason.COOLDOWN, "n3", "shop", 900.0, now=NOW)
+    view.counters.count_block(Reason.POLICY, "n9", "shop", None, now=NOW)
+    counted = {
+        (one.labels["reason"], one.labels["node"]): one.value
+        for family in parse_text(rendered(view))
+        for one in family.samples
+        if one.name == BLOCKS.name
+    }
+    zeros = {("cooldown", f"n{number}"): 0 for number in range(2)}
+    assert counted == zeros | {("cooldown", "n3"): 1, ("policy", "n9"): 1}
 
 
 def test_series_of_single_vmis_go_with_their_fact() -> None:

@@ -29,6 +29,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Override, Policy, Reason
 from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.verdicts.cooldown import Cooldown, measure_cooldown
+from exporter.engine.verdicts.foreseen import BlockLabels, foresee_blocks
 from exporter.engine.verdicts.view import ALLOWED, SPARE, Tally, VerdictView
 from tests.support.builders import (
     NAME,
@@ -128,6 +129,31 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
         Reason.MIGRATION_IN_PROGRESS: 1,
         Reason.COOLDOWN: 1,
     }
+
+
+def test_the_blocks_that_may_be_counted_soon() -> None:
+    """A VMI's blocks at both checkpoints are foreseen, and those that follow a migration."""
+    store = a_store(a_vmi(migration=a_state()))
+    view = a_verdict_view(store, POLICY)
+
+    def foreseen() -> dict[str, set[Reason]]:
+        view.advance(NOW, Trust())
+        labels = view.summarize().foreseen
+        assert {namespace for *_, namespace in labels} <= {NAMESPACE}
+        nodes = {node for _, node, _ in labels}
+        return {at: {reason for reason, node, _ in labels if node == at} for at in nodes}
+
+    assert foreseen() == {"n1": {Reason.COOLDOWN}}
+    store.put(a_vmim())
+    moves = {Reason.MIGRATION_IN_PROGRESS, Reason.COOLDOWN}
+    assert foreseen() == {"n1": moves}
+    store.put(a_vmi(migration=a_running_state(target_node="n2")))
+    assert foreseen() == {"n1": moves, "n2": moves}
+    store.put(a_vmi(evacuation_node="n1"))
+    store.remove(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert foreseen() == {"n1": {*moves, Reason.EVACUATION_IN_PROGRESS}}
+    store.put(a_vmi(phase="Succeeded", evacuation_node="n1", migration=a_running_state()))
+    assert foreseen() == {}
 
 
 def test_a_census_stays_as_it_was() -> None:
@@ -430,17 +456,21 @@ def check(played: Play) -> None:
     """Compare the view, and all that is derived from it, with newly computed verdicts."""
     now, trust, view = played.now, played.store.trust, played.view
     assert summarized(view, now, trust) == decided(played.store, played.policy, now, trust)
-    blocked = []
+    blocked, foreseen = [], set[BlockLabels]()
     for evidence in played.store.all_evidence():
         vmi = evidence.vmi
         entry = view.find(vmi.namespace, vmi.name)
         assert entry is not None
+        reasons = set[Reason]()
         for at in (None, *Checkpoint):
             verdict = decide(evidence, played.policy, now, checkpoint=at)
             assert entry.verdict(at) == verdict
+            reasons |= {verdict.reason} if verdict.reason else set()
+        foreseen |= foresee_blocks(evidence, reasons)
         assert entry.cooldown == measure_cooldown(evidence, played.policy, now)
         blocked += [] if entry.verdict(None).allowed else [vmi.name]
     assert [entry.evidence.vmi.name for entry in view.list_blocked()] == sorted(blocked)
+    assert sorted(view.summarize().foreseen) == sorted(foreseen)
     unsettled = [one for one in played.store.all_evidence() if one.unsettled]
     assert by_name(view.list_unsettled()) == by_name(unsettled)
     check_unchanged(played, math.nextafter(min(view.changes_at(), now + 1e6), now))
