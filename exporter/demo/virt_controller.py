@@ -137,8 +137,10 @@ class VirtController:
             ):
                 continue
             running += 1
-            state = objects.state_of(other)
-            outbound += source in (other["status"].get("nodeName"), state.get("sourceNode"))
+            state, sources = objects.state_of(other), {other["status"].get("nodeName")}
+            if state.get("migrationUid") == migration["metadata"]["uid"]:
+                sources.add(state.get("sourceNode"))
+            outbound += source in sources
         return running, outbound
 
     def _is_full(self, vmi: Object) -> bool:

@@ -90,8 +90,9 @@ def encode(remembered: Remembered, *, now: Instant, window: Seconds) -> bytes:
 
     These are the unfinished migrations and those that ended inside `window`. Two migrations matter
     at any age: the last one that ended (used if `migrationState` is empty), and the last success
-    (a request before it was for an earlier evacuation). `finished_at` is omitted if the end is
-    known and correct. Of a marker, what the next process sees for itself is omitted.
+    (a request before it was for an earlier evacuation). What the control plane's clock gives is
+    omitted if it changes neither start nor end. Of a marker, what the next process sees for itself
+    is omitted.
     """
     migrations, marker = remembered.migrations, remembered.marker
     ended = [(end, key) for key, m in migrations.items() if (end := m.known_end) is not None]
@@ -183,7 +184,7 @@ def holds(stored: bytes, entry: bytes, now: Instant) -> bool:
             return False
         joined = join(known, migration)
         if _omit_transition(joined, now) != joined:
-            joined = replace(joined, finished_at=known.finished_at)
+            joined = replace(joined, scheduled_at=known.scheduled_at, finished_at=known.finished_at)
         if joined != known:
             return False
     return True
@@ -228,8 +229,8 @@ def _pack_uid(uid: str) -> bytes | None:
 
 
 def _omit_transition(migration: Migration, now: Instant) -> Migration:
-    """The migration without `finished_at`, if its end is known and correct."""
-    end = migration.end
-    if migration.finished_at is None or end is None or end > now or migration.known_end != end:
+    """The migration without its transitions, if its start and end are known and correct."""
+    start, end = migration.start, migration.end
+    if end is None or end > now or (migration.known_start, migration.known_end) != (start, end):
         return migration
-    return replace(migration, finished_at=None)
+    return replace(migration, scheduled_at=None, finished_at=None)

@@ -55,6 +55,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.node_drains import DrainPart, find_part
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
 
@@ -92,12 +93,10 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     `through`: how it was requested. `tainted`: its node has KubeVirt's drain taint, so KubeVirt
     refuses to cancel it. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs
     before the exporter started. `backoff` is None if there is none, or if it is unknown. `due_at`
-    is when the age of the evacuation makes it stuck; None means never. `leftover`: the evacuation
-    was for a drain that is over, because its node is schedulable again; never true for the
-    descheduler's requests.
-    `given_up`: it is a leftover, and the exporter saw the uncordon itself. `missing` are the
-    resources without which the state is unknown; `is_quiet`: they are visible, but have not been
-    read since the VMI changed. `last_seen` is set while the VMI's data are too
+    is when the age of the evacuation makes it stuck; None means never. `part`: which drain of its
+    node it belongs to. `given_up`: it is a leftover, and an exporter saw how its drain ended.
+    `missing` are the resources without which the state is unknown; `is_quiet`: they are visible,
+    but have not been read since the VMI changed. `last_seen` is set while the VMI's data are too
     old.
     """
 
@@ -109,7 +108,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     due_at: Instant | None
     failed_attempts: int
     backoff: Backoff | None
-    leftover: bool
+    part: DrainPart
     given_up: bool
     diverged: bool
     attempt: Vmim | None
@@ -123,6 +122,11 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     def stuck(self) -> bool:
         """Whether the evacuation is stuck, so that a person has to act."""
         return bool(self.stuck_by)
+
+    @property
+    def leftover(self) -> bool:
+        """Whether it was for a drain that is over, because its node is open again."""
+        return self.part is DrainPart.LEFT_OVER
 
 
 def diagnose(
@@ -147,17 +151,9 @@ def diagnose(
     is_alive = evidence.trust.believes(Resource.VMIS)
     found = _assess(evidence, stuck, load, now, nodes)
     state, attempt = found.state, found.attempt
-    # If the request is older than our watch of the nodes, it is unknown whether the node was
-    # cordoned then. A request of unknown source counts as a drain only if the uncordon was seen.
-    # A taint alone drains a schedulable node too. An eviction from a schedulable node that still
-    # has the taint is left over: whoever drains by eviction cordons the node first.
     by_taint = marker.through is RequestedThrough.TAINT
-    since = None if nodes is None else nodes.schedulable_since(marker.node)
-    was_seen = nodes is not None and nodes.uncordoned_at(marker.node) is not None
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
-    is_unclear = by_taint or (source is Source.UNKNOWN and not tainted)
-    is_drain = was_seen if is_unclear else source is not Source.DESCHEDULER
-    leftover = is_drain and since is not None and marker.requested_at <= since
+    part = find_part(evidence.vmi, marker, source, nodes, drain_taint)
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
@@ -174,8 +170,8 @@ def diagnose(
         due_at=due,
         failed_attempts=failed,
         backoff=found.backoff,
-        leftover=leftover,
-        given_up=leftover and was_seen,
+        part=part,
+        given_up=part is DrainPart.LEFT_OVER and marker.was_drained,
         diverged=launcher is not None
         and not launcher.eviction_in_progress
         and lacking_since is not None

@@ -49,7 +49,6 @@ from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import REASONS_SHOWN
-from exporter.engine.store.requesters import Source
 from exporter.engine.store.store import Store
 
 
@@ -345,22 +344,25 @@ def follow_drains(
 ) -> dict[str, DrainProgress]:
     """The progress of each drain of `drains`, the drains in the store by node.
 
-    `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations from them. On
-    a closed node, a VMI that stays or fails remains, although KubeVirt may have refused its
-    eviction without marking it. On an open node, only a VMI that was asked to leave remains.
+    `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations of VMIs. The
+    evacuations that belong to the drain remain. On a closed node, so does a VMI that stays or fails
+    and is not evacuating: KubeVirt may have refused its eviction without marking it.
     """
     remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
+    others = {node: Counter(counts.get(node, {})) for node in drains}
     for (vmi, diagnosis), outcome in evacuating:
-        if vmi.node == diagnosis.node:
+        if vmi.node in others:
+            others[vmi.node][outcome] -= 1
+        if diagnosis.part.is_drained:
             remaining[vmi.node].append(((vmi, diagnosis), outcome))
     progress = {}
     for node, departed in drains.items():
-        closed = departed.closed and conditions.nodes is not None
-        mine = [one for one in remaining[node] if closed or _is_drained(one[0][1])]
+        mine = remaining[node]
         outcomes = Counter(outcome for _, outcome in mine)
-        kept = counts.get(node, {}) if closed else outcomes
-        failing = sum(kept.get(one, 0) for one in KEPT)
-        present = failing + sum(outcomes[one] for one in outcomes if one not in KEPT)
+        is_closed = departed.closed and conditions.nodes is not None
+        refused = sum(others[node][one] for one in KEPT) if is_closed else 0
+        failing = refused + sum(outcomes[one] for one in KEPT)
+        present = refused + len(mine)
         queued = sum(_is_queued(one) for (_, one), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
@@ -380,11 +382,6 @@ def follow_drains(
 def _is_queued(diagnosis: Diagnosis) -> bool:
     """Whether an evacuation only waits for KubeVirt's limits, even if it is stuck by its age."""
     return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
-
-
-def _is_drained(diagnosis: Diagnosis) -> bool:
-    """Whether an evacuation from an open node is a drain."""
-    return diagnosis.source is not Source.DESCHEDULER and not diagnosis.given_up
 
 
 def find_outcome(

@@ -54,7 +54,8 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
     use `requested_by`, which checks that this was near the request. `ends_at`: when the evacuation
     ends without a further attempt, because only attempts show it; None if it does not.
     `is_presumed`: a success ended the evacuation after the VMI was last read, so the VMI may have
-    no evacuation any more.
+    no evacuation any more. `was_drained`: the node was cordoned or tainted during the evacuation,
+    which is left over once the node is open again.
     """
 
     node: str
@@ -71,6 +72,7 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
     asked_by: Requester | None = None
     ends_at: Instant | None = None
     is_presumed: bool = False
+    was_drained: bool = False
 
     @property
     def requested_by(self) -> Requester | None:
@@ -144,6 +146,7 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
         self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
         self.forgotten = counted - len(self.failures_since_request())
         self.is_presumed = self.is_presumed and other.is_presumed
+        self.was_drained = self.was_drained or other.was_drained
         return before != self
 
     def _is_ours(self, instant: Instant) -> bool:
@@ -278,6 +281,15 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if state is None or state.end is None:
             return None
         return correct_end(state.end, self.history.find(state.uid, state.end).finished_at)
+
+    @property
+    def migration_start(self) -> Instant | None:
+        """When the VMI's last migration started, by the clock of its end; None if unknown."""
+        state = self.vmi.migration
+        if state is None:
+            return None
+        known = self.history.find(state.uid, state.end)
+        return replace(known, start=state.start, end=state.end).known_start
 
     @property
     def requested_by(self) -> Requester | None:

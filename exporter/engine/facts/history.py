@@ -27,8 +27,9 @@ _One = TypeVar("_One")
 class Migration(Struct, frozen=True, gc=False, array_like=True):
     """One migration, which is stored as an array of its fields, because there are many.
 
-    A node's clock gives `end`. The control plane's clock gives `finished_at`, the VMIM's transition
-    to its final phase. The nodes are "" and the other fields None where they are not known.
+    The source's clock gives `start`, and the target's clock gives `end`. The control plane's clock
+    gives `scheduled_at` and `finished_at`, the VMIM's transitions to Scheduled and to its final
+    phase. The nodes are "" and the other fields None where they are not known.
     """
 
     start: Instant | None = None
@@ -41,15 +42,36 @@ class Migration(Struct, frozen=True, gc=False, array_like=True):
     trigger: Trigger | None = None
     reason: EndReason | None = None
     requested_by: Requester | None = None
+    scheduled_at: Instant | None = None
 
     @property
     def known_end(self) -> Instant | None:
         """When the migration ended; None if no end is known."""
         return correct_end(self.end, self.finished_at)
 
+    @property
+    def known_start(self) -> Instant | None:
+        """When the migration started, by the clock of `known_end`; None if that is unknown.
+
+        It took as long as the nodes say. If only one of their clocks is wrong, that is too long;
+        the control plane saw it begin after `scheduled_at` and end before `finished_at`.
+        """
+        end = self.known_end
+        if self.start is None or end is None:
+            return self.start
+        if self.end is None:
+            return None
+        start = self.start + (end - self.end)
+        if self.scheduled_at is None or self.finished_at is None:
+            return start
+        return max(start, end - (self.finished_at - self.scheduled_at))
+
 
 class Ending(Struct, frozen=True, gc=False):
-    """A migration that has ended; `end` may be up to `CLOCK_SKEW` ahead of our clock."""
+    """A migration that has ended; one clock gives `start` and `end`.
+
+    `end` may be up to `CLOCK_SKEW` ahead of our clock.
+    """
 
     end: Instant
     start: Instant | None = None
@@ -106,6 +128,7 @@ def join(one: Migration, other: Migration) -> Migration:
         trigger=_choose_latest(_TRIGGERS, one.trigger, other.trigger),
         reason=_choose_latest(_REASONS, one.reason, other.reason),
         requested_by=_choose(min, one.requested_by, other.requested_by),
+        scheduled_at=_choose(min, one.scheduled_at, other.scheduled_at),
     )
 
 
@@ -155,12 +178,11 @@ class History(Struct, gc=False):
     def last_duration(self) -> Seconds | None:
         """How long the newest successful migration took; None if no duration is known."""
         timed = (
-            (end, end - record.start)
+            (end, end - start)
             for record in self._records.values()
             if record.outcome is Outcome.SUCCEEDED
-            and record.start is not None
-            and record.end is not None
             and (end := record.known_end) is not None
+            and (start := record.known_start) is not None
         )
         _, duration = max(timed, default=(0.0, None))
         return None if duration is None else max(0.0, duration)
@@ -187,7 +209,7 @@ class History(Struct, gc=False):
                 continue
             if not is_end_key(key):
                 named_seconds.add(int(end))
-            settled.append((key, record, Ending(end, record.start, record.outcome)))
+            settled.append((key, record, Ending(end, record.known_start, record.outcome)))
         endings = []
         for key, record, ending in settled:
             if not record.handed_off or (record.outcome is Outcome.FAILED and not count_failed):

@@ -61,6 +61,7 @@ class HistoryMerger:
             migration = Migration(
                 start=vmim.start,
                 end=vmim.end,
+                scheduled_at=vmim.scheduled_at,
                 finished_at=vmim.finished_at,
                 outcome=vmim.outcome,
                 handed_off=vmim.handed_off,

@@ -161,7 +161,7 @@ class VmimIndex:
             running += 1
             vmi = vmi_of(binding.vmi_key)
             if vmi is not None:
-                for node in _source_nodes(vmi):
+                for node in _find_sources(vmim, vmi):
                     movers[node].append(f"{vmi.namespace}/{vmi.name}")
         return running, {node: tuple(sorted(names)) for node, names in movers.items()}
 
@@ -191,10 +191,13 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
     return vmim.created > vmi.created
 
 
-def _source_nodes(vmi: Vmi) -> set[str]:
-    """The nodes for which KubeVirt counts a migration of this VMI (`evacuation.go`).
+def _find_sources(vmim: Vmim, vmi: Vmi) -> set[str]:
+    """The nodes that a migration counts for: the VMI's node, and the one that it has just left.
 
-    These are the VMI's node, and the source node of its last hand-off, even of an older migration.
+    The source of the VMI's earlier migration does not count, although the VMI still shows it until
+    this one is handed off.
     """
     state = vmi.migration
-    return {vmi.node} if state is None or not state.source_node else {vmi.node, state.source_node}
+    if state is None or state.uid != vmim.uid or not state.source_node:
+        return {vmi.node}
+    return {vmi.node, state.source_node}

@@ -1,9 +1,11 @@
 """Follows the drain of each node: since when it is drained, and which VMIs have left it since then.
 
-A drain begins when the node is closed: cordoned, or tainted with KubeVirt's drain taint. On an open
-node it begins with the first evacuation that the descheduler did not request, because rebalancing
-is no drain. From a closed node every VMI that leaves counts, whoever moved or stopped it; from an
-open node only those that were asked to leave. A VMI counts once, however often it comes back.
+A drain begins when the node is closed: cordoned, or tainted with KubeVirt's drain taint. What was
+evacuated before belongs to it from then on. On an open node a drain begins with the first
+evacuation that is known not to be the descheduler's, because rebalancing is no drain. `find_part`
+says which drain an evacuation belongs to. From a closed node every VMI that leaves counts, whoever
+moved or stopped it; from an open node only those that were asked to leave. A VMI counts once,
+however often it comes back.
 
 The drain of a closed node ends when no VMI is on the node, or when the node is open again. Another
 drain ends when no VMI is asked to leave any more. VMIs that left before the exporter started are
@@ -12,14 +14,17 @@ not known.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct, field
 
-from exporter.engine.facts.model import Instant, Mobility, Seconds
+from exporter.engine.facts.evidence import Marker, RequestedThrough
+from exporter.engine.facts.model import Instant, Mobility, Seconds, Vmi
 from exporter.engine.facts.newest import put_newest
+from exporter.engine.store.nodes import NodeIndex
+from exporter.engine.store.requesters import Source
 
 
 FEWEST_DEPARTURES = 3
@@ -34,6 +39,54 @@ class DrainEnd(StrEnum):
     SUCCEEDED = "succeeded"
     CANCELLED = "cancelled"
     NODE_DELETED = "node_deleted"
+
+
+class DrainPart(Enum):
+    """Which drain of its node an evacuation belongs to."""
+
+    OF_CLOSED = auto()
+    """The drain of a node that is cordoned or tainted."""
+    OF_OPEN = auto()
+    """A drain of an open node, which consists of such evacuations alone."""
+    NONE = auto()
+    """None: the descheduler asked for it, or perhaps did, or the VMI has left the node."""
+    LEFT_OVER = auto()
+    """None any more: its drain is over, because the node is open again."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the evacuation belongs to a drain."""
+        return self in (DrainPart.OF_CLOSED, DrainPart.OF_OPEN)
+
+
+def find_part(
+    vmi: Vmi, marker: Marker, source: Source, nodes: NodeIndex | None, taint: str
+) -> DrainPart:
+    """Which drain an evacuation belongs to; `nodes` is None if nodes cannot be read.
+
+    `taint` is the key of the drain taint. If an eviction is older than our first list of nodes, it
+    is unknown whether its node was cordoned then. From an open node it is left over if it is known
+    not to be the descheduler's, or if the node has the taint: whoever drains by evictions cordons
+    the node first.
+    """
+    if vmi.node != marker.node:
+        return DrainPart.NONE
+    is_closed = nodes is not None and nodes.is_closed(marker.node, taint)
+    if nodes is not None and source is not Source.DESCHEDULER:
+        is_tainted = nodes.find_taint(marker.node, taint) is not None
+        is_older = nodes.known_since is not None and marker.requested_at <= nodes.known_since
+        if marker.was_drained and not is_closed:
+            return DrainPart.LEFT_OVER
+        if (
+            is_older
+            and marker.through is RequestedThrough.EVICTION
+            and not nodes.is_cordoned(marker.node)
+            and (source is Source.OTHER or is_tainted)
+        ):
+            return DrainPart.LEFT_OVER
+    if is_closed:
+        return DrainPart.OF_CLOSED
+    return DrainPart.OF_OPEN if source is Source.OTHER else DrainPart.NONE
 
 
 class NodeDrain(Struct, kw_only=True):
@@ -80,11 +133,10 @@ class NodeDrains:
         }
 
     def close(self, node: str, since: Instant) -> None:
-        """Note that a node is cordoned or tainted, since `since`."""
-        drain = self._drains.setdefault(node, NodeDrain())
-        if not drain.closed:
-            drain.closed = True
-            drain.since = since if drain.since is None else min(since, drain.since)
+        """Note that a node is cordoned or tainted, since `since`; its drain begins then."""
+        drain = self._drains.get(node)
+        if drain is None or not drain.closed:
+            self._drains[node] = NodeDrain(closed=True, since=since)
 
     def open(self, node: str, now: Instant, end: DrainEnd = DrainEnd.CANCELLED) -> None:
         """Note that a node is neither cordoned nor tainted any more, which ends its drain."""
@@ -93,10 +145,10 @@ class NodeDrains:
             self._end(drain, end, now)
             del self._drains[node]
 
-    def ask(self, node: str, vmi_uid: str, requested_at: Instant, *, is_drain: bool) -> None:
-        """Note that a VMI of a node is asked to leave it; `is_drain`: also if the node is open."""
+    def ask(self, node: str, vmi_uid: str, requested_at: Instant, *, is_drained: bool) -> None:
+        """Note that a VMI of a node is asked to leave it; `is_drained`: as a part of a drain."""
         drain = self._drains.get(node)
-        if not is_drain and (drain is None or not drain.closed):
+        if not is_drained:
             if drain is not None:
                 self._forget(node, drain, vmi_uid)
             return
@@ -133,9 +185,9 @@ class NodeDrains:
             del self._drains[node]
 
     def _forget(self, node: str, drain: NodeDrain, vmi_uid: str) -> None:
-        """Forget a VMI of an open node whose evacuation turns out to belong to no drain."""
+        """Forget a VMI whose evacuation turns out to belong to no drain."""
         drain.asked.discard(vmi_uid)
-        if not drain.asked:
+        if not drain.asked and not drain.closed:
             del self._drains[node]
 
     def _end(self, drain: NodeDrain, end: DrainEnd, at: Instant) -> None:

@@ -1,20 +1,23 @@
-"""The nodes: which are cordoned or tainted, and since when the others are schedulable."""
+"""The nodes: which of them are closed, because they are cordoned or have KubeVirt's drain taint."""
 
 from exporter.engine.facts.model import Instant, Node, Taint
 from exporter.engine.facts.newest import put_newest
 
 
 NODES_KEPT = 10_000
-"""For how many nodes the end of the cordon is kept."""
+"""For how many nodes it is kept when their taints changed."""
 
 
 class NodeIndex:
-    """All nodes by name. `known_since`: when the nodes were first listed, or None."""
+    """All nodes by name. `known_since`: when the nodes were first listed, or None.
+
+    A taint that stays after an uncordon is left behind, and closes its node no more.
+    """
 
     def __init__(self) -> None:
         self.known_since: Instant | None = None
         self._nodes: dict[str, Node] = {}
-        self._uncordoned: dict[str, Instant] = {}
+        self._left_behind: dict[str, frozenset[Taint]] = {}
         self._tainted: dict[str, Instant] = {}
 
     def __len__(self) -> int:
@@ -25,17 +28,19 @@ class NodeIndex:
         other = NodeIndex()
         other.known_since = self.known_since
         other._nodes = self._nodes.copy()
-        other._uncordoned, other._tainted = self._uncordoned.copy(), self._tainted.copy()
+        other._left_behind, other._tainted = self._left_behind.copy(), self._tainted.copy()
         return other
 
     def names(self) -> tuple[str, ...]:
         """The names of all nodes."""
         return tuple(self._nodes)
 
-    def note_list(self, at: Instant) -> None:
-        """Note that the nodes were listed."""
-        if self.known_since is None:
+    def note_list(self, at: Instant) -> bool:
+        """Note that the nodes were listed; True if this was the first list."""
+        is_first = self.known_since is None
+        if is_first:
             self.known_since = at
+        return is_first
 
     def put(self, node: Node, at: Instant) -> bool:
         """Apply a node that was read at `at`; True if that changed anything."""
@@ -43,18 +48,19 @@ class NodeIndex:
         if known == node:
             return False
         self._nodes[node.name] = node
-        if known is not None and node.schedulable and not known.schedulable:
-            put_newest(self._uncordoned, node.name, at, most=NODES_KEPT)
+        behind = self._left_behind.pop(node.name, frozenset())
+        if known is not None and not known.schedulable:
+            behind = frozenset(known.taints)
+        if node.schedulable and (behind := behind.intersection(node.taints)):
+            self._left_behind[node.name] = behind
         if known is not None and node.taints != known.taints:
             put_newest(self._tainted, node.name, at, most=NODES_KEPT)
         return True
 
-    def remove(self, name: str, at: Instant) -> bool:
-        """Remove a node; True if it was known. A node that comes back is schedulable."""
-        node = self._nodes.pop(name, None)
-        if node is not None and not node.schedulable:
-            put_newest(self._uncordoned, name, at, most=NODES_KEPT)
-        return node is not None
+    def remove(self, name: str) -> bool:
+        """Remove a node; True if it was known. A node that is not known is open."""
+        self._left_behind.pop(name, None)
+        return self._nodes.pop(name, None) is not None
 
     def find(self, name: str) -> Node | None:
         """The node of this name, or None."""
@@ -65,6 +71,14 @@ class NodeIndex:
         node = self._nodes.get(name)
         return node is not None and not node.schedulable
 
+    def is_closed(self, name: str, taint: str) -> bool:
+        """Whether a node is to be emptied: it is cordoned, or has the drain taint with this key."""
+        node = self._nodes.get(name)
+        if node is None or not node.schedulable:
+            return node is not None
+        added = node.find_taint(taint)
+        return added is not None and added not in self._left_behind.get(name, ())
+
     def find_taint(self, name: str, key: str) -> Taint | None:
         """The taint of a node with this key, or None."""
         node = self._nodes.get(name)
@@ -73,11 +87,3 @@ class NodeIndex:
     def untainted_until(self, name: str) -> Instant | None:
         """When the taints of a node were last seen to change; None if they were never."""
         return self._tainted.get(name)
-
-    def uncordoned_at(self, name: str) -> Instant | None:
-        """When the cordon of a node was seen to end; None if it is cordoned, or no end was seen."""
-        return None if self.is_cordoned(name) else self._uncordoned.get(name)
-
-    def schedulable_since(self, name: str) -> Instant | None:
-        """Since when a node has been schedulable; None if it is cordoned, or if that is unknown."""
-        return None if self.is_cordoned(name) else self._uncordoned.get(name, self.known_since)

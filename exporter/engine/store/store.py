@@ -335,7 +335,6 @@ class Store:
                 self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
             if vmim.evacuates and self.evacuations.sees_nodes is False:
                 self._update_evacuations([record], at)
-            self.evacuations.ask(record)
             if vmim.phase == "Succeeded" and record.marker is None:
                 self._reasons.end(record.vmi)
             self._note_evidence(record)
@@ -400,8 +399,8 @@ class Store:
         unlisted = self._objects.find_unlisted(listed)
         if listed.resource is Resource.KUBEVIRTS and not listed.names:
             unlisted = [Removed(listed.resource, "", "")]
-        if listed.resource is Resource.NODES:
-            self.node_index.note_list(at)
+        if listed.resource is Resource.NODES and self.node_index.note_list(at):
+            self._update_evacuations(self._vmis.by_key.values(), at)
         return sum(self.apply(one, at) for one in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
@@ -409,7 +408,7 @@ class Store:
         if resource is Resource.KUBEVIRTS:
             return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
-            gone = self.node_index.remove(removed.name, at)
+            gone = self.node_index.remove(removed.name)
             self.evacuations.note_node(removed.name, at)
             self._update_evacuations(self._vmis.on_node(removed.name), at)
             return gone
@@ -494,6 +493,7 @@ class Store:
 
     def _note_evidence(self, record: VmiRecord | None) -> None:
         if record is not None:
+            self.evacuations.ask(record)
             self._notify(NoticeKind.EVIDENCE, record.key, record.vmi.uid)
 
     def _notify(self, kind: NoticeKind, key: Key = ("", ""), uid: str = "") -> None:

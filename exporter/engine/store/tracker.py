@@ -23,7 +23,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome, find_end
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
-from exporter.engine.store.node_drains import DrainEnd, NodeDrains
+from exporter.engine.store.node_drains import DrainEnd, DrainPart, NodeDrains, find_part
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import Requesters, Source, find_source
 from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
@@ -102,31 +102,23 @@ class EvacuationTracker:
                 record.marker.is_presumed = False
         if before is not None and not before.finished:
             if vmi.node != before.node:
-                self.drains.leave(before.node, vmi.uid, _find_departure(before, vmi, now))
+                self.drains.leave(before.node, vmi.uid, _find_departure(record, before, now))
             elif vmi.finished:
                 self.drains.leave(vmi.node, vmi.uid, now)
         if known is not None and known is not record.marker:
             self.drains.cancel(known.node, vmi.uid, now)
-        self.ask(record)
         return known is not record.marker
 
     def ask(self, record: VmiRecord) -> None:
-        """Note in the drain of its node that a VMI is evacuating, and who requested that.
-
-        An evacuation that an uncordon did not end belongs to no drain.
-        """
+        """Note in the drain of its node that a VMI is evacuating, and who requested that."""
         vmi, marker = record.vmi, record.marker
         if marker is None or vmi.node != marker.node:
             return
-        source = record.source = find_source(vmi, self._vmims.owned_by(vmi), marker)
-        opened_at = self._nodes.uncordoned_at(vmi.node)
-        self.drains.ask(
-            vmi.node,
-            vmi.uid,
-            marker.requested_at,
-            is_drain=source is not Source.DESCHEDULER
-            and (opened_at is None or marker.requested_at > opened_at),
-        )
+        record.source = find_source(vmi, self._vmims.owned_by(vmi), marker)
+        part = find_part(vmi, marker, record.source, self._nodes, self.kubevirt.drain_taint)
+        if part is DrainPart.OF_CLOSED:
+            marker.was_drained = True
+        self.drains.ask(vmi.node, vmi.uid, marker.requested_at, is_drained=part.is_drained)
 
     def note_node(self, name: str, now: Instant) -> None:
         """Begin or end the drain of a node that has changed or is gone."""
@@ -134,10 +126,10 @@ class EvacuationTracker:
         if node is None:
             self.drains.open(name, now, DrainEnd.NODE_DELETED)
             return
-        taint = node.find_taint(self.kubevirt.drain_taint)
-        if node.schedulable and taint is None:
+        if not self._nodes.is_closed(name, self.kubevirt.drain_taint):
             self.drains.open(name, now)
             return
+        taint = node.find_taint(self.kubevirt.drain_taint)
         dates = (node.cordoned_at, None if taint is None else taint.added)
         since = min((at for at in dates if at is not None), default=now)
         # KubeVirt dates a request in whole seconds. It must not seem to be before the cordon.
@@ -389,13 +381,18 @@ def _is_same(stored: Marker, record: VmiRecord) -> bool:
     return not is_over and (seen_at is None or stored.seen_at > seen_at)
 
 
-def _find_departure(before: Vmi, vmi: Vmi, now: Instant) -> Instant:
-    """When a VMI left its node: the end of the migration that moved it, if that is known."""
-    was, state = before.migration, vmi.migration
+def _find_departure(record: VmiRecord, before: Vmi, now: Instant) -> Instant:
+    """When a VMI left its node: the end of the migration that moved it, if that is known.
+
+    An end long before the VMI was last seen there is by a wrong clock.
+    """
+    was, state = before.migration, record.vmi.migration
     if state is None or (was is not None and was.uid == state.uid and was.end == state.end):
         return now
-    end = settle(state.end, now)
-    return now if end is None else end
+    end = settle(record.history.find(state.uid, state.end).known_end, now)
+    if end is None or end < (record.seen_at or 0.0) - CLOCK_SKEW:
+        return now
+    return end
 
 
 def _find_arrival(record: VmiRecord, tainted_at: Instant) -> Instant:

@@ -130,7 +130,7 @@ def _last_ended(
         end = evidence.migration_end
         if end is None or settle(end, now) is None:
             return None
-        return Ending(end=end, start=state.start, outcome=outcome)
+        return Ending(end=end, start=evidence.migration_start, outcome=outcome)
     is_over = evidence.is_contradicted(now)
     if state.start is None and evidence.trust.sees(Resource.VMIMS):
         # A hand-off emptied the struct. That migration is over if its VMIM is finished or deleted.

@@ -115,15 +115,15 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
     dated = []
     # Records without a UID come last. If two records are of the same ending, only the first counts.
     for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
-        end = record.known_end
-        if end is None and record.start is None:
+        start, end = record.known_start, record.known_end
+        if end is None and start is None:
             continue  # handed off, but not begun
-        ending = (end, record.start, record.outcome)
+        ending = (end, start, record.outcome)
         in_window = record.handed_off and counted[ending] > 0
         counted[ending] -= in_window
         answer = MigrationAnswer(
             uid=None if key.startswith("@") else key,
-            start=to_optional_datetime(record.start),
+            start=to_optional_datetime(start),
             end=to_optional_datetime(end),
             outcome=record.outcome.name.lower(),
             handed_off=record.handed_off,
@@ -134,6 +134,6 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
             reason=record.reason,
             requested_by=convert_attributes(record.requested_by, RequesterAnswer | None),
         )
-        dated.append((end or record.start or 0.0, answer))
+        dated.append((end or start or 0.0, answer))
     dated.sort(key=lambda one: one[0])
     return [answer for _, answer in dated]

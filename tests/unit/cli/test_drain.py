@@ -23,8 +23,8 @@ from exporter.server.api.evacuation_schemas import DrainAnswer
 from tests.support.builders import NOW, a_cordon, a_running_state, a_store, a_vmim
 from tests.support.stores import ClockedStore, count_outcomes
 from tests.unit.cli.answers import PIPED
-from tests.unit.engine.evacuations.test_drain import a_failure, a_movable, a_moved, now_in
-from tests.unit.engine.store.test_node_drains import a_drain, asked
+from tests.unit.engine.evacuations.test_drain import a_failure, a_movable, a_moved
+from tests.unit.engine.store.test_node_drains import a_drain, asked, now_in
 from tests.unit.server.api.test_answers import some_health
 
 

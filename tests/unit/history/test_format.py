@@ -181,9 +181,9 @@ def test_what_a_shard_has() -> None:
     assert (version, uid, namespace, uids) == (VERSION, UID, NAMESPACE, UUID(int=1).bytes)
     requester = {"at": NOW - 700.0, "user": "alice"}
     assert named == [
-        [NOW - 660.0, NOW - 600.0, None, 1, True, "n1", "n2", "manual", "libvirt", requester]
+        [NOW - 660.0, NOW - 600.0, None, 1, True, "n1", "n2", "manual", "libvirt", requester, None]
     ]
-    assert others == {"m2": [NOW, None, None, 0, False, "", "", None, None, None]}
+    assert others == {"m2": [NOW, None, None, 0, False, "", "", None, None, None, None]}
     assert evacuation == {
         "node": "n1",
         "requested_at": NOW - 60,

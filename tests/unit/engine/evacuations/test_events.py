@@ -20,6 +20,7 @@ from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import EventOutcome, EventReason, Vmi
 from exporter.engine.facts.policy import Reason, Verdict
 from exporter.engine.facts.states import State
+from exporter.engine.store.node_drains import DrainPart
 from exporter.engine.store.requesters import Source
 from tests.support.builders import NOW, a_vmi
 
@@ -39,7 +40,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "due_at": NOW - 200.0,
         "failed_attempts": 2,
         "backoff": None,
-        "leftover": False,
+        "part": DrainPart.NONE,
         "given_up": False,
         "diverged": False,
         "attempt": None,

@@ -292,11 +292,44 @@ def test_an_end_by_a_wrong_clock_is_replaced(
     assert history.newest_success() == known
     assert list(history.known_ends()) == [known]
     assert [ending.end for ending in history.endings(NOW + CLOCK_SKEW)] == [known]
-    duration = None if end is None else max(0.0, known - NOW + 660.0)
-    assert history.last_duration() == duration
+    assert history.last_duration() == (None if end is None else end - (NOW - 660.0))
     evidence = some_evidence(vmi=a_vmi(migration=a_state(end=end)), history=history)
     cooldown = measure_cooldown(evidence, a_policy(), NOW + CLOCK_SKEW)
     assert (cooldown and cooldown.end) == (None if end is None else known)
+
+
+@pytest.mark.parametrize(
+    ("source_ahead", "target_ahead", "virt_controller_away", "took"),
+    [
+        pytest.param(0.0, 0.0, 0.0, 40.0, id="right"),
+        pytest.param(-2700.0, -2700.0, 0.0, 40.0, id="both-slow"),
+        pytest.param(7200.0, 7200.0, 0.0, 40.0, id="both-fast"),
+        pytest.param(0.0, 0.0, 7200.0, 40.0, id="virt-controller-away"),
+        pytest.param(-2700.0, 0.0, 0.0, 50.0, id="source-slow"),
+        pytest.param(0.0, 2700.0, 0.0, 50.0, id="target-fast"),
+        pytest.param(2700.0, 0.0, 0.0, 0.0, id="source-fast"),
+        pytest.param(0.0, -2700.0, 0.0, 0.0, id="target-slow"),
+    ],
+)
+def test_a_duration_is_of_one_clock(
+    source_ahead: float, target_ahead: float, virt_controller_away: float, took: float
+) -> None:
+    """A copy of 40 s takes no longer because a clock is wrong or its end was noted late.
+
+    With one wrong clock of two, it took at most as long as the control plane saw.
+    """
+    begun = NOW - 9000.0
+    migration = Migration(
+        start=begun + source_ahead,
+        end=begun + 40.0 + target_ahead,
+        scheduled_at=begun - 8.0,
+        finished_at=begun + 42.0 + virt_controller_away,
+        outcome=Outcome.SUCCEEDED,
+        handed_off=True,
+    )
+    history = recorded(("m1", migration))
+    (ending,) = history.endings(NOW)
+    assert (history.last_duration(), ending.duration) == (took, took)
 
 
 def test_reads_never_change_it() -> None:

@@ -17,6 +17,7 @@ from exporter.engine.facts.model import (
     Priority,
     Resource,
     Vmi,
+    Vmim,
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
@@ -45,6 +46,18 @@ def asked(number: int, **overrides: object) -> Vmi:
     return a_movable(number, **fields)
 
 
+def by_a_person(number: int) -> Vmim:
+    """An attempt that says that a person asked for the evacuation of the VM with this number."""
+    return a_vmim(
+        name=f"evac-{number}",
+        uid=f"evac-{number}",
+        vmi_name=asked(number).name,
+        evacuates="n1",
+        priority=Priority.SYSTEM_CRITICAL,
+        created=NOW,
+    )
+
+
 def gone(number: int, left_at: float) -> Vmi:
     """The VM with this number after its migration to n2."""
     state = a_state(end=left_at, outcome=Outcome.SUCCEEDED)
@@ -66,7 +79,8 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
 def a_drain(*left_at: float, remaining: int) -> ClockedStore:
     """A drain of n1; some VMs left the node at the times `left_at`."""
     vmis = len(left_at) + remaining
-    store = a_store(*(asked(number) for number in range(vmis)), now=NOW - 600.0)
+    cordon = a_cordon(cordoned_at=NOW - 600.0)
+    store = a_store(cordon, *(asked(number) for number in range(vmis)), now=NOW - 600.0)
     store.now = NOW
     for number, instant in enumerate(left_at):
         store.put(gone(number, instant))
@@ -150,9 +164,43 @@ def test_rebalancing_is_no_drain(priority: Priority | None) -> None:
     assert store.drains.read() == {}
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
     store.put(gone(1, NOW))
-    store.put(asked(2))
+    for fact in (asked(2), by_a_person(2)):
+        store.put(fact)
     drain = drain_of(store)
     assert (drain.asked, drain.left) == (1, 0)
+
+
+def test_an_eviction_by_nobody_knows_whom_is_no_drain() -> None:
+    """Before KubeVirt 1.7, nothing says whether the descheduler evicts from an open node."""
+    ends: list[object] = []
+    store = a_store(asked(1), a_vmim(vmi_name=asked(1).name, evacuates="n1"), now=NOW)
+    store.drains.note_end = lambda *one: ends.append(one)
+    assert forecast_node(store, "n1", now_in(store))[0].progress is None
+    store.put(gone(1, NOW))
+    assert ends == []
+    store.put(a_cordon())
+    store.put(asked(2))
+    assert drain_of(store).asked == 1
+
+
+def test_a_cordon_inherits_no_age() -> None:
+    """What was evacuated before the cordon is in its drain, which begins with the cordon."""
+    ends: list[object] = []
+    old = NOW - 86_400.0
+    requested = asked(1, eviction_requested_at=old)
+    attempt = a_vmim(
+        vmi_name=requested.name, evacuates="n1", priority=Priority.SYSTEM_CRITICAL, created=old
+    )
+    store = a_store(requested, attempt, a_movable(2), now=old)
+    store.drains.note_end = lambda *one: ends.append(one)
+    store.now = NOW
+    assert drain_of(store).since == old
+    store.put(a_cordon(cordoned_at=NOW - 10.0))
+    drain = drain_of(store)
+    assert (drain.since, drain.asked, drain.stuck) == (NOW - 10.0, 1, False)
+    store.put(a_movable(1, node="n2"))
+    store.put(a_movable(2, node="n2"))
+    assert ends == [(DrainEnd.SUCCEEDED, 10.0)]
 
 
 def test_a_cordoned_node_with_vms_that_stay_is_drained() -> None:
@@ -205,7 +253,8 @@ def test_an_uncordon_ends_the_drain() -> None:
     store.put(asked(2, hotplugs=True))
     assert store.drains.read() == {}
     store.now = NOW
-    store.put(asked(3, eviction_requested_at=NOW))
+    for fact in (asked(3, eviction_requested_at=NOW), by_a_person(3)):
+        store.put(fact)
     drain = drain_of(store)
     assert (drain.since, drain.asked) == (NOW, 1)
 
@@ -221,8 +270,12 @@ ENDS = {
         [a_cordon(schedulable=True)],
         (DrainEnd.CANCELLED, 600.0),
     ),
-    "without-a-cordon": ([asked(1)], [gone(1, NOW - 10.0)], (DrainEnd.SUCCEEDED, 590.0)),
-    "cancelled": ([asked(1)], [a_movable(1)], (DrainEnd.CANCELLED, 600.0)),
+    "without-a-cordon": (
+        [asked(1), by_a_person(1)],
+        [gone(1, NOW - 10.0)],
+        (DrainEnd.SUCCEEDED, 590.0),
+    ),
+    "cancelled": ([asked(1), by_a_person(1)], [a_movable(1)], (DrainEnd.CANCELLED, 600.0)),
     "a-cordon-alone": ([a_cordon(), a_movable(1)], [a_cordon(schedulable=True)], None),
     "goes-on": ([a_cordon(), asked(1), a_movable(2)], [gone(1, NOW - 10.0)], None),
 }
@@ -254,7 +307,7 @@ def test_an_earlier_request_dates_an_open_node_only() -> None:
     drains.close("n2", NOW - 60.0)
     for node in ("n1", "n2"):
         for uid, requested_at in (("a", NOW), ("b", NOW - 90.0), ("c", NOW - 30.0)):
-            drains.ask(node, uid, requested_at, is_drain=True)
+            drains.ask(node, uid, requested_at, is_drained=True)
     assert {node: one.since for node, one in drains.read().items()} == {
         "n1": NOW - 90.0,
         "n2": NOW - 60.0,
@@ -266,7 +319,7 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
     ends: list[object] = []
     drains = NodeDrains({})
     drains.note_end = lambda *one: ends.append(one)
-    drains.ask("n1", "a", NOW, is_drain=True)
+    drains.ask("n1", "a", NOW, is_drained=True)
     drains.open("n1", NOW)
     assert drains.read()["n1"].since == NOW
     drains.leave("n1", "a", NOW - 5.0)
@@ -277,15 +330,15 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
 def test_the_next_drain_of_an_open_node_is_another_one(*, cancelled: bool) -> None:
     """Nothing of a drain that is over counts in the next one."""
     drains = NodeDrains({})
-    drains.ask("n1", "a", NOW - 900.0, is_drain=True)
-    drains.ask("n1", "b", NOW - 900.0, is_drain=True)
+    drains.ask("n1", "a", NOW - 900.0, is_drained=True)
+    drains.ask("n1", "b", NOW - 900.0, is_drained=True)
     drains.leave("n1", "a", NOW - 800.0)
     if cancelled:
         drains.cancel("n1", "b", NOW - 700.0)
     else:
         drains.leave("n1", "b", NOW - 700.0)
     assert drains.read() == {}
-    drains.ask("n1", "c", NOW, is_drain=True)
+    drains.ask("n1", "c", NOW, is_drained=True)
     assert drains.read()["n1"] == Departed(closed=False, since=NOW, left={})
 
 
@@ -295,7 +348,7 @@ def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
     drains.close("n1", NOW - 900.0)
     drains.leave("n1", "a", NOW - 800.0)
     assert drains.read() == {}
-    drains.ask("n1", "b", NOW, is_drain=False)
+    drains.ask("n1", "b", NOW, is_drained=True)
     assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
 
 
@@ -314,7 +367,7 @@ def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
     drains.leave("n1", "other", NOW)
     drains.cancel("n1", "other", NOW)
     assert drains.read() == {}
-    drains.ask("n1", "a", NOW, is_drain=True)
+    drains.ask("n1", "a", NOW, is_drained=True)
     drains.leave("n1", "other", NOW)
     drains.cancel("n1", "other", NOW)
     assert drains.read()["n1"].left == {}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import (
@@ -11,9 +12,16 @@ from exporter.engine.evacuations.drain import (
     forecast_nodes,
     read_conditions,
 )
-from exporter.engine.facts.model import Outcome, Priority, Resource
+from exporter.engine.facts.model import (
+    DRAIN_TAINT,
+    Instant,
+    Node,
+    Outcome,
+    Priority,
+    Resource,
+    Taint,
+)
 from exporter.engine.facts.policy import StuckPolicy
-from exporter.engine.store import nodes
 from exporter.engine.store.nodes import NodeIndex
 from exporter.words.evacuations import advise
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
@@ -139,25 +147,44 @@ def test_only_a_change_is_news() -> None:
     assert [store.put(node) for node in nodes] == [1, 0, 1, 0]
 
 
-def test_a_node_that_is_deleted_was_not_uncordoned() -> None:
-    """The deletion of a schedulable node is not the end of a cordon."""
-    known = NodeIndex()
-    known.put(a_cordon(schedulable=True), NOW)
-    assert known.remove("n1", NOW)
-    assert not known.remove("n1", NOW)
-    assert known.uncordoned_at("n1") is None
+def a_node(*, schedulable: bool, taint: Instant | None = None) -> Node:
+    """The node n1, with a drain taint that was added at `taint`."""
+    taints = () if taint is None else (Taint(DRAIN_TAINT, taint),)
+    return Node(name="n1", schedulable=schedulable, taints=taints)
 
 
-def test_of_so_many_nodes_the_end_of_a_cordon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ends of cordons are stored for a bounded number of nodes; the oldest end is dropped."""
-    monkeypatch.setattr(nodes, "NODES_KEPT", 2)
-    seen = NodeIndex()
-    seen.note_list(NOW)
-    for number in range(1, 4):
-        assert seen.put(a_cordon(name=f"n{number}"), NOW)
-        assert seen.remove(f"n{number}", NOW + number)
-    since = [seen.schedulable_since(f"n{number}") for number in range(1, 4)]
-    assert since == [NOW, NOW + 2, NOW + 3]
+CORDONED, OPEN = a_node(schedulable=False), a_node(schedulable=True)
+BOTH, TAINTED = a_node(schedulable=False, taint=NOW), a_node(schedulable=True, taint=NOW)
+TAINTED_AGAIN = a_node(schedulable=True, taint=NOW + 60.0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "closed"),
+    [
+        ([OPEN], False),
+        ([CORDONED], True),
+        ([CORDONED, OPEN], False),
+        ([TAINTED], True),
+        ([BOTH, TAINTED], False),
+        ([BOTH, TAINTED, replace(TAINTED, is_silent=True)], False),
+        ([BOTH, TAINTED, BOTH], True),
+        ([BOTH, TAINTED, TAINTED_AGAIN], True),
+        ([BOTH, TAINTED, OPEN, TAINTED], True),
+        ([CORDONED, TAINTED], True),
+    ],
+)
+def test_when_a_node_is_closed(seen: list[Node], *, closed: bool) -> None:
+    """A node is closed by a cordon or by the drain taint, unless an uncordon left it behind."""
+    nodes = NodeIndex()
+    for node in seen:
+        nodes.put(node, NOW)
+    assert nodes.is_closed("n1", DRAIN_TAINT) is closed
+    assert nodes.copy().is_closed("n1", DRAIN_TAINT) is closed
+    assert nodes.remove("n1")
+    assert not nodes.remove("n1")
+    assert not nodes.is_closed("n1", DRAIN_TAINT)
+    nodes.put(TAINTED, NOW)
+    assert nodes.is_closed("n1", DRAIN_TAINT)
 
 
 def is_stuck(store: ClockedStore) -> bool:
