@@ -8,7 +8,7 @@ the exit code beside it; every other error is handled by its caller.
             InvalidSettings        2   settings.document
             NotSynced              3   kube.watch.informers
             KubeVirtMissing        4   kube.watch.reflector
-            NoCredentials          5   kube.login
+            NoCredentials          5   kube.kubeconfig
             CannotListen           6   server.http.certificates
             HistoryUnwritable      7   history.file
             CannotAsk              8   credentials

@@ -27,7 +27,7 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
         from exporter.cli.client import NoSuchVmi
         from exporter.credentials import CannotAsk
         from exporter.kube.client import ApiError
-        from exporter.kube.login import NoCredentials
+        from exporter.kube.kubeconfig import NoCredentials
         from exporter.kube.objects.kubevirt import InvalidObject
 
         cannot = (

@@ -5,26 +5,33 @@ are returned as bytes.
 """
 
 import asyncio
+import math
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
 
-from exporter.engine.facts.model import Resource, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.errors import ExporterError
-from exporter.kube.lean_import import ApiClient, Configuration
-from exporter.kube.login import Login, NoCredentials, log_in, why_of
+from exporter.kube.kubeconfig import NoCredentials
+from exporter.kube.lean_import import ApiClient, make_client
+from exporter.kube.login import Access, Login, log_in, why_of
 from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
 from exporter.text import clean
 
 
-LOGIN_TIMEOUT: Seconds = 10.0
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 """The time limit of a request about one object."""
+RENEWED_BEFORE: Seconds = 60.0
+"""How long before they expire credentials are renewed, but never before three quarters of their
+time."""
+RENEWAL_PAUSE: Seconds = 10.0
+"""The pause after a renewal that failed, while the credentials are still valid."""
 WATCH_GRACE: Seconds = 5.0
 """How much longer than its `timeoutSeconds` a watch may last."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
@@ -118,17 +125,27 @@ class Silent(ApiError):
 
 @dataclass
 class _Session:
-    """An ApiClient, and the number of requests that use it now."""
+    """An ApiClient with its credentials, and the number of requests that use it now."""
 
     client: ApiClient
+    access: Access
+    due_at: Instant
+    """When to renew the credentials."""
     users: int = 0
 
 
 class ApiServer:
     """A connection to one API server. Use as an async context manager."""
 
-    def __init__(self, login: Login, *, read_timeout: Seconds) -> None:
+    def __init__(
+        self,
+        login: Login,
+        *,
+        read_timeout: Seconds,
+        clock: Callable[[], Instant] = time.time,  # noqa: TID251 (credentials expire by it)
+    ) -> None:
         self._login = login
+        self._clock = clock
         self._read_timeout = read_timeout
         self._session: _Session | None = None
         self._logging_in: asyncio.Task[None] | None = None
@@ -293,9 +310,12 @@ class ApiServer:
                     method,
                     {},
                     list(query.items()),
-                    {"Accept": "application/json", "Content-Type": content_type},
+                    {
+                        "Accept": "application/json",
+                        "Content-Type": content_type,
+                        **session.access.authorize(),
+                    },
                     body=body,
-                    auth_settings=["BearerToken"],
                     _preload_content=False,
                     _request_timeout=aiohttp.ClientTimeout(
                         total=within, sock_connect=CONNECT_TIMEOUT, sock_read=self._read_timeout
@@ -318,29 +338,47 @@ class ApiServer:
     async def _current(self) -> _Session:
         """The session. If there is none, all callers wait for the same login.
 
-        Raises `NoCredentials` at the first login, and later `Unconnected`: during a rotation the
-        files may be incomplete.
+        Credentials that expire soon are renewed meanwhile. Raises `NoCredentials` at the first
+        login, and later `Unconnected`: during a rotation the files may be incomplete.
         """
+        now, session = self._clock(), self._session
+        if session is not None and now >= session.due_at:
+            renewal = self._begin_login()
+            expires_at = session.access.expires_at
+            if expires_at is not None and now >= expires_at:
+                await asyncio.shield(renewal)
         while self._session is None:
-            if self._logging_in is None or self._logging_in.done():
-                self._logging_in = asyncio.create_task(self._log_in())
-                self._logging_in.add_done_callback(_retrieve_error)
-            await asyncio.shield(self._logging_in)
+            await asyncio.shield(self._begin_login())
         return self._session
+
+    def _begin_login(self) -> asyncio.Task[None]:
+        """The login that is running, or else a new one."""
+        if self._logging_in is None or self._logging_in.done():
+            self._logging_in = asyncio.create_task(self._log_in())
+            self._logging_in.add_done_callback(_retrieve_error)
+        return self._logging_in
 
     async def _log_in(self) -> None:
         is_first, self._is_first_login = self._is_first_login, False
+        replaced = self._session
         try:
-            async with asyncio.timeout(LOGIN_TIMEOUT):
-                configuration = await log_in(self._login)
-            self._session = _Session(_make_client(configuration, self._login))
-        except TimeoutError as error:
-            where = self._login.kubeconfig or "the default kubeconfig"
-            raise Unconnected(f"the login by {where} took more than {LOGIN_TIMEOUT:g} s") from error
-        except NoCredentials as error:
-            if is_first:
+            access = await log_in(self._login)
+        except (TimeoutError, NoCredentials) as error:
+            if replaced is not None:
+                replaced.due_at = self._clock() + RENEWAL_PAUSE
+            if is_first and isinstance(error, NoCredentials):
                 raise
             raise Unconnected(str(error)) from error
+        self._session = _Session(_make_client(access), access, due_at=self._find_due(access))
+        if replaced is not None:
+            await self._close_unused(replaced)
+
+    def _find_due(self, access: Access) -> Instant:
+        """When to renew these credentials."""
+        if access.expires_at is None:
+            return math.inf
+        left = max(0.0, access.expires_at - self._clock())
+        return access.expires_at - min(RENEWED_BEFORE, left / 4)
 
     async def _close_unused(self, session: _Session) -> None:
         """Close a session if it has been replaced and none of its requests is running."""
@@ -368,22 +406,20 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
     return [line for line in lines if line.strip()], rest
 
 
-def _make_client(configuration: Configuration, login: Login) -> ApiClient:
-    """Read the CA and the client certificate. Raises `NoCredentials`."""
-    try:
-        client = ApiClient(configuration)
-    except (OSError, ValueError) as error:
-        where = login.kubeconfig or configuration.ssl_ca_cert
-        raise NoCredentials(
-            f"the certificates of {where} cannot be used: {why_of(error)}"
-        ) from error
-    # The session of kubernetes_asyncio buffers up to 4 MiB of each response while it is processed.
-    made = client.rest_client.pool_manager
-    client.rest_client.pool_manager = aiohttp.ClientSession(
-        connector=made.connector, trust_env=True, read_bufsize=READ_BUFFER
+def _make_client(access: Access) -> ApiClient:
+    account = access.account
+    session = aiohttp.ClientSession(
+        # Unlimited: each watch keeps a connection open.
+        connector=aiohttp.TCPConnector(limit=0, ssl=access.tls or True),
+        headers=account.impersonation,
+        read_bufsize=READ_BUFFER,
     )
-    made.detach()
-    return client
+    return make_client(
+        session,
+        server=account.server.geturl(),
+        server_name=account.server_name,
+        proxy=access.proxy,
+    )
 
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:

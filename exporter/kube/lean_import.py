@@ -11,26 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from types import ModuleType
+from typing import Any
 
 
-__all__ = [
-    "ApiClient",
-    "ConfigException",
-    "Configuration",
-    "ExecProvider",
-    "credentials",
-    "kube_config",
-]
+__all__ = ["ApiClient", "make_client"]
 
 
 @contextmanager
-def _empty_packages() -> Iterator[ModuleType]:
+def _empty_packages() -> Iterator[None]:
     """Replace three packages by empty ones, so that only modules imported by name are loaded.
 
-    Yields the empty `kubernetes_asyncio.client`. Afterwards a normal import loads the packages in
-    full.
+    Afterwards a normal import loads the packages in full.
     """
-    empty: dict[str, ModuleType] = {}
+    empty: list[str] = []
     path: list[str] | None = None
     for name in ("", ".client", ".client.models"):
         package = ModuleType(f"kubernetes_asyncio{name}")
@@ -39,20 +32,36 @@ def _empty_packages() -> Iterator[ModuleType]:
             continue
         package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations or ())
         path = package.__path__
-        empty[package.__name__] = sys.modules[package.__name__] = package
+        sys.modules[package.__name__] = package
+        empty.append(package.__name__)
     try:
-        yield sys.modules["kubernetes_asyncio.client"]
+        yield
     finally:
         for name in empty:
             del sys.modules[name]
 
 
-with _empty_packages() as _client:
+with _empty_packages():
     from kubernetes_asyncio.client.api_client import ApiClient
     from kubernetes_asyncio.client.configuration import Configuration
+    from kubernetes_asyncio.client.rest import RESTClientObject
 
-    _client.ApiClient, _client.Configuration = ApiClient, Configuration  # type: ignore[attr-defined]
-    from kubernetes_asyncio import config as credentials
-    from kubernetes_asyncio.config import kube_config
-    from kubernetes_asyncio.config.config_exception import ConfigException
-    from kubernetes_asyncio.config.exec_provider import ExecProvider
+
+def make_client(
+    session: Any, *, server: str, server_name: str | None, proxy: str | None
+) -> ApiClient:
+    """A client for the API server at this URL, with an HTTP session that decides about TLS.
+
+    Without a session, kubernetes_asyncio makes one that trusts other certificates, and takes
+    proxies and passwords from the environment and ~/.netrc. The constructors are not called: they
+    would load the system's CAs each time, for nothing.
+    """
+    client: Any = ApiClient.__new__(ApiClient)
+    rest: Any = RESTClientObject.__new__(RESTClientObject)
+    rest.pool_manager, rest.server_hostname = session, server_name
+    rest.proxy, rest.proxy_headers = proxy, None
+    client.configuration, client.rest_client = Configuration(), rest
+    client.configuration.host = server
+    client.default_headers, client.cookie = {"User-Agent": "kubevirt-eviction-exporter"}, None
+    made: ApiClient = client
+    return made

@@ -1,48 +1,34 @@
-"""Logs in to the Kubernetes API: finds the credentials, and checks what they contain.
+"""Logs in to the Kubernetes API: reads the files, runs a login plugin, and renews tokens.
 
-kubernetes_asyncio reads them (in-cluster, kubeconfig, client certificates, exec plugins). Whatever
-it raises for them becomes `NoCredentials`.
+`account` decides which cluster and user this is.
 """
 
 import asyncio
-import json
 import os
-import signal
-import sys
-from contextlib import suppress
-from dataclasses import dataclass
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
-import msgspec
-import yaml
-from msgspec import Struct
+import structlog
 
+from exporter.clock import read_elapsed
 from exporter.credentials import trim_token
-from exporter.errors import MALFORMED, CommandFailed, Exit
-from exporter.kube.lean_import import (
-    ConfigException,
-    Configuration,
-    ExecProvider,
-    credentials,
-    kube_config,
-)
+from exporter.engine.facts.model import Instant, Seconds
+from exporter.kube.account import Account, choose_account
+from exporter.kube.kubeconfig import Merged, NoCredentials, find_files, read_kubeconfigs
+from exporter.kube.plugin import LOGIN_TIMEOUT, PluginRun
+from exporter.kube.proxies import find_proxy
+from exporter.kube.tls import make_context, trust
 from exporter.logs import Trouble
-from exporter.text import clean
 
 
-LONGEST_OUTPUT = 2**20
-"""The most bytes that a login plugin may write to each of its outputs."""
-_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_TOKEN = "BearerToken"  # noqa: S105 (the name under which kubernetes_asyncio keeps the token)
-_MALFORMED = AssertionError, AttributeError, LookupError, TypeError, ValueError, *MALFORMED
-"""kubernetes_asyncio raises these for a kubeconfig with wrong fields or broken base64."""
+TOKEN_READ_EVERY: Seconds = 60.0
+"""How often a token's file is read again, as by client-go."""
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-
-class NoCredentials(CommandFailed):
-    """There are no usable credentials. The message says what was tried."""
-
-    exit_code = Exit.NO_CREDENTIALS
+log = structlog.stdlib.get_logger()
 
 
 @dataclass(frozen=True)
@@ -56,38 +42,99 @@ class Login:
     url: str | None = None
 
 
-async def log_in(login: Login) -> Configuration:
-    """Load the client configuration. Raises `NoCredentials`.
+class TokenFile:
+    """A file with a token that may be renewed.
+
+    If it cannot be used, the last token stays in use, or `fallback` if there was none. Raises
+    `NoCredentials` if there is no fallback either.
+    """
+
+    def __init__(self, path: Path, fallback: str | None) -> None:
+        self._path = path
+        self._header = fallback
+        self._read_at: Seconds | None = None
+        self._trouble = Trouble("token_not_renewed")
+        try:
+            self._header = self._read()
+        except (OSError, ValueError) as error:
+            if fallback is None:
+                raise NoCredentials(f"{path}: {why_of(error)}") from None
+
+    def header(self) -> str | None:
+        """The header; the file is read again after `TOKEN_READ_EVERY`."""
+        if self._read_at is None or read_elapsed() - self._read_at >= TOKEN_READ_EVERY:
+            try:
+                self._header = self._read()
+            except (OSError, ValueError) as error:
+                self._trouble.note(f"{self._path}: {why_of(error)}")
+            else:
+                self._trouble.end()
+        return self._header
+
+    def _read(self) -> str:
+        header = f"Bearer {trim_token(read_file(self._path).decode('utf-8'))}"
+        self._read_at = read_elapsed()
+        return header
+
+
+@dataclass(frozen=True, repr=False)
+class Access:
+    """What a login gives: how to reach the API server, and as whom."""
+
+    account: Account
+    tls: ssl.SSLContext | None = None
+    proxy: str | None = None
+    token_file: TokenFile | None = None
+    expires_at: Instant | None = None
+
+    def authorize(self) -> dict[str, str]:
+        """The header that authenticates a request, or none."""
+        value = self.account.authorization
+        if self.token_file is not None:
+            value = self.token_file.header()
+        return {} if value is None else {"Authorization": value}
+
+
+async def log_in(login: Login) -> Access:
+    """Log in. Raises `NoCredentials`, or `TimeoutError` with a message.
 
     If this is cancelled, the process of a login plugin ends too.
     """
-    configuration = Configuration()
-    configuration.connection_pool_maxsize = 0  # unlimited: each watch keeps a connection open
     if login.url is not None:
-        configuration.host = login.url
-        return configuration
-    file = None if login.kubeconfig is None else str(login.kubeconfig)
-    where = file or ""
-    if login.kubeconfig is None:
-        try:
-            _load_service_account(configuration)
-        except (ConfigException, OSError, ValueError) as error:
-            where = f"no service account of a pod ({error}), and the default kubeconfig"
-        else:
-            return configuration
-    elif not login.kubeconfig.exists():
-        raise NoCredentials(f"{where}: there is no such kubeconfig file")
+        return Access(Account(urlsplit(login.url)))
     try:
-        await asyncio.to_thread(_check_files, file)
-        loader = await credentials.load_kube_config(
-            config_file=file, client_configuration=configuration, persist_config=False
+        async with asyncio.timeout(LOGIN_TIMEOUT):
+            account, proxy = await asyncio.to_thread(_load_account, login)
+    except TimeoutError:
+        where = login.kubeconfig or "the default kubeconfig"
+        raise TimeoutError(f"the login by {where} took more than {LOGIN_TIMEOUT:g} s") from None
+    expires_at = None
+    if account.plugin is not None:
+        credential = await PluginRun(account.plugin, os.environ).run()
+        expires_at = credential.expires_at
+        try:
+            header = f"Bearer {trim_token(credential.token)}" if credential.token else None
+        except ValueError as error:
+            raise NoCredentials(f"{account.plugin.where}: exec: {error}") from None
+        account = replace(
+            account,
+            authorization=header,
+            certificate=credential.certificate,
+            key=credential.key,
+            certificate_at=f"{account.plugin.where}: exec: the plugin's certificate",
         )
-        _trim_token(configuration)
-        if _TOKEN not in configuration.api_key:
-            _check_token_file(file, loader.current_context)
-    except (ConfigException, OSError, yaml.YAMLError, *_MALFORMED) as error:
-        raise NoCredentials(f"{where} cannot be used: {why_of(error)}") from error
-    return configuration
+    return await asyncio.to_thread(_prepare, account, proxy, expires_at)
+
+
+def _prepare(account: Account, proxy: str | None, expires_at: Instant | None) -> Access:
+    file = account.token_file
+    return Access(
+        account,
+        tls=make_context(account) if account.server.scheme == "https" else None,
+        proxy=proxy,
+        token_file=None if file is None else TokenFile(file, account.authorization),
+        expires_at=expires_at,
+    )
 
 
 def find_namespace(login: Login) -> str:
@@ -95,155 +142,73 @@ def find_namespace(login: Login) -> str:
 
     Needs a successful `log_in`.
     """
-    if login.url is None:
-        if login.kubeconfig is None and _POD_NAMESPACE.is_file():
-            return _POD_NAMESPACE.read_text(encoding="ascii").strip()
-        file = None if login.kubeconfig is None else str(login.kubeconfig)
-        _, context = credentials.list_kube_config_contexts(file)
-        if context is not None:
-            return str(context["context"].get("namespace") or "default")
-    return "default"
+    if login.url is not None:
+        return "default"
+    if login.kubeconfig is None:
+        mounted = SERVICE_ACCOUNT / "namespace"
+        if mounted.is_file():
+            return mounted.read_text(encoding="ascii").strip()
+    return choose_account(_read_kubeconfigs(login, os.environ), read_file).namespace
 
 
-def _check_files(file: str | None) -> None:
-    """Raises `ConfigException` for a kubeconfig or `tokenFile` that is not a regular file.
-
-    A read of a FIFO may never end, and kubernetes_asyncio reads in the event loop.
-    """
-    location = file or kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-    # As the merger below finds the files: `Path.expanduser` raises an error for an unknown user.
-    places = [Path(os.path.expanduser(one)) for one in location.split(os.pathsep) if one]  # noqa: PTH111
-    found = [path for path in places if path.exists()]
-    for path in found:
-        _check_regular(path)
-    merged = kube_config.KubeConfigMerger(location).config if found else None
-    for user in [] if merged is None else merged.value["users"]:
-        named = user.value["user"].get("tokenFile")
-        if named is not None:
-            _check_regular(Path(user.path).parent / named)
-
-
-def _check_regular(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        raise ConfigException(f"{path} is not a regular file")
+def _load_account(login: Login) -> tuple[Account, str | None]:
+    """The account, and the proxy to its server. Raises `NoCredentials`."""
+    environment = os.environ
+    account: Account | None = None
+    lacking = ""
+    if login.kubeconfig is None:
+        try:
+            account = _load_service_account(environment)
+        except (OSError, ValueError) as error:
+            lacking = f"no service account of a pod ({why_of(error)}), and "
+    try:
+        if account is None:
+            account = choose_account(_read_kubeconfigs(login, environment), read_file)
+        return account, account.proxy or find_proxy(account.server, environment)
+    except (NoCredentials, ValueError) as error:
+        raise NoCredentials(f"{lacking}{error}") from None
 
 
-def _check_token_file(file: str | None, context: Any) -> None:
-    """Raises `ConfigException` if the user of this context, who has no token, has a `tokenFile`.
-
-    Then the file is empty. kubernetes_asyncio would send no token; client-go refuses it too.
-    """
-    merged = kube_config.KubeConfigMerger(file or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
-    users = merged.config["users"] if merged.config is not None else None
-    name = context["context"].get("user")
-    user = None if users is None else users.get_with_name(name, safe=True)
-    if user is not None and "tokenFile" in user["user"]:
-        raise ConfigException("its tokenFile is empty")
+def _read_kubeconfigs(login: Login, environment: Mapping[str, str]) -> Merged:
+    if login.kubeconfig is not None:
+        return read_kubeconfigs([login.kubeconfig], read_file, all_exist=True)
+    return read_kubeconfigs(find_files(environment), read_file)
 
 
-def _load_service_account(configuration: Configuration) -> None:
-    """Use the pod's service account. A new token that cannot be used does not replace the old one.
-
-    The kubelet renews the token's file; kubernetes_asyncio reads it again after a minute. Raises
-    `ConfigException`, `OSError` or `ValueError`.
-    """
-    credentials.load_incluster_config(  # type: ignore[no-untyped-call]
-        client_configuration=configuration
+def _load_service_account(environment: Mapping[str, str]) -> Account:
+    """The pod's service account. Raises `OSError` or `ValueError`."""
+    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    host, port = (environment.get(name, "") for name in names)
+    if not host or not port:
+        raise ValueError(f"{' or '.join(names)} is not set")
+    token = SERVICE_ACCOUNT / "token"
+    trim_token(read_file(token).decode("utf-8"))
+    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Account(
+        SplitResult("https", netloc, "", "", ""),
+        authority=_read_authority(SERVICE_ACCOUNT / "ca.crt"),
+        token_file=token,
     )
-    _trim_token(configuration)
-    read_again: Any = configuration.refresh_api_key_hook
-    trouble = Trouble("token_not_renewed")
-
-    def renew_token(configuration: Configuration) -> None:
-        known = configuration.api_key[_TOKEN]
-        try:
-            read_again(configuration)
-            _trim_token(configuration)
-        except (ConfigException, OSError, ValueError) as error:
-            configuration.api_key[_TOKEN] = known
-            trouble.note(why_of(error))
-        else:
-            trouble.end()
-
-    configuration.refresh_api_key_hook = renew_token
 
 
-def _trim_token(configuration: Configuration) -> None:
-    """Trim the token as client-go does. Raises `ValueError` if no header may contain it."""
-    value = configuration.api_key.get(_TOKEN)
-    if value is not None:
-        scheme, _, token = value.partition(" ")
-        configuration.api_key[_TOKEN] = f"{scheme} {trim_token(token)}"
+def _read_authority(path: Path) -> bytes | None:
+    """The cluster's CA; without one, the system's CAs are trusted, as by client-go."""
+    try:
+        authority = read_file(path)
+    except OSError as error:
+        log.warning("no_cluster_ca", why=f"{path}: {why_of(error)}")
+        return None
+    if not trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), authority):
+        log.warning("no_cluster_ca", why=f"{path}: expected certificates in PEM")
+        return None
+    return authority
 
 
-class _ExecCredential(Struct):
-    apiVersion: str  # noqa: N815
-    status: dict[str, object]
-
-
-class ExecPlugin(ExecProvider):
-    """A login plugin. Its process and the processes that it has started end if `run` is cancelled.
-
-    The plugin of kubernetes_asyncio would run on, and its pipes would stay open.
-    """
-
-    async def run(self, previous_response: str | None = None) -> Any:
-        """The status of the plugin's ExecCredential. Raises `ConfigException` or `OSError`."""
-        del previous_response  # no caller has one
-        spec = {"interactive": sys.stdout.isatty()}
-        request = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
-        process = await asyncio.create_subprocess_exec(
-            *self.args,
-            env={**self.env, "KUBERNETES_EXEC_INFO": json.dumps(request)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            output, errors = await asyncio.gather(
-                _read(process, process.stdout), _read(process, process.stderr)
-            )
-            await process.wait()
-        except asyncio.CancelledError:
-            _kill(process)
-            await process.wait()
-            raise
-        if max(len(output), len(errors)) > LONGEST_OUTPUT:
-            raise ConfigException(f"{self.args[0]} wrote more than {LONGEST_OUTPUT} bytes")
-        if process.returncode != 0:
-            said = clean(errors.decode(errors="replace"))
-            raise ConfigException(f"{self.args[0]} returned {process.returncode}: {said}")
-        try:
-            credential = msgspec.json.decode(output, type=_ExecCredential)
-        except MALFORMED as error:
-            raise ConfigException(f"{self.args[0]} gave no ExecCredential: {error}") from error
-        if credential.apiVersion != self.api_version:
-            expected = f"expected the kubeconfig's apiVersion, {self.api_version}"
-            raise ConfigException(f"{self.args[0]}: {expected}, got {credential.apiVersion!r}")
-        return credential.status
-
-
-async def _read(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
-    """What a plugin writes. After `LONGEST_OUTPUT` bytes it is killed, and the rest is dropped.
-
-    The stream is read to its end, because asyncio waits for a process until its pipes are closed.
-    """
-    read = bytearray()
-    while stream is not None and (part := await stream.read(LONGEST_OUTPUT)):
-        if len(read) <= LONGEST_OUTPUT:
-            read += part
-        if len(read) > LONGEST_OUTPUT:
-            _kill(process)
-    return bytes(read)
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a plugin and the processes that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-kube_config.ExecProvider = ExecPlugin  # type: ignore[attr-defined]
+def read_file(path: Path) -> bytes:
+    """The content of a regular file: a read of a FIFO may never end. Raises `OSError`."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")
+    return path.read_bytes()
 
 
 def why_of(error: BaseException) -> str:

@@ -9,9 +9,10 @@ import yaml
 from aiohttp import web
 
 from exporter.engine.facts.model import Resource
-from exporter.kube import client
+from exporter.kube import client, plugin
 from exporter.kube.client import ApiServer, Unconnected, Unreachable
-from exporter.kube.login import Login, NoCredentials
+from exporter.kube.kubeconfig import NoCredentials
+from exporter.kube.login import Login
 from tests.cluster import PATIENCE
 from tests.cluster.users import open_kubeconfig
 from tests.support.serving import serving
@@ -158,7 +159,7 @@ async def test_requests_wait_for_the_same_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that begin during a login share it; a request that gives up does not end it."""
-    monkeypatch.setattr(client, "LOGIN_TIMEOUT", 1.0)
+    monkeypatch.setattr(plugin, "LOGIN_TIMEOUT", 1.0)
     calls = tmp_path / "calls"
     file = open_kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     document = yaml.safe_load(file.read_text())
@@ -166,6 +167,7 @@ async def test_requests_wait_for_the_same_login(
         "exec": {
             "apiVersion": "client.authentication.k8s.io/v1",
             "command": "sh",
+            "interactiveMode": "Never",
             "args": ["-c", f"echo called >> {calls}; sleep 60"],
         }
     }
