@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.support.api_servers import SimulatedStage
+from tests.support.odd_certificates import write_certificates
 
 
 # A background job of a script ignores SIGINT, and programs that a test starts would inherit this.
@@ -56,6 +57,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, line in report.user_properties:
             if name == "proven" and report.when == "call":
                 terminalreporter.write_line(str(line))
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with certificates of `odd_certificates`."""
+    folder = tmp_path_factory.mktemp("certificates")
+    write_certificates(folder)
+    return folder
 
 
 @pytest.fixture

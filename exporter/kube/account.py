@@ -54,18 +54,18 @@ class Account:
 
     server: SplitResult
     """The URL without user, query and fragment."""
+    cluster_at: str = ""
+    user_at: str = ""
+    """Where the cluster and the user stand, for a message."""
     namespace: str = "default"
     proxy: str | None = None
     """The kubeconfig's own proxy; without one, the environment decides."""
     authority: bytes | None = None
     """CA certificates in PEM; None: the system's."""
-    authority_at: str = ""
-    """Where the CA stands, for a message."""
     verifies: bool = True
     server_name: str | None = None
     certificate: bytes | None = None
     key: bytes | None = None
-    certificate_at: str = ""
     authorization: str | None = None
     """The header for a user with a token, or with a name and a password."""
     token_file: Path | None = None
@@ -87,6 +87,8 @@ def choose_account(merged: Merged, read: ReadFile) -> Account:
     certificate, key = _read_certificate(user, read)
     account = Account(
         server=server,
+        cluster_at=cluster.place,
+        user_at=user.place,
         namespace=context.value.namespace or "default",
         proxy=proxy,
         authorization=server_login,
@@ -103,12 +105,10 @@ def choose_account(merged: Merged, read: ReadFile) -> Account:
     return replace(
         account,
         authority=authority,
-        authority_at=f"{cluster.place}: certificate-authority",
         verifies=not cluster.value.insecure_skip_tls_verify,
         server_name=cluster.value.tls_server_name or None,
         certificate=certificate,
         key=key,
-        certificate_at=f"{user.place}: client-certificate, client-key",
         authorization=server_login or authorization,
         token_file=None if server_login else token_file,
         plugin=plugin,
@@ -235,7 +235,7 @@ def _authorize(user: Entry[User]) -> tuple[str | None, Path | None]:
         _check_provider(user, value.auth_provider)
     if value.token:
         _check_header(user, "token", value.token)
-        return f"Bearer {value.token.strip(' ')}", token_file
+        return write_bearer(value.token), token_file
     if value.username:
         return _basic(value.username, value.password), None
     return None, token_file
@@ -311,8 +311,18 @@ def _impersonate(user: Entry[User]) -> list[tuple[str, str]]:
     return headers
 
 
+def write_bearer(token: str) -> str:
+    """The header for a token."""
+    return f"Bearer {token}".rstrip(" \t")
+
+
+def is_header(text: str) -> bool:
+    """Whether a header may contain this text: it has no line break or control character."""
+    return not any((c < " " and c != "\t") or c == "\x7f" for c in text)
+
+
 def _check_header(user: Entry[User], key: str, text: str) -> None:
-    if any((c < " " and c != "\t") or c == "\x7f" for c in text):
+    if not is_header(text):
         raise user.refuse(key, "has a control character or a line break: expected one line")
 
 

@@ -20,11 +20,11 @@ class NoCredentials(CommandFailed):
     exit_code = Exit.NO_CREDENTIALS
 
 
-@dataclass(frozen=True, repr=False)
 class Data:
     """Bytes that are written as base64."""
 
-    content: bytes = b""
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = content
 
 
 class Extension(Struct):

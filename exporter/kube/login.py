@@ -14,9 +14,9 @@ from urllib.parse import SplitResult, urlsplit
 import structlog
 
 from exporter.clock import read_elapsed
-from exporter.credentials import trim_token
+from exporter.credentials import describe, trim_token
 from exporter.engine.facts.model import Instant, Seconds
-from exporter.kube.account import Account, choose_account
+from exporter.kube.account import Account, choose_account, write_bearer
 from exporter.kube.kubeconfig import Merged, NoCredentials, find_files, read_kubeconfigs
 from exporter.kube.plugin import LOGIN_TIMEOUT, PluginRun
 from exporter.kube.proxies import find_proxy
@@ -49,7 +49,7 @@ class TokenFile:
     `NoCredentials` if there is no fallback either.
     """
 
-    def __init__(self, path: Path, fallback: str | None) -> None:
+    def __init__(self, path: Path, fallback: str | None, where: str) -> None:
         self._path = path
         self._header = fallback
         self._read_at: Seconds | None = None
@@ -58,7 +58,7 @@ class TokenFile:
             self._header = self._read()
         except (OSError, ValueError) as error:
             if fallback is None:
-                raise NoCredentials(f"{path}: {why_of(error)}") from None
+                raise NoCredentials(f"{where}: tokenFile: {path}: {describe(error)}") from None
 
     def header(self) -> str | None:
         """The header; the file is read again after `TOKEN_READ_EVERY`."""
@@ -66,7 +66,7 @@ class TokenFile:
             try:
                 self._header = self._read()
             except (OSError, ValueError) as error:
-                self._trouble.note(f"{self._path}: {why_of(error)}")
+                self._trouble.note(f"{self._path}: {describe(error)}")
             else:
                 self._trouble.end()
         return self._header
@@ -112,16 +112,12 @@ async def log_in(login: Login) -> Access:
     if account.plugin is not None:
         credential = await PluginRun(account.plugin, os.environ).run()
         expires_at = credential.expires_at
-        try:
-            header = f"Bearer {trim_token(credential.token)}" if credential.token else None
-        except ValueError as error:
-            raise NoCredentials(f"{account.plugin.where}: exec: {error}") from None
         account = replace(
             account,
-            authorization=header,
+            authorization=write_bearer(credential.token) if credential.token else None,
             certificate=credential.certificate,
             key=credential.key,
-            certificate_at=f"{account.plugin.where}: exec: the plugin's certificate",
+            user_at=f"{account.plugin.where}: exec: what the plugin answered",
         )
     return await asyncio.to_thread(_prepare, account, proxy, expires_at)
 
@@ -132,7 +128,9 @@ def _prepare(account: Account, proxy: str | None, expires_at: Instant | None) ->
         account,
         tls=make_context(account) if account.server.scheme == "https" else None,
         proxy=proxy,
-        token_file=None if file is None else TokenFile(file, account.authorization),
+        token_file=None
+        if file is None
+        else TokenFile(file, account.authorization, account.user_at),
         expires_at=expires_at,
     )
 

@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 
 from exporter.engine.facts.model import Instant, Seconds
-from exporter.kube.account import Plugin
+from exporter.kube.account import Plugin, is_header
 from exporter.kube.go_yaml import read_go_yaml
 from exporter.kube.kubeconfig import NoCredentials
 from exporter.kube.objects.instants import parse_instant
@@ -216,7 +216,7 @@ class PluginRun:
             answer = msgspec.convert(read_go_yaml(bytes(self._answer)), _ExecCredential)
         except ValueError as error:
             raise self._refuse(f"gave no ExecCredential: {error}") from None
-        if answer.kind != "ExecCredential":
+        if answer.kind not in ("", "ExecCredential"):
             raise self._refuse("gave no ExecCredential: expected this kind")
         if answer.api_version != plugin.api_version:
             raise self._refuse(f"answered with another apiVersion: expected {plugin.api_version}")
@@ -226,6 +226,8 @@ class PluginRun:
             raise self._refuse("gave only one of clientCertificateData and clientKeyData")
         if not (status.token or has_pair):
             raise self._refuse("gave no token and no certificate: expected one in status")
+        if not is_header(status.token):
+            raise self._refuse("gave a token with a line break or a control character")
         expires_at = None
         if status.expiration_timestamp is not None:
             expires_at = parse_instant(status.expiration_timestamp)

@@ -34,9 +34,9 @@ def make_context(account: Account) -> ssl.SSLContext:
     elif account.authority is None:
         context.load_default_certs()
     elif not trust(context, account.authority):
-        raise NoCredentials(f"{account.authority_at}: expected certificates in PEM")
+        raise NoCredentials(f"{account.cluster_at}: certificate-authority: expected PEM")
     if account.certificate is not None and account.key is not None:
-        load_certificate(context, account.certificate, account.key, account.certificate_at)
+        load_certificate(context, account.certificate, account.key, account.user_at)
     return context
 
 
@@ -59,7 +59,8 @@ def load_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes, wh
             context.load_cert_chain(certificate_path, key_path, password=no_password)
         except (OSError, ValueError):
             expected = "expected PEM, a key without a password, and that they are a pair"
-            raise NoCredentials(f"{where}: {expected}") from None
+            keys = "client-certificate, client-key"
+            raise NoCredentials(f"{where}: {keys}: {expected}") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import base64
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +50,21 @@ def kubeconfig(path: Path, server: str, user: User) -> Path:
     return _write(path, cluster, user.name, _proof(user), user.namespace)
 
 
-def open_kubeconfig(path: Path, server: str, token: str | None = None) -> Path:
-    """Write a kubeconfig with a token or without credentials, for a server without TLS."""
-    return _write(path, {"server": server}, "nobody", {"token": token} if token else {}, "default")
+def open_kubeconfig(path: Path, server: str) -> Path:
+    """Write a kubeconfig without credentials, for a server without TLS."""
+    return _write(path, {"server": server}, "nobody", {}, "default")
+
+
+def secure_kubeconfig(
+    path: Path, server: str, certificates: Path, proof: Mapping[str, object]
+) -> Path:
+    """Write a kubeconfig with these credentials, for a server of these certificates."""
+    cluster = {"server": server, "certificate-authority": str(certificates / "ca.crt")}
+    return _write(path, cluster, "somebody", proof, "default")
 
 
 def _write(
-    path: Path, cluster: dict[str, str], name: str, proof: dict[str, str], namespace: str
+    path: Path, cluster: dict[str, str], name: str, proof: Mapping[str, object], namespace: str
 ) -> Path:
     context = {"cluster": "test", "user": name, "namespace": namespace}
     document = {

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,9 +12,10 @@ import pytest
 
 from exporter.errors import Exit
 from tests.cluster import PATIENCE, VMIS, poll
-from tests.cluster.users import open_kubeconfig
+from tests.cluster.users import open_kubeconfig, secure_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import ANYWHERE, Program, program
+from tests.support.relay import Gate
 
 
 TOKEN = "a-secret-token-that-nobody-may-read"
@@ -22,14 +24,14 @@ Login: TypeAlias = tuple[str, str]
 
 
 @pytest.fixture
-def login(simulated: SimulatedStage, tmp_path: Path) -> Login:
+async def login(
+    simulated: SimulatedStage, certificates: Path, tmp_path: Path
+) -> AsyncIterator[Login]:
     """The flag `--kubeconfig`, for a file with a token for the simulated API server."""
-    return logging_in(tmp_path, simulated.url)
-
-
-def logging_in(directory: Path, url: str) -> Login:
-    """The flag `--kubeconfig`, for a file with a token for the server at this URL."""
-    return "--kubeconfig", str(open_kubeconfig(directory / "kubeconfig", url, TOKEN))
+    async with Gate(simulated.url, certificates) as gate:
+        proof = {"token": TOKEN}
+        file = secure_kubeconfig(tmp_path / "kubeconfig", gate.url, certificates, proof)
+        yield "--kubeconfig", str(file)
 
 
 async def finished(
@@ -119,7 +121,7 @@ class TestExits:
         """Without an API server the exporter exits with 3, and names the last error."""
         with socket.create_server(("127.0.0.1", 0)) as closed:
             url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        login = logging_in(tmp_path, url)
+        login = ("--kubeconfig", str(open_kubeconfig(tmp_path / "kubeconfig", url)))
         code, stopped = await finished(tmp_path, *login, kube={"syncTimeout": "500ms"})
 
         assert code == Exit.NOT_SYNCED

@@ -3,16 +3,17 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
-import yaml
 
 from tests.cluster import PATIENCE, poll
-from tests.cluster.users import open_kubeconfig
+from tests.cluster.users import secure_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
+from tests.support.relay import Gate
 
 
 API_VERSION = "client.authentication.k8s.io/v1"
@@ -24,13 +25,16 @@ cat answer
 """
 
 
-def _kubeconfig(directory: Path, url: str, proof: Mapping[str, object]) -> Path:
-    """A kubeconfig whose user has these credentials."""
-    file = open_kubeconfig(directory / "login", url)
-    document = yaml.safe_load(file.read_text())
-    document["users"][0]["user"] = proof
-    file.write_text(yaml.safe_dump(document))
-    return file
+LoginFile: TypeAlias = Callable[[Mapping[str, object]], Path]
+
+
+@pytest.fixture
+async def log_in_with(
+    simulated: SimulatedStage, certificates: Path, tmp_path: Path
+) -> AsyncIterator[LoginFile]:
+    """Writes a kubeconfig whose user has these credentials, for the simulated API server."""
+    async with Gate(simulated.url, certificates) as gate:
+        yield lambda proof: secure_kubeconfig(tmp_path / "login", gate.url, certificates, proof)
 
 
 class Plugin:
@@ -98,10 +102,12 @@ async def _until_logged(exporter: Program, text: str) -> None:
     await poll(is_logged, what=text)
 
 
-async def test_a_plugin_that_hangs(simulated: SimulatedStage, tmp_path: Path) -> None:
+async def test_a_plugin_that_hangs(
+    simulated: SimulatedStage, log_in_with: LoginFile, tmp_path: Path
+) -> None:
     """A login ends after 10 s, is logged and tried again; SIGTERM ends it and its processes."""
     plugin = Plugin(tmp_path)
-    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    login = log_in_with(plugin.proof)
     simulated.server.tokens = ["good"]
     plugin.hangs.touch()
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
@@ -119,11 +125,11 @@ async def test_a_plugin_that_hangs(simulated: SimulatedStage, tmp_path: Path) ->
     await _until_ended(plugin)
 
 
-async def test_sigterm_during_the_first_login(simulated: SimulatedStage, tmp_path: Path) -> None:
+async def test_sigterm_during_the_first_login(log_in_with: LoginFile, tmp_path: Path) -> None:
     """SIGTERM ends the program while the first login hangs."""
     plugin = Plugin(tmp_path)
     plugin.hangs.touch()
-    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    login = log_in_with(plugin.proof)
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         await _until_called(plugin, 0)
         began = os.times().elapsed
@@ -134,12 +140,12 @@ async def test_sigterm_during_the_first_login(simulated: SimulatedStage, tmp_pat
 
 @pytest.mark.parametrize("written", ["good\n", " good\r\n"], ids=["newline", "crlf"])
 async def test_white_space_around_a_token(
-    simulated: SimulatedStage, tmp_path: Path, written: str
+    simulated: SimulatedStage, log_in_with: LoginFile, tmp_path: Path, written: str
 ) -> None:
     """White space around a token is removed, as client-go does."""
     token = tmp_path / "token"
     token.write_text(written, newline="")
-    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    login = log_in_with({"tokenFile": str(token)})
     simulated.server.tokens = ["good"]
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         await exporter.ready()
@@ -149,12 +155,12 @@ async def test_white_space_around_a_token(
     "written", ["go\0od", "go\r\nod", "\n", ""], ids=["nul", "crlf", "blank", "empty"]
 )
 async def test_a_file_without_a_token(
-    simulated: SimulatedStage, tmp_path: Path, written: str
+    simulated: SimulatedStage, log_in_with: LoginFile, tmp_path: Path, written: str
 ) -> None:
     """At the start it is an error; later it is logged, and the file is read again."""
     token = tmp_path / "token"
     token.write_text(written, newline="")
-    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    login = log_in_with({"tokenFile": str(token)})
     simulated.server.tokens = ["good", "new"]
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         assert await exporter.process.wait() == 5
@@ -174,23 +180,23 @@ async def test_a_file_without_a_token(
         )
 
 
-async def test_a_nested_answer_of_a_plugin(simulated: SimulatedStage, tmp_path: Path) -> None:
+async def test_a_nested_answer_of_a_plugin(log_in_with: LoginFile, tmp_path: Path) -> None:
     """An answer that cannot be decoded is an error with a message."""
     plugin = Plugin(tmp_path)
     plugin.answer.write_text("[" * 100_000)
-    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    login = log_in_with(plugin.proof)
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         assert await exporter.process.wait() == 5
         (stopped,) = exporter.events("stopped")
         assert str(login) in stopped["why"]
 
 
-async def test_an_endless_answer_of_a_plugin(simulated: SimulatedStage, tmp_path: Path) -> None:
+async def test_an_endless_answer_of_a_plugin(log_in_with: LoginFile, tmp_path: Path) -> None:
     """A plugin that writes without end is ended, and the memory for its answer is bounded."""
     plugin = Plugin(tmp_path)
     plugin.answer.unlink()
     plugin.answer.symlink_to("/dev/zero")
-    login = _kubeconfig(tmp_path, simulated.url, plugin.proof)
+    login = log_in_with(plugin.proof)
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
         async with asyncio.timeout(PATIENCE):
             assert await exporter.process.wait() == 5
@@ -201,12 +207,12 @@ async def test_an_endless_answer_of_a_plugin(simulated: SimulatedStage, tmp_path
 
 @pytest.mark.parametrize("which", ["token", "login"])
 async def test_a_file_whose_read_never_ends(
-    simulated: SimulatedStage, tmp_path: Path, which: str
+    log_in_with: LoginFile, tmp_path: Path, which: str
 ) -> None:
     """A FIFO as `tokenFile` or kubeconfig is an error with its path."""
     token = tmp_path / "token"
     token.write_text("good")
-    login = _kubeconfig(tmp_path, simulated.url, {"tokenFile": str(token)})
+    login = log_in_with({"tokenFile": str(token)})
     (tmp_path / which).unlink()
     os.mkfifo(tmp_path / which)
     async with program(tmp_path, "--kubeconfig", str(login)) as exporter:

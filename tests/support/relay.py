@@ -1,19 +1,29 @@
 """A TCP relay to an API server that can cut, refuse and stall connections."""
 
 import asyncio
+import ssl
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 
 class Gate:
-    """`async with Gate(url) as gate` relays connections from `gate.url` to the server at `url`."""
+    """`async with Gate(url) as gate` relays connections from `gate.url` to the server at `url`.
 
-    def __init__(self, url: str) -> None:
+    With a folder of certificates the relay has TLS, and the server has none.
+    """
+
+    def __init__(self, url: str, certificates: Path | None = None) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._scheme = parts.scheme
+        self._tls: ssl.SSLContext | None = None
+        if certificates is not None:
+            self._scheme = "https"
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(certificates / "server.crt", certificates / "server.key")
         self._target = (parts.hostname, parts.port)
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -28,7 +38,7 @@ class Gate:
         return f"{self._scheme}://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 

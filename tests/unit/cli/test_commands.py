@@ -23,7 +23,7 @@ from exporter.cli.check import check
 from exporter.cli.commands import read_settings_for, write_recording
 from exporter.engine.facts.states import State
 from exporter.errors import Exit
-from exporter.kube.login import NoCredentials
+from exporter.kube.kubeconfig import NoCredentials
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recording import CannotRecord, Kind

@@ -1,15 +1,14 @@
 """Logins: the service account of a pod, and the exporter's own namespace."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from kubernetes_asyncio.config import incluster_config, kube_config
 from structlog.testing import capture_logs
 
 from exporter.kube import login
-from exporter.kube.login import Login, NoCredentials, find_namespace, log_in
-from tests.cluster.users import User, kubeconfig, open_kubeconfig
+from exporter.kube.kubeconfig import NoCredentials
+from exporter.kube.login import Login, find_namespace, log_in
+from tests.cluster.users import User, kubeconfig
 
 
 @pytest.fixture
@@ -17,13 +16,10 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a service account's token, as in a pod; every request reads it again."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", timedelta(0))
-    authority, file = tmp_path / "ca.crt", tmp_path / "token"
-    authority.write_text("a certificate")
-    file.write_text("first\n")
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(file))
-    return file
+    monkeypatch.setattr(login, "TOKEN_READ_EVERY", 0.0)
+    monkeypatch.setattr(login, "SERVICE_ACCOUNT", tmp_path)
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path / "token"
 
 
 def _write(file: Path, content: bytes | None) -> None:
@@ -37,17 +33,15 @@ def _write(file: Path, content: bytes | None) -> None:
 @pytest.mark.parametrize("written", [b"", b"\n", b"se\0cond", b"\xff", None])
 async def test_a_new_token_that_cannot_be_used(token: Path, written: bytes | None) -> None:
     """The old token stays in use, one line is logged, and the file is read again."""
-    configuration = await log_in(Login())
-
-    async def header() -> str:
-        return str((await configuration.auth_settings())["BearerToken"]["value"])
+    access = await log_in(Login())
 
     with capture_logs() as logs:
-        assert await header() == "Bearer first"
+        assert access.authorize() == {"Authorization": "Bearer first"}
         _write(token, written)
-        assert [await header() for _ in range(3)] == ["Bearer first"] * 3
+        for _ in range(3):
+            assert access.authorize() == {"Authorization": "Bearer first"}
         _write(token, b"second\n")
-        assert await header() == "Bearer second"
+        assert access.authorize() == {"Authorization": "Bearer second"}
     assert [log["event"] for log in logs] == ["token_not_renewed"]
 
 
@@ -55,30 +49,40 @@ async def test_a_first_token_that_cannot_be_used(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error says what is wrong with the token."""
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{token}-none")
+    monkeypatch.setenv("KUBECONFIG", f"{token}-none")
     _write(token, b"\n")
     with pytest.raises(NoCredentials, match="the token is empty"):
         await log_in(Login())
 
 
-@pytest.mark.parametrize("first", ["", "~no-such-user/config", "/no/such/file"])
-async def test_a_list_of_kubeconfigs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    """An element of KUBECONFIG that names no file is ignored."""
-    file = open_kubeconfig(tmp_path / "config", "http://127.0.0.1:1")
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{first}:{file}")
+@pytest.mark.parametrize("host", ["10.96.0.1", "fd00::1"])
+async def test_a_pod_without_a_ca(token: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """Without a CA in the pod the system's are trusted, as by client-go, and a line is logged."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    with capture_logs() as logs:
+        access = await log_in(Login())
+    assert access.account.server.hostname == host
+    assert access.account.authority is None
+    assert [log["event"] for log in logs] == ["no_cluster_ca"]
+    assert str(token.parent / "ca.crt") in logs[0]["why"]
 
-    assert (await log_in(Login())).host == "http://127.0.0.1:1"
+
+@pytest.mark.usefixtures("token")
+async def test_the_proxies_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server's address in a network of NO_PROXY is not sent to the pod's proxy."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.corp.example:3128")
+    assert (await log_in(Login())).proxy == "http://proxy.corp.example:3128"
+    monkeypatch.setenv("NO_PROXY", ".cluster.local,.svc,10.96.0.0/12")
+    assert (await log_in(Login())).proxy is None
 
 
 def test_a_pod_s_namespace_is_that_of_its_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pod the namespace is that of the mounted service account."""
-    mounted = tmp_path / "namespace"
-    mounted.write_text("virt-evictions")
-    monkeypatch.setattr(login, "_POD_NAMESPACE", mounted)
+    (tmp_path / "namespace").write_text("virt-evictions")
+    monkeypatch.setattr(login, "SERVICE_ACCOUNT", tmp_path)
 
     assert find_namespace(Login()) == "virt-evictions"
 
