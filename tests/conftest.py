@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
