@@ -203,7 +203,8 @@ async def record(
 ) -> None:
     """Record the cluster to a file until `stop` is set, or for `lasts` seconds.
 
-    Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`.
+    Raises `CannotRecord`, `NotSynced`, `KubeVirtMissing` or `NoCredentials`. If no VMI could be
+    listed, nothing is recorded, which is `NotSynced` too.
     """
     file = LineFile(path)
     store = Store(endings_kept=Policy().endings_kept)
@@ -229,6 +230,9 @@ async def record(
                 await watch.run()
 
             await _run_until(log_in_and_watch(), file, stop, clock=clock, lasts=lasts)
+            if not health.is_seen(Resource.VMIS):
+                recorder.counts.clear()
+                raise watch.not_synced("before the end of the recording")
         recorder.end(clock())
     finally:
         if recorder.counts:

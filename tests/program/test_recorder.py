@@ -15,14 +15,16 @@ import pytest
 from exporter.engine.facts.changes import Observed, Removed
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, EndReason, Resource, Vmi
 from exporter.engine.store.store import Store
+from exporter.errors import Exit
 from exporter.health import Health, Watched
 from exporter.kube.login import Login
 from exporter.kube.objects.kubevirt import parse_object
+from exporter.kube.watch.informers import NotSynced
 from exporter.settings import Settings, read_settings
 from exporter.whatif.recorder import LineFile, Recorder, record
 from exporter.whatif.recording import CannotRecord, Kind, Recorded
 from tests.cluster import PATIENCE, PODS, VMIMS, VMIS, launcher_pod, vmi, vmim
-from tests.support.api_servers import Stage
+from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.builders import (
     KEEP,
     NAME,
@@ -185,6 +187,22 @@ async def test_ends_by_itself_when_its_time_is_over(stage: Stage, tmp_path: Path
     events = read(path)
     assert events[-1].kind is Kind.ENDED
     assert (Kind.ADDED, Resource.VMIS, "a") in events_in(events, namespace)
+
+
+@pytest.mark.parametrize("answer", [401, 403, 500])
+async def test_a_refused_recording_fails(
+    simulated: SimulatedStage, tmp_path: Path, answer: int
+) -> None:
+    """If no VMI could be listed, a recording leaves no file, and its error says why."""
+    simulated.server.answer(VMIS.plural, answer)
+    path = tmp_path / "cluster.ndjson"
+    with pytest.raises(NotSynced, match=f"before the end of the recording: {answer}"):
+        await record(
+            read_settings({}), simulated.login, asyncio.Event(),
+            path=path, clock=time.time, lasts=1.0,
+        )  # fmt: skip
+    assert NotSynced.exit_code == Exit.NOT_SYNCED
+    assert not path.exists()
 
 
 async def test_what_may_not_be_seen_is_said_once(stage: Stage, tmp_path: Path) -> None:

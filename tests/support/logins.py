@@ -1,4 +1,4 @@
-"""The table of logins (`tests/data/logins.yaml`), and what each of three clients makes of a row."""
+"""The table of logins (`tests/data/logins`), and what each of three clients makes of a row."""
 
 import base64
 import json
@@ -20,9 +20,9 @@ from exporter.kube.login import Login
 from tests.support.capture import Capture, capturing
 
 
-DATA = Path(__file__).parents[1] / "data"
-TABLE = DATA / "logins.yaml"
-ANSWERS = DATA / "recorded" / "logins.json"
+DATA = Path(__file__).parents[1] / "data" / "logins"
+TABLE = DATA / "table.yaml"
+ANSWERS = DATA / "answers.json"
 """What client-go and kubectl made of each row: `make test` compares with this."""
 _FILES = ("ca", "other", "middle", "alone", "old-ca", "client")
 

@@ -88,12 +88,15 @@ class Informers:
                 is_absent = any(one.restarts[Restart.ABSENT] for one in vmis)
                 if is_absent and self.settings.wait_for_kubevirt:
                     continue
-                troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
-                raise NotSynced(
-                    f"virtualmachineinstances were not synced within"
-                    f" {self.settings.sync_timeout:g} s (kube.syncTimeout):"
-                    f" {'; '.join(troubles) or 'the list did not end'}"
-                ) from None
+                limit = f"within {self.settings.sync_timeout:g} s (kube.syncTimeout)"
+                raise self.not_synced(limit) from None
+
+    def not_synced(self, limit: str) -> NotSynced:
+        """The error for VMIs that were not listed in time, with the reasons."""
+        vmis = self.health.of(Resource.VMIS)
+        troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
+        why = "; ".join(troubles) or "the list did not end"
+        return NotSynced(f"virtualmachineinstances were not synced {limit}: {why}")
 
     def _is_seen_elsewhere(self, watched: Watched) -> bool:
         """Whether the same resource is visible in another namespace."""
