@@ -18,7 +18,7 @@ from msgspec import to_builtins
 
 from exporter import __version__
 from exporter.clock import WallClock
-from exporter.counters import Counters
+from exporter.counters import COOLDOWN_BUCKETS, Counters, Histogram
 from exporter.engine.evacuations.events import EventQueue
 from exporter.engine.facts.changes import NoticeKind
 from exporter.engine.facts.model import Instant, Resource, Seconds
@@ -38,6 +38,7 @@ from exporter.kube.login import Login, find_namespace
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.watch.informers import Informers
 from exporter.kube.watch.reflector import Reflector
+from exporter.metrics.begun_cooldowns import BegunCooldowns
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.family import View
 from exporter.server.admission.handlers import Admission
@@ -111,7 +112,10 @@ async def run(
         history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
         health = Health(kube.stale_after, kube.dead_after, watches, history)
         machine.on_step += [health.shift, store.shift]
-        counters = Counters(events=Counter() if settings.events else None)
+        counters = Counters(
+            events=Counter() if settings.events else None,
+            begun_cooldowns=Histogram(policy.cooldown_steps or COOLDOWN_BUCKETS),
+        )
         events = None if counters.events is None else EventQueue(counters.events)
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
@@ -202,6 +206,8 @@ def build_service(
         note_blocked=None if events is None else events.note_blocked,
         links=settings.links,
     )
+    begun = BegunCooldowns(store, settings.policy, health, counters.begun_cooldowns, clock)
+    store.subscribe(begun.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
     store.subscribe(view.note_change, *ANSWER_KINDS)
     store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
     return service

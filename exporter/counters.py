@@ -155,7 +155,8 @@ class DenialPeriods:
 class Counters:
     """Counts of blocked answers (by reason, node, namespace), of requests and of reviews.
 
-    Rejected connections are counted by listener, rejected requests by status. `blocked_at`: for
+    Rejected connections are counted by listener, rejected requests by status. `cooldowns` has the
+    cooldown of each blocked answer, `begun_cooldowns` each cooldown once. `blocked_at`: for
     each node and namespace, when the last answer was blocked, or when VMIs were last found there.
     `reviews` is None without an admission webhook, `events` is None if no Events are written.
     `returned_migrations` counts migrations that brought a VM back to a node that it had left within
@@ -171,6 +172,7 @@ class Counters:
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
     blocked_at: dict[tuple[str, str], Instant] = field(default_factory=dict)
     cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
+    begun_cooldowns: Histogram = field(default_factory=lambda: Histogram(COOLDOWN_BUCKETS))
     unknown_candidates: Counter[Mismatch] = field(default_factory=Counter)
     requests: dict[str, Histogram] = field(default_factory=dict)
     rejected_connections: Counter[str] = field(default_factory=Counter)

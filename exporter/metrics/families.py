@@ -436,6 +436,11 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         ],
     ),
     HistogramFamily(
+        name="kubevirt_eviction_exporter_cooldown_duration_seconds",
+        help="Effective cooldowns, each observed once, when it begins.",
+        read=lambda view: [((), view.counters.begun_cooldowns)],
+    ),
+    HistogramFamily(
         name="kubevirt_eviction_exporter_migration_duration_seconds",
         help="How long successful migrations took, without their time in the queue.",
         labels=("trigger",),

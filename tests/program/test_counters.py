@@ -203,3 +203,85 @@ async def test_a_target_without_vms_is_counted_from_0(
             return (await read_counters(exporter)).get((name, labels)) == 0
 
         await poll(is_there, within=15, what="the counters of n7")
+
+
+BEGUN = "kubevirt_eviction_exporter_cooldown_duration_seconds"
+ASKED = "descheduler_kubevirt_effective_cooldown_seconds"
+
+
+async def read_begun(exporter: Program) -> tuple[float, float]:
+    """How many cooldowns have begun, and how long they are together."""
+    return await exporter.sample(f"{BEGUN}_count"), await exporter.sample(f"{BEGUN}_sum")
+
+
+async def until_begun(exporter: Program, cooldowns: float, seconds: float) -> None:
+    """Wait until so many cooldowns have begun, of this length together."""
+    seen = (-1.0, -1.0)
+
+    async def is_so() -> bool:
+        nonlocal seen
+        seen = await read_begun(exporter)
+        return seen == (cooldowns, seconds)
+
+    try:
+        await poll(is_so, within=15, what=f"{cooldowns} cooldowns")
+    except TimeoutError:
+        assert seen == (cooldowns, seconds)
+
+
+async def test_a_cooldown_is_observed_once(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """Each cooldown adds one observation when it begins, however often somebody asks."""
+    namespace = await simulated.make_namespace()
+    await simulated.admin.create(VMIS, vmi("db1", namespace))
+    async with exporting(simulated, tmp_path) as exporter:
+        assert await read_begun(exporter) == (0, 0)
+        await migrate(simulated.admin, namespace, "db1", ago=[300.0])
+        await until_begun(exporter, 1, 900)
+        for _ in range(5):
+            assert (await exporter.verdict(namespace, "db1"))["reason"] == "cooldown"
+        await migrate(simulated.admin, namespace, "db1", ago=[200.0, 100.0])
+        await until_begun(exporter, 3, 900 + 1800 + 3600)
+        assert await exporter.sample(f"{ASKED}_count") == 5
+        await simulated.admin.merge(VMIS, namespace, "db1", {"status": {"nodeName": "n2"}})
+        await simulated.admin.delete(VMIS, namespace, "db1")
+        await exporter.until(f"/v1/vmis/{namespace}/db1", lambda status, _: status == 404)
+        await simulated.next_second()
+        await simulated.admin.create(VMIS, vmi("db1", namespace))
+        await migrate(simulated.admin, namespace, "db1", ago=[50.0])
+        await until_begun(exporter, 4, 900 + 1800 + 3600 + 900)
+
+
+async def test_a_cooldown_that_began_before_the_start_is_not_observed(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """After a restart only later cooldowns are observed; of two replicas, each observes all."""
+    namespace = await simulated.make_namespace()
+    for name in ("db1", "db2"):
+        await simulated.admin.create(VMIS, vmi(name, namespace))
+    async with exporting(simulated, tmp_path) as one, exporting(simulated, tmp_path) as other:
+        await migrate(simulated.admin, namespace, "db1", ago=[300.0], forget=False)
+        for replica in (one, other):
+            await until_begun(replica, 1, 900)
+        await one.end()
+    async with exporting(simulated, tmp_path) as again:
+        assert (await again.verdict(namespace, "db1"))["reason"] == "cooldown"
+        await migrate(simulated.admin, namespace, "db2", ago=[200.0])
+        await until_begun(again, 1, 900)
+
+
+async def test_the_buckets_fit_the_policy(simulated: SimulatedStage, tmp_path: Path) -> None:
+    """Each bucket is a step of the policy or of an exception, up to the longest cooldown."""
+    login = str(open_kubeconfig(tmp_path / "login", simulated.url))
+    slow = {"name": "slow", "match": {"namespaces": ["db-*"]}, "migrationCooldown": "5h"}
+    policy = {"migrationCooldown": "30m", "overrides": [slow]}
+    async with program(tmp_path, "--kubeconfig", login, config={"policy": policy}) as exporter:
+        await exporter.ready()
+        _, text = await exporter.get("/metrics")
+    bounds = [
+        one.labels["le"]
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if one.name == f"{BEGUN}_bucket"
+    ]
+    hours = (0.5, 1, 2, 4, 5, 6)
+    assert bounds == [*(f"{3600.0 * hour}" for hour in hours), "+Inf"]

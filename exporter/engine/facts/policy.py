@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi
 
 
+MOST_STEPS = 10
 DEFAULT_POLICY = "default"
 """The name of the policy of VMIs without an override."""
 
@@ -106,6 +107,19 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
     def longest_window(self) -> Seconds:
         """The longest history window of any VMI."""
         return max(one.migration_history_window for one in self.all)
+
+    @property
+    def cooldown_steps(self) -> tuple[Seconds, ...]:
+        """The lengths to which short migrations double a cooldown, of all policies, at most
+        `MOST_STEPS` of each. Without a floor, the steps lead down from the cap.
+        """
+        steps = set[Seconds]()
+        for policy in self.all:
+            floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+            first = floor or cap / 2 ** (MOST_STEPS - 1)
+            doubled = (first * 2**step for step in range(MOST_STEPS))
+            steps |= {min(one, cap) if cap else one for one in doubled if one}
+        return tuple(sorted(steps))
 
     @property
     def endings_kept(self) -> int:

@@ -101,6 +101,7 @@ def a_view() -> View:
     denied = Watched(Resource.PODS, "denied", rejected="403 no", invalid_objects=4)
     denied.restarts[Restart.DENIED] = 7
     view.health.watched += [denied, Watched(Resource.PODS, "not-listed-yet")]
+    counters.begun_cooldowns.observe(1800.0)
     counters.count_drain(DrainEnd.SUCCEEDED, 700.0)
     counters.count_drain(DrainEnd.CANCELLED, 9000.0)
     for outcome in EvacuationOutcome:
@@ -264,6 +265,9 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
         for trigger in Trigger
     },
     "descheduler_kubevirt_effective_cooldown_seconds_bucket": {(("le", one),) for one in BOUNDS},
+    "kubevirt_eviction_exporter_cooldown_duration_seconds_bucket": {
+        (("le", one),) for one in BOUNDS
+    },
 }
 
 

@@ -1,0 +1,72 @@
+"""Finds the cooldowns that begin, to observe the length of each once.
+
+A VM that is asked about each minute adds one observation per minute to the histogram of blocked
+evictions, so that histogram does not say how long cooldowns are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from exporter.counters import Histogram
+from exporter.engine.facts.changes import Key, Notice, NoticeKind
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Instant
+from exporter.engine.facts.policy import Policy
+from exporter.engine.store.store import Store
+from exporter.engine.verdicts.cooldown import measure_cooldown
+from exporter.health import Health
+
+
+@dataclass
+class BegunCooldowns:
+    """Observes each cooldown when the store shows the migration that it follows.
+
+    Subscribe `note_change` to the notices `EVIDENCE` and `GONE` of the store. What the first lists
+    show began before our start, and is not observed.
+    """
+
+    store: Store
+    policy: Policy
+    health: Health
+    lengths: Histogram
+    clock: Callable[[], Instant]
+    _is_ready: bool = False
+    _followed: dict[Key, tuple[str, Instant]] = field(default_factory=dict)
+
+    def note_change(self, notice: Notice) -> None:
+        """Observe the cooldown of one VM, if another migration of it has ended."""
+        if notice.kind is NoticeKind.GONE:
+            self._followed.pop(notice.key, None)
+            return
+        vmi, followed = self.store.vmi(notice.key), self._followed.get(notice.key, ("", 0.0))
+        if vmi is None or vmi.migration is None:
+            return
+        if vmi.migration.ended and vmi.migration.uid and vmi.migration.uid == followed[0]:
+            return
+        now = self.clock()
+        evidence = self.store.evidence(*notice.key, self.health.read_trust(now))
+        cooldown = (
+            None if evidence is None else measure_cooldown(evidence, self.policy.of(vmi), now)
+        )
+        if evidence is None or cooldown is None:
+            return
+        migration = _find_last(evidence)
+        self._followed[notice.key] = (migration, cooldown.end)
+        self._is_ready = self._is_ready or self.health.ready
+        # Without `countFailedMigrations`, a failure leaves the cooldown of an earlier migration.
+        is_new = migration != followed[0] and cooldown.end != followed[1]
+        if self._is_ready and is_new and cooldown.effective > 0:
+            self.lengths.observe(cooldown.effective)
+
+
+def _find_last(evidence: Evidence) -> str:
+    """What identifies the VM's last ended migration: its UID or, without one, its end."""
+    state = evidence.vmi.migration
+    if state is not None and state.ended:
+        return state.uid or f"@{state.end}"
+    ended = (
+        (record.known_end, key)
+        for key, record in evidence.history.records().items()
+        if record.known_end is not None
+    )
+    return max(ended, default=(0.0, ""))[1]
