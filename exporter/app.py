@@ -6,11 +6,10 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import structlog
@@ -21,16 +20,13 @@ from exporter.clock import WallClock
 from exporter.counters import COOLDOWN_BUCKETS, Counters, Histogram
 from exporter.engine.evacuations.events import EventQueue
 from exporter.engine.facts.changes import NoticeKind
-from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.facts.evidence import SavedVmi
+from exporter.engine.facts.model import Instant, Seconds
 from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
-from exporter.health import Health, HistoryFault, HistoryHealth, Watched, list_watches
-from exporter.history.changes import PendingChanges
-from exporter.history.configmap import ConfigMapWriter
-from exporter.history.file import FileWriter, merge_files, read_files
-from exporter.history.reader import ConfigMapReader
-from exporter.history.writer import HistoryWriter, WriteSignal
+from exporter.health import Health, list_watches
+from exporter.history import TASK, HistoryWriter, read_history
 from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter
 from exporter.kube.lease import Lease
@@ -47,17 +43,16 @@ from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.http.access import Access
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.listeners import DRAIN, Listener
-from exporter.settings import Authentication, ConfigMaps, Settings, Tls
+from exporter.settings import Authentication, Settings, Tls
 from exporter.tasks import keep_running
 
 
 Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
+LEASE = "kubevirt-eviction-exporter"
+"""The name of the Lease whose holder writes Events about evacuations."""
 LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
-
-ANSWER_KINDS = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
-"""The kinds of changes that may change a verdict."""
 
 log = structlog.stdlib.get_logger()
 
@@ -97,30 +92,43 @@ async def run(
         await _until_stopped([api.log_in()], stop)
         if stop.is_set():
             return
-        contents: dict[Path, bytes | OSError] = {}
-        if isinstance(settings.history, Path):
-            await _until_stopped([read_files(settings.history, contents)], stop)
-            if stop.is_set():
-                return
-        store = Store(endings_kept=policy.endings_kept)
-        place = settings.history
-        if isinstance(place, ConfigMaps) and not place.namespace:
-            place = replace(place, namespace=find_namespace(login))
-        watches = list_watches(settings.namespaces)
-        if isinstance(place, ConfigMaps):
-            watches.insert(0, Watched(Resource.CONFIGMAPS, place.namespace))
-        history = None if place is None else HistoryHealth(loaded=isinstance(place, Path))
-        health = Health(kube.stale_after, kube.dead_after, watches, history)
-        machine.on_step += [health.shift, store.shift]
         counters = Counters(
             events=Counter() if settings.events else None,
             begun_cooldowns=Histogram(policy.cooldown_steps or COOLDOWN_BUCKETS),
         )
+        saved = dict[str, SavedVmi]()
+        if settings.history is not None:
+            saved = await asyncio.to_thread(
+                read_history,
+                settings.history,
+                now=clock(),
+                window=policy.longest_window,
+                failures=counters.task_failures,
+            )
+        store = Store(endings_kept=policy.endings_kept, awaited=saved)
+        jobs: dict[str, Job] = {}
+        closing: list[Job] = []
+        history = None
+        if settings.history is not None:
+            writer = HistoryWriter(
+                store,
+                settings.history,
+                counters.task_failures,
+                interval=kube.history_interval,
+                clock=clock,
+            )
+            store.subscribe(writer.note_change, *NoticeKind)
+            jobs[TASK], history = writer.run, writer.status
+            closing.append(writer.flush)
+        watches = list_watches(settings.namespaces)
+        health = Health(kube.stale_after, kube.dead_after, watches, history)
+        machine.on_step += [health.shift, store.shift]
         events = None if counters.events is None else EventQueue(counters.events)
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
         store.drains.note_end = counters.count_drain
+        store.evacuations.note_end = partial(_count_evacuation, counters)
         migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
         watch = Informers(
             api,
@@ -135,14 +143,21 @@ async def run(
             policy=policy,
             failures=counters.task_failures,
         )
-        saving, closing = _build_history(place, contents, settings, api, service, rng=rng)
-        jobs = dict(saving)
         if events is not None:
             name = socket.gethostname()
-            reporter = EventWriter(
-                api, store, health, settings.stuck, events, instance=name, clock=clock
+            lease = Lease(
+                api,
+                find_namespace(login),
+                LEASE,
+                identity=f"{name}_{uuid.uuid4()}",
+                rng=rng,
+                wall=clock,
             )
-            jobs["events"] = reporter.run
+            reporter = EventWriter(
+                api, store, health, settings.stuck, events, lease, instance=name, clock=clock
+            )
+            jobs |= {"lease": lease.run, "events": reporter.run}
+            closing.append(lease.release)
         async with _listeners(settings, service, api) as listening:
             log.info(
                 "started",
@@ -152,7 +167,7 @@ async def run(
                 admission=listening.admission,
                 local=listening.local,
                 namespaces=settings.namespaces or "all",
-                history=str(place or "none"),
+                history=str(settings.history or "none"),
                 policy=to_builtins(policy.by_field),
             )
             on_listening(listening)
@@ -167,7 +182,7 @@ async def run(
                 # Meanwhile each admission answer closes its connection, so that the API server
                 # connects to another replica before its idle connections are closed.
                 linger = LINGER if settings.listen.admission else 0.0
-                await asyncio.gather(*(close() for close in closing), asyncio.sleep(linger))
+                await asyncio.gather(_close(closing), asyncio.sleep(linger))
 
 
 def build_service(
@@ -208,78 +223,9 @@ def build_service(
     )
     begun = BegunCooldowns(store, settings.policy, health, counters.begun_cooldowns, clock)
     store.subscribe(begun.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
-    store.subscribe(view.note_change, *ANSWER_KINDS)
-    store.subscribe(lambda _: service.polls.note_change(), *ANSWER_KINDS)
+    store.subscribe(view.note_change, *NoticeKind)
+    store.subscribe(lambda _: service.polls.note_change(), *NoticeKind)
     return service
-
-
-def _build_history(
-    place: Path | ConfigMaps | None,
-    contents: Mapping[Path, bytes | OSError],
-    settings: Settings,
-    api: ApiServer,
-    service: Service,
-    *,
-    rng: random.Random,
-) -> tuple[dict[str, Job], list[Job]]:
-    """The jobs that maintain the stored history, by name, and the jobs that close it.
-
-    If it is a file, its `contents` are merged now.
-    """
-    store, health, clock = service.store, service.health, service.clock
-    status, interval = health.history, settings.kube.history_interval
-    count_end = partial(_count_evacuation, service.counters)
-    if place is None or status is None:
-        store.evacuations.note_end = count_end
-        return {}, []
-    changes = PendingChanges(store, settings.policy.longest_window, count_end)
-    store.evacuations.note_end = changes.note_end
-    signal = WriteSignal()
-    store.subscribe(changes.note_change, NoticeKind.MEMORY)
-    store.subscribe(lambda _: signal.awake.set(), NoticeKind.MEMORY)
-    status.find_unwritten = lambda: changes.unwritten_since
-    status.has_outdated = lambda: changes.has_outdated
-    if isinstance(place, Path):
-        status.may_write = lambda: True
-        others = merge_files(changes, status, place, contents, clock())
-        signal.awake.set()
-        file = FileWriter(
-            changes, health, status, signal, place, others=others, interval=interval, clock=clock
-        )
-        return {"history_writer": file.run}, [partial(_close_history, file)]
-    lease = Lease(
-        api,
-        place.namespace,
-        place.name,
-        identity=f"{socket.gethostname()}_{uuid.uuid4()}",
-        duration=settings.kube.lease_duration,
-        rng=rng,
-        wall=clock,
-        changed=signal.hurry,
-        note_malformed=partial(status.faults.update, (HistoryFault.LEASE_MALFORMED,)),
-    )
-    status.may_write = lambda: lease.held
-    (watched,) = health.of(Resource.CONFIGMAPS)
-    reader = ConfigMapReader(changes, watched, status, signal, place, clock=clock)
-    writer = ConfigMapWriter(
-        changes,
-        health,
-        status,
-        signal,
-        api,
-        reader=reader,
-        lease=lease,
-        interval=interval,
-        clock=clock,
-    )
-    watch = Reflector(api, watched, reader, settings.kube, clock=clock, rng=rng)
-    jobs: dict[str, Job] = {
-        "lease": lease.run,
-        f"watch_{watched.resource}": watch.run,
-        "history_reader": reader.run,
-        "history_writer": writer.run,
-    }
-    return jobs, [partial(_close_history, writer, lease)]
 
 
 def _count_evacuation(counters: Counters, end: EvacuationEnd) -> None:
@@ -299,15 +245,13 @@ def _count_evacuation(counters: Counters, end: EvacuationEnd) -> None:
     )
 
 
-async def _close_history(writer: HistoryWriter, lease: Lease | None = None) -> None:
-    """Write the remaining changes and release the Lease, within the time-out."""
+async def _close(closing: Iterable[Job]) -> None:
+    """Write the last changes and release the Lease, within the time-out."""
     try:
         async with asyncio.timeout(DRAIN):
-            await writer.close()
-            if lease is not None:
-                await lease.release()
+            await asyncio.gather(*(close() for close in closing))
     except TimeoutError:
-        log.warning("history_not_flushed", why=f"not written within {DRAIN:g} s")
+        log.warning("not_closed", why=f"not written or released within {DRAIN:g} s")
 
 
 async def _until_stopped(jobs: Iterable[Coroutine[None, None, None]], stop: asyncio.Event) -> None:

@@ -10,7 +10,7 @@ the exit code beside it; every other error is handled by its caller.
             KubeVirtMissing        4   kube.watch.reflector
             NoCredentials          5   kube.kubeconfig
             CannotListen           6   server.http.certificates
-            HistoryUnwritable      7   history.file
+            HistoryUnwritable      7   history
             CannotAsk              8   credentials
                 InvalidEndpoint    2   credentials
             NoSuchVmi              9   cli.client
@@ -31,8 +31,6 @@ the exit code beside it; every other error is handled by its caller.
             Silent                     kube.client
         InvalidObject                  kube.objects.kubevirt
             NoEvent                    kube.objects.kubevirt
-        Damaged                        history.format
-        UnknownVersion                 history.format
         Refusal                        server.http.problems
         NotAReview                     server.admission.reviews
 """

@@ -1,11 +1,11 @@
-"""The health of the exporter: the state of each watch and of the stored history.
+"""The health of the exporter: the state of each watch and of the history file.
 
 These are plain values. The watches and the writer of the history set them; the API, the metrics and
 the probes read them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -107,36 +107,16 @@ def list_watches(
     ]
 
 
-class HistoryFault(StrEnum):
-    """A fault of the stored history. Every fault is counted, and no fault ends the program."""
-
-    DAMAGED = "damaged"
-    UNKNOWN_VERSION = "unknown_version"
-    UNREADABLE = "unreadable"
-    NOT_WRITTEN = "not_written"
-    CONFLICT = "conflict"
-    TOO_LARGE = "too_large"
-    LEASE_MALFORMED = "lease_malformed"
-
-
 @dataclass
 class HistoryHealth:
-    """The state of the stored history.
+    """The history file: when it was last written, and with how many VMIs.
 
-    `may_write`: whether this process writes it. `loaded`: whether the history that was stored at
-    our start has been merged. `find_unwritten`: when the oldest unwritten change was made, or None.
-    `has_outdated`: whether there are changes that are not encoded yet. `written_at`: when this
-    process last saw that every change was written. The history has `vmis` VMIs in `size` bytes.
+    `trouble`: why the last write failed, or "".
     """
 
-    may_write: Callable[[], bool] = lambda: False
-    find_unwritten: Callable[[], Instant | None] = lambda: None
-    has_outdated: Callable[[], bool] = lambda: False
-    loaded: bool = True
     written_at: Instant | None = None
     vmis: int = 0
-    size: int = 0
-    faults: Counter[HistoryFault] = field(default_factory=Counter)
+    trouble: str = ""
 
 
 @dataclass
@@ -144,8 +124,8 @@ class Health:
     """All watches, and the ages at which their evidence becomes stale and dead.
 
     `stale_after` counts from the last contact, `dead_after` from the time at which the evidence is
-    stale. `history` is None if no history is stored. `certificates`: when the certificate of each
-    TLS listener expires.
+    stale. `history` is None if there is no history file. `certificates`: when the certificate of
+    each TLS listener expires.
     """
 
     stale_after: Seconds
@@ -186,12 +166,8 @@ class Health:
         return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
 
     def waiting_for(self) -> list[str]:
-        """The names of the watches that are not ready yet, or else of the stored history."""
-        waiting = [_place(one) for one in self.watched if one.is_awaited]
-        is_loaded = self.history is None or self.history.loaded
-        if waiting or is_loaded or self.is_rejected(Resource.CONFIGMAPS):
-            return waiting
-        return ["the stored history"]
+        """The names of the watches that are not ready yet."""
+        return [_place(one) for one in self.watched if one.is_awaited]
 
     def rejected_resources(self) -> dict[str, str]:
         """The rejected resources, and why."""

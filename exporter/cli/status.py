@@ -93,9 +93,8 @@ def _warnings(status: StatusAnswer) -> list[str]:
         if one.invalid_objects:
             objects = write_count(one.invalid_objects, "object")
             warnings.append(f"{one.resource}: {objects} could not be read.")
-    if status.history is not None:
-        for fault, count in status.history.faults.items():
-            warnings.append(f"history: {count} x {fault} since the start.")
+    if status.history is not None and status.history.trouble is not None:
+        warnings.append(f"the history file is not written: {status.history.trouble}.")
     return warnings
 
 
@@ -113,12 +112,10 @@ def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
 def _history(history: HistoryStatus | None, as_of: datetime) -> str:
     if history is None:
         return "none: after a restart, only migrations that are still in the cluster are known"
-    state = "written by this process" if history.writes else "written by another replica"
-    if history.unwritten_since is not None:
-        state += f", unwritten changes since {write_past(history.unwritten_since, as_of)}"
-    elif history.writes and history.written_at is not None:
-        state += f", up to date {write_distance(history.written_at, as_of)}"
-    return f"{write_count(history.vmis, 'VM')}, {write_count(history.bytes, 'byte')}, {state}"
+    if history.written_at is None:
+        return "a file, not written since the start"
+    written = write_distance(history.written_at, as_of)
+    return f"a file with {write_count(history.vmis, 'VM')}, written {written}"
 
 
 def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:

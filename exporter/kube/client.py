@@ -20,7 +20,7 @@ from exporter.errors import ExporterError
 from exporter.kube.kubeconfig import NoCredentials
 from exporter.kube.lean_import import ApiClient, make_client
 from exporter.kube.login import Access, Login, log_in, why_of
-from exporter.kube.objects.kubevirt import HISTORY_LABEL, LAUNCHER_SELECTOR, parse_status_message
+from exporter.kube.objects.kubevirt import LAUNCHER_SELECTOR, parse_status_message
 from exporter.text import clean
 
 
@@ -55,12 +55,10 @@ _PATHS = {
     Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
     Resource.NODES: "/api/v1",
     Resource.BUDGETS: "/apis/policy/v1",
-    Resource.CONFIGMAPS: "/api/v1",
     Resource.LEASES: "/apis/coordination.k8s.io/v1",
 }
 _SELECTORS = {
     Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
-    Resource.CONFIGMAPS: {"labelSelector": HISTORY_LABEL},
 }
 
 _FUTURE_VERSION = "Too large resource version"
@@ -223,18 +221,6 @@ class ApiServer:
         """
         return await self._send("PUT", path_of(resource, namespace, name), body=body)
 
-    async def apply(
-        self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any], *, owner: str
-    ) -> bytes:
-        """Server-side apply with the field manager `owner`; returns the resulting object.
-
-        With a `metadata.resourceVersion` in the body, this is conditional. Raises `Conflict` if the
-        object has another version, or another `ApiError`.
-        """
-        query = {"fieldManager": owner, "force": "true"}
-        path = path_of(resource, namespace, name)
-        return await self._send("PATCH", path, query=query, body=body)
-
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a review or an Event.
 
@@ -300,7 +286,6 @@ class ApiServer:
         *,
         within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        content_type = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
         session = await self._current()
         session.users += 1
         try:
@@ -312,7 +297,7 @@ class ApiServer:
                     list(query.items()),
                     {
                         "Accept": "application/json",
-                        "Content-Type": content_type,
+                        "Content-Type": "application/json",
                         **session.access.authorize(),
                     },
                     body=body,

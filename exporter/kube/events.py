@@ -30,6 +30,7 @@ from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
 from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
+from exporter.kube.lease import Lease
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
@@ -59,9 +60,9 @@ log = structlog.stdlib.get_logger()
 class EventWriter:
     """Writes the due Events of `queue`, one at a time.
 
-    With a stored history, only the replica that writes the history (the holder of the Lease)
-    reports evacuations. A blocked eviction is reported by the replica that blocked it. `instance`
-    is this process's name.
+    Only the replica that holds `lease` reports evacuations, because replicas may know different
+    times of a request. A blocked eviction is reported by the replica that blocked it. `instance` is
+    this process's name.
     """
 
     api: ApiServer
@@ -69,6 +70,7 @@ class EventWriter:
     health: Health
     stuck: StuckPolicy
     queue: EventQueue
+    lease: Lease
     _: KW_ONLY
     instance: str
     clock: Callable[[], Instant]
@@ -89,7 +91,7 @@ class EventWriter:
         now, health = self.clock(), self.health
         for _ in self.queue.prune(now):
             await asyncio.sleep(0)
-        if health.history is not None and not health.history.may_write():
+        if not self.lease.held:
             self.queue.forget_evacuations()
             return
         if not health.ready:

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: its holder is the replica that writes the stored history.
+"""Leader election by a Lease: its holder is the replica that writes Events about evacuations.
 
 The rules are those of client-go (`tools/leaderelection`). The holder renews the Lease. A candidate
 takes a Lease that has not changed for long enough. It measures this by its own monotonic clock, so
@@ -30,6 +30,8 @@ from exporter.logs import Trouble
 from exporter.text import clean
 
 
+DURATION: Seconds = 15.0
+"""As in client-go."""
 HELD_FOR = 2 / 3
 """The part of the duration for which a holder relies on its last renewal, as in client-go."""
 RENEWED_EVERY = 1 / 3
@@ -62,9 +64,7 @@ class _Lease(Struct):
 class Lease:
     """A candidate for the Lease `namespace/name`. It may write while `held` is true.
 
-    `changed` is called when the Lease is taken or lost, and `note_malformed` when it cannot be
-    decoded. `monotonic` measures durations, and `wall`
-    gives the times that are written into the Lease.
+    `monotonic` measures durations, and `wall` gives the times that are written into the Lease.
     """
 
     api: ApiServer
@@ -72,11 +72,9 @@ class Lease:
     name: str
     _: KW_ONLY
     identity: str
-    duration: Seconds
     rng: random.Random
     wall: Callable[[], Instant]
-    changed: Callable[[], None]
-    note_malformed: Callable[[], None] = lambda: None
+    duration: Seconds = DURATION
     monotonic: Callable[[], Seconds] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -97,8 +95,6 @@ class Lease:
                 async with asyncio.timeout(self.duration * RENEWED_EVERY):
                     await self._campaign()
             except (ApiError, TimeoutError, *MALFORMED) as error:
-                if isinstance(error, MALFORMED):
-                    self.note_malformed()
                 self._trouble.note(str(error) or type(error).__name__)
             else:
                 self._trouble.end()
@@ -168,7 +164,6 @@ class Lease:
         self._held_until = began + self.duration * HELD_FOR
         if newly:
             log.info("lease_taken", lease=self.name, holder=self.identity)
-            self.changed()
 
     async def _write(self, spec: _Spec, seen: _Lease | None) -> None:
         metadata: dict[str, Any] = {"namespace": self.namespace, "name": self.name}
@@ -191,4 +186,3 @@ class Lease:
     def _lose(self, why: str) -> None:
         self._held_until = None
         log.warning("lease_lost", lease=self.name, why=why)
-        self.changed()

@@ -22,7 +22,7 @@ from exporter.engine.facts.policy import DEFAULT_POLICY
 from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
-from exporter.health import HistoryFault, Restart
+from exporter.health import Restart
 from exporter.metrics.family import (
     ONE_VMI,
     CoolingFamily,
@@ -34,9 +34,7 @@ from exporter.metrics.family import (
     ViewFamily,
 )
 from exporter.metrics.samples import (
-    read_history,
     read_targets,
-    read_unwritten,
     read_watches,
 )
 
@@ -107,7 +105,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         labels=("resource", "reason"),
         read=lambda view: [
             ((resource, why), sum(one.restarts[why] for one in view.health.of(resource)))
-            for resource in view.watched
+            for resource in CLUSTER_RESOURCES
             for why in Restart
         ],
     ),
@@ -123,8 +121,8 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_task_failures_total",
         help=(
-            "Unexpected errors of background tasks, which then went on. The log event task_failed"
-            " has the traceback."
+            "Unexpected errors of background tasks, which then went on (the log event task_failed"
+            " has the traceback), and errors of the history file (task history)."
         ),
         labels=("task",),
         read=lambda view: sorted(view.counters.task_failures.items()),
@@ -197,43 +195,6 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             for outcome in EventOutcome
             if view.counters.events is not None
         ],
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_writer",
-        help=(
-            "1 if this replica is the writer of the stored history. With several replicas, the "
-            "writer holds the Lease."
-        ),
-        read=read_history(lambda history: float(history.may_write())),
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_written_timestamp_seconds",
-        help=(
-            "Last time at which this replica was the writer and every change was written; 0 if "
-            "never."
-        ),
-        read=read_history(lambda history: history.written_at or 0.0),
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_unwritten_timestamp_seconds",
-        help="Time of the oldest change that is not written to the stored history; 0 if none.",
-        read=read_unwritten,
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_vmis",
-        help="VMIs that the stored history should contain, including those not written yet.",
-        read=read_history(lambda history: history.vmis),
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_bytes",
-        help="Bytes that the stored history should contain, including those not written yet.",
-        read=read_history(lambda history: history.size),
-    ),
-    ViewFamily(
-        name="kubevirt_eviction_exporter_history_faults_total",
-        help="Errors of the stored history, such as damaged shards and failed writes, by kind.",
-        labels=("fault",),
-        read=read_history(lambda history: [(one, history.faults[one]) for one in HistoryFault]),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_policy_seconds",
@@ -462,7 +423,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_evacuations_total",
         help=(
             "Evacuations that ended, by who requested them (source) and how they ended (outcome); "
-            "with a stored history, only one replica counts each."
+            "each replica counts what it saw."
         ),
         labels=("source", "outcome"),
         read=lambda view: [

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from exporter.counters import Counters, Histogram
 from exporter.engine.evacuations.diagnosis import Diagnosis
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource, Vmi
+from exporter.engine.facts.model import Instant, Vmi
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.store.store import Store
@@ -40,11 +40,6 @@ class View(Struct, frozen=True, kw_only=True):
     stuck: StuckPolicy
     vmi_series: int
     now: Instant
-
-    @property
-    def watched(self) -> list[Resource]:
-        """The cluster's resources, and the ConfigMaps if they are watched."""
-        return [r for r in Resource if r in CLUSTER_RESOURCES or self.health.of(r)]
 
 
 LabelValues: TypeAlias = tuple[str, ...]

@@ -8,14 +8,14 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import Conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Instant, Outcome, Vmi
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Outcome, Vmi
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.store.node_drains import Departed
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.foreseen import BlockLabels
 from exporter.engine.verdicts.view import ALLOWED
-from exporter.health import HistoryHealth, Watched
+from exporter.health import Watched
 from exporter.metrics.family import Sample, Values, View
 
 
@@ -46,20 +46,9 @@ def read_targets(view: View) -> Values:
 
 def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
     """Make a reader that computes a value per resource, from its watches in all namespaces."""
-    return lambda view: [(resource, read(view.health.of(resource))) for resource in view.watched]
-
-
-def read_history(read: Callable[[HistoryHealth], Values]) -> Reader:
-    """Make a reader of the stored history; it gives None if there is no stored history."""
-    return lambda view: None if view.health.history is None else read(view.health.history)
-
-
-def read_unwritten(view: View) -> Values:
-    """When the oldest unwritten change was made, 0 if none; now if none of them is encoded yet."""
-    history = view.health.history
-    if history is None:
-        return None
-    return history.find_unwritten() or (view.now if history.has_outdated() else 0.0)
+    return lambda view: [
+        (resource, read(view.health.of(resource))) for resource in CLUSTER_RESOURCES
+    ]
 
 
 def sample_verdicts(

@@ -19,7 +19,6 @@ from exporter.settings.document import InvalidSettings, Section, read_yaml, writ
 from exporter.settings.values import (
     TLS_1_2_SUITES,
     Address,
-    ConfigMaps,
     parse_address,
     parse_boolean,
     parse_cipher_suites,
@@ -27,7 +26,6 @@ from exporter.settings.values import (
     parse_file_mode,
     parse_history,
     parse_labels,
-    parse_lease_duration,
     parse_name,
     parse_names,
     parse_namespaces,
@@ -49,7 +47,6 @@ __all__ = [
     "AdmissionSettings",
     "AuthSettings",
     "Authentication",
-    "ConfigMaps",
     "InvalidSettings",
     "KubeSettings",
     "Limits",
@@ -99,7 +96,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class KubeSettings:
-    """How to watch the API server and write the stored history."""
+    """How to watch the API server, and how often to write the history file."""
 
     sync_timeout: Timeout = 30.0
     wait_for_kubevirt: bool = False
@@ -109,7 +106,6 @@ class KubeSettings:
     watch_timeout: Timeout = 600.0
     rejected_retry: Timeout = 300.0
     history_interval: Timeout = 15.0
-    lease_duration: Annotated[Seconds, parse_lease_duration] = 15.0
 
 
 @dataclass(frozen=True)
@@ -228,7 +224,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     stuck: StuckPolicy = field(default_factory=StuckPolicy)
     listen: Listen = field(default_factory=Listen)
-    history: Path | ConfigMaps | None = None
+    history: Path | None = None
     namespaces: tuple[str, ...] = ()
     events: bool = False
     kube: KubeSettings = field(default_factory=KubeSettings)
@@ -257,7 +253,6 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
     root = sections("", document, faults)
     remarks: list[str] = []
     kube = root.section("kube")
-    kube.renamed("checkpointInterval", "historyInterval")
     tls = root.section("tls")
     versions = tls.read(TlsVersions())
     settings = Settings(
@@ -283,7 +278,6 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
         log=_read(root.section("log"), LogSettings()),
     )
     tls.close()
-    root.renamed("checkpoint", "history")
     root.close()
     _check_exposure(root, settings)
     _check_admission(root, settings, remarks)

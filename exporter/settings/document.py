@@ -192,12 +192,6 @@ class Section:
                 values[name] = self.take(write_key(name), _find_parser(hint), values[name])
         return type(default)(**values)
 
-    def renamed(self, key: str, new: str) -> None:
-        """Report the old name of a key, if it is used."""
-        if key in self._left:
-            self._left.discard(key)
-            self.report(key, f"it is called {new} now")
-
     def report(self, key: str, fault: str) -> None:
         """Add a fault of the value at a key."""
         self._faults.append(f"{self._at(key) or 'the configuration'}: {fault}")

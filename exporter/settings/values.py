@@ -25,9 +25,6 @@ _DAYS = re.compile(r"(\d{1,6})d", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_CONFIG_MAP = re.compile(rf"(?=.{{1,62}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
-"""A DNS subdomain that is also a valid label value, because the name is used as a label value."""
-
 _LINK = re.compile(r"https?://[^\s/?#]+\S*", re.ASCII)
 _PLACE = re.compile(r"\{([^{}]*)\}")
 
@@ -65,20 +62,6 @@ class Address:
     def is_local(self) -> bool:
         """Whether only processes on the same machine (or in the same pod) can reach the address."""
         return bool(self.path) or is_loopback(self.host)
-
-
-@dataclass(frozen=True)
-class ConfigMaps:
-    """The stored history's ConfigMaps, whose names begin with `name`, and its Lease.
-
-    If `namespace` is "", it is the exporter's own namespace.
-    """
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"configmap:{self.namespace}/{self.name}"
 
 
 def parse_duration(value: object) -> Seconds:
@@ -142,21 +125,20 @@ def parse_socket(value: object) -> Address:
     return address
 
 
-def parse_history(value: object) -> Path | ConfigMaps | None:
-    expected = f"expected none, file:/path or configmap:[namespace/]name, got {value!r}"
+def parse_history(value: object) -> Path | None:
     if value == "none":
         return None
-    if not isinstance(value, str) or "\0" in value:
-        raise ValueError(expected)
-    kind, _, place = value.partition(":")
-    if kind == "file" and place.startswith("/") and not place.endswith("/"):
-        return Path(place)
-    namespace, slash, name = place.rpartition("/")
-    if kind != "configmap" or (slash and not _NAMESPACE.fullmatch(namespace)):
-        raise ValueError(expected)
-    if not _CONFIG_MAP.fullmatch(name):
-        raise ValueError(f"expected the name of a ConfigMap, got {name!r} in {value!r}")
-    return ConfigMaps(namespace, name)
+    if isinstance(value, str) and "\0" not in value:
+        kind, _, place = value.partition(":")
+        if kind == "file" and place.startswith("/") and not place.endswith("/"):
+            return Path(place)
+        if kind == "configmap":
+            raise ValueError(
+                "configmap: is not supported any more, because KubeVirt itself keeps the last"
+                " migrations of each VM; write none, or file:/path on a volume that outlives the"
+                " container"
+            )
+    raise ValueError(f"expected none or file:/path, got {value!r}")
 
 
 def parse_namespaces(value: object) -> tuple[str, ...]:
@@ -218,13 +200,6 @@ def parse_timeout(value: object) -> Seconds:
     seconds = parse_positive_duration(value)
     if seconds < 0.1:
         raise ValueError(f"must be at least 100ms, got {value!r}")
-    return seconds
-
-
-def parse_lease_duration(value: object) -> Seconds:
-    seconds = parse_duration(value)
-    if seconds < 1:
-        raise ValueError(f"must be at least 1s, got {value!r}")
     return seconds
 
 

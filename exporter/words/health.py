@@ -19,8 +19,7 @@ LOSSES = {
     " drains",
     Resource.BUDGETS: "which VMs stay in a drain because a PodDisruptionBudget forbids their"
     " eviction",
-    Resource.CONFIGMAPS: "the stored history: it is neither read nor written",
-    Resource.LEASES: "the stored history: it is not written",
+    Resource.LEASES: "Events about evacuations: they are not written",
 }
 """What does not work if a resource is forbidden; Markdown."""
 

@@ -10,7 +10,10 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 from uuid import UUID
 
@@ -26,21 +29,17 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from exporter.counters import Counters
-from exporter.engine.facts.changes import Observed
-from exporter.engine.facts.model import CLUSTER_RESOURCES, ConfigMap, Outcome, Resource, Vmi, Vmim
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Outcome, Resource, Vmi, Vmim
 from exporter.engine.facts.policy import Policy, StuckPolicy
-from exporter.health import Health, HistoryHealth, Watched
-from exporter.history.changes import PendingChanges
-from exporter.history.format import seal
-from exporter.history.reader import DATA_KEY, ConfigMapReader, name_of
-from exporter.history.writer import WriteSignal
+from exporter.health import Health, Watched
+from exporter.history import HistoryWriter
 from exporter.kube.client import ApiServer
 from exporter.kube.login import Login
 from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.exposition import Exposition, sample
 from exporter.metrics.family import View
-from exporter.settings import ConfigMaps, KubeSettings
-from tests.support.stores import ClockedStore, a_verdict_view, pending_changes
+from exporter.settings import KubeSettings
+from tests.support.stores import ClockedStore, a_verdict_view
 
 
 LIST = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
@@ -281,45 +280,28 @@ def migrated(vmis: int) -> Iterator[Vmim]:
         )  # fmt: skip
 
 
-def replica(vmis: int) -> PendingChanges:
-    """The unwritten changes of a replica that has listed this many VMIs and their VMIMs."""
+async def _history(vmis: int) -> dict[str, float]:
     store = ClockedStore(keep=Policy().endings_kept)
-    changes = pending_changes(store, Policy().migration_history_window)
     for number in range(vmis):
         uid = str(UUID(int=number << 64))
         store.put(Vmi(namespace=f"team-{number % 50}", name=f"vm-{number}", uid=uid, node="n1"))
     for vmim in migrated(vmis):
         store.put(vmim)
-    return changes
-
-
-async def _standby(vmis: int) -> dict[str, float]:
-    holder, changes = replica(vmis), replica(vmis)
-    for _ in holder.encode_changed(time.time()):
-        pass
-    maps = Watched(Resource.CONFIGMAPS, "kev", synced=True)
-    place = ConfigMaps("kev", "history")
-    reader = ConfigMapReader(changes, maps, HistoryHealth(), WriteSignal(), place, clock=time.time)
-    reading = asyncio.create_task(reader.run())
     gc.collect()
-    longest = {}
-    for shard, what in enumerate(("first", "no_news")):
-        data = {DATA_KEY: seal(holder.entries(shard))}
-        fact = ConfigMap(namespace="kev", name=name_of(place, shard), version="1", data=data)
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "history"
+        writer = HistoryWriter(store, path, Counter(), interval=15.0, clock=time.time)
+        writer.note_change()
+        began = time.process_time()
         with LoopTimer() as timer:
-            reader.apply(Observed(fact), 0.0)
-            while shard not in reader.shards:  # noqa: ASYNC110 (there is no event to wait for)
-                await asyncio.sleep(0)
-            for _ in changes.encode_changed(time.time()):
-                await asyncio.sleep(0)
-        longest[what] = timer.longest
-    reading.cancel()
-    return longest
+            await writer.flush()
+        cpu, size = time.process_time() - began, path.stat().st_size
+    return {"longest": timer.longest, "cpu": cpu, "bytes": size}
 
 
-def standby(vmis: str) -> None:
-    """A replica that has listed everything reads a ConfigMap with changes, and one without."""
-    say(**asyncio.run(_standby(int(vmis))))
+def history(vmis: str) -> None:
+    """A process that has listed everything writes its history file."""
+    say(**asyncio.run(_history(int(vmis))))
 
 
 def stalls(seconds: str) -> None:
@@ -339,7 +321,7 @@ SUBJECTS: dict[str, Callable[..., None]] = {
     "floor": floor,
     "bare": bare,
     "scrape": scrape,
-    "standby": standby,
+    "history": history,
     "stalls": stalls,
 }
 

@@ -28,10 +28,7 @@ _CRDS = {
 _CORE = "api__v1"
 _COORDINATION = "apis__coordination.k8s.io__v1"
 _KINDS: Mapping[str, Mapping[str, type[Struct]]] = {
-    _CORE: {
-        "io.k8s.api.core.v1.Pod": wire.PodObject,
-        "io.k8s.api.core.v1.ConfigMap": wire.ConfigMapObject,
-    },
+    _CORE: {"io.k8s.api.core.v1.Pod": wire.PodObject},
     _COORDINATION: {"io.k8s.api.coordination.v1.Lease": lease._Lease},  # noqa: SLF001
 }
 _DECLARED_NAMES = {

@@ -20,17 +20,12 @@ def sources(folder: str, pattern: str) -> str:
 SHOWN_BY = {
     "all replicas are down": "each_fault_lets_evictions_pass, a_sidecar_that_fails",
     "the process is killed": "a_killed_process_answers_as_one_that_never_was,"
-    " what_is_seen_is_not_called_written_before_it_is",
-    "the replica that writes dies": "a_killed_leader_under_load",
-    "the replica that writes is frozen": "a_frozen_holder_comes_back",
-    "API server killed": "the_history_goes_on_when_the_server_does",
-    "API server frozen": "the_history_goes_on_when_the_server_does",
-    "API server answers writes": "writes_that_are_rejected",
-    "a shard of the stored history": "damage_in_every_region_of_a_file,"
-    " damage_in_every_region_of_a_configmap",
-    "the history file is": "a_file_that_is_none, a_fifo",
-    "reading the file hangs": "a_read_that_never_returns",
-    "the disk is full": "a_full_disk, a_write_that_never_returns",
+    " a_killed_process_knows_what_was_written",
+    "API server killed": "the_watches_go_on_when_the_server_does",
+    "API server frozen": "the_watches_go_on_when_the_server_does",
+    "a line of the history file": "a_damaged_line_loses_only_its_own_vmi, a_damaged_file",
+    "the history file is": "a_file_that_is_no_history, a_damaged_file",
+    "the disk is full": "a_full_disk, a_write_that_fails",
     "the clock jumps": "a_clock_that_jumps, evidence_dies_in_time",
     "a login plugin": "a_plugin_that_hangs",
     "the token's file": "a_new_token_that_cannot_be_used, a_file_without_a_token",

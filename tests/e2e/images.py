@@ -27,7 +27,7 @@ from tests.generate.manifests import DESCHEDULER_IMAGE, EXPORTER_IMAGE, REGISTRY
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".tools" / "e2e"
 EARLIER_COMMIT = "c745096"
-"""The commit from which a test upgrades: the oldest one whose stored history we can read."""
+"""The commit from which a test upgrades."""
 
 PYTHON = "docker.io/library/python:3.13-slim-trixie"
 GO = "docker.io/library/golang:1.26-trixie"

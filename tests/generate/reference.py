@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from msgspec import structs
 
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, Why, WhySource
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Why, WhySource
 from exporter.engine.facts.policy import PolicyValues
 from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
@@ -347,8 +347,7 @@ def fill_tables(text: str) -> str:
 
 def fill_losses(text: str) -> str:
     """The text of the runbook about blind spots, with what is lost without each resource."""
-    needed = (*CLUSTER_RESOURCES, Resource.CONFIGMAPS)
-    return _fill(text, "Impact", [f"| `{one}` | {LOSSES[one]} |" for one in needed])
+    return _fill(text, "Impact", [f"| `{one}` | {LOSSES[one]} |" for one in CLUSTER_RESOURCES])
 
 
 def _write_policy() -> Iterator[str]:

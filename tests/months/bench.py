@@ -97,7 +97,6 @@ class Bench:
         self.world = World(self.seed, setup.nodes, setup.vms, rules)
         self.truth = Truth(self.world.cluster.store, lambda: self.world.now)
         self.replicas: list[Replica] = []
-        self.shared: dict[int, bytes] = {}
         self.targets: list[Target] = []
         for _ in range(setup.replicas):
             self.start_replica()
@@ -119,11 +118,10 @@ class Bench:
         replica = Replica(
             self.world,
             f"exporter-{len(self.replicas) + 1}",
-            shared=self.shared,
-            peers=self.replicas,
             policy=policy,
             webhook=self.setup.replicas > 1,
         )
+        self.replicas.append(replica)
         replica.polls = self.setup.plugin
         replica.start()
         return self.add(replica)

@@ -18,13 +18,12 @@ from exporter.demo.store import (
     VMIS,
     Change,
 )
-from exporter.engine.facts.changes import NodesSeen, NoticeKind
+from exporter.engine.facts.changes import NodesSeen
+from exporter.engine.facts.evidence import SavedVmi
 from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
-from exporter.health import Health, HistoryFault, HistoryHealth, Restart, Watched, list_watches
-from exporter.history.changes import PendingChanges
-from exporter.history.format import seal, unseal
+from exporter.health import Health, Restart, list_watches
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event
 from exporter.kube.watch.feed import Feed, Listing
@@ -36,8 +35,6 @@ SYNC = 2.0
 """A start lists each resource within these seconds."""
 BOOKMARKS = (50.0, 65.0)
 """The API server sends a bookmark after so many quiet seconds."""
-MISSED_AFTER = 30.0
-"""A replica that does not write the history writes a change after these seconds."""
 WATCHED: dict[Resource, ApiResource] = {
     Resource.VMIS: VMIS,
     Resource.VMIMS: MIGRATIONS,
@@ -49,38 +46,29 @@ WATCHED: dict[Resource, ApiResource] = {
 
 
 class Replica:
-    """A replica that watches the world's cluster; `shared` is the stored history of all replicas.
-
-    `peers` are the replicas that read what this one writes; it may be one of them.
-    """
+    """A replica that watches the world's cluster, with a history that outlives its container."""
 
     def __init__(
         self,
         world: World,
         name: str,
         *,
-        shared: dict[int, bytes],
-        peers: list[Replica],
         policy: Policy | None = None,
         webhook: bool = False,
     ) -> None:
         self.name = name
         self.offset = world.chance.uniform(1, 29)
         """When within a scrape interval it is scraped."""
-        self.leads = not peers
-        self.writable = True
         self.up = False
         self.polls = False
         """Whether a plugin asks for its verdicts."""
         self._world = world
-        self._shared = shared
-        self._peers = peers
+        self._saved: dict[str, SavedVmi] = {}
         self._webhook = webhook
         self._settings = Settings(policy=policy or Policy())
         self._cut: set[Resource] = set()
         self._read: dict[Resource, int] = {}
         self._bookmark_at: dict[Resource, float] = {}
-        peers.append(self)
         world.cluster.store.listeners.add(self._receive)
 
     def _now(self) -> float:
@@ -89,13 +77,11 @@ class Replica:
     # The process
 
     def start(self) -> None:
-        """Start the process with an empty memory."""
+        """Start the process with what the one before has saved."""
         settings, policy = self._settings, self._settings.policy
-        self._store = Store(endings_kept=policy.endings_kept)
-        watches = [Watched(Resource.CONFIGMAPS, "kubevirt-eviction-exporter"), *list_watches(())]
-        self._history = HistoryHealth(loaded=True, may_write=lambda: self.leads)
+        self._store = Store(endings_kept=policy.endings_kept, awaited=self._saved)
         kube = settings.kube
-        self.health = Health(kube.stale_after, kube.dead_after, watches, self._history)
+        self.health = Health(kube.stale_after, kube.dead_after, list_watches(()))
         reviews = Counter(dict.fromkeys(ReviewOutcome, 0)) if self._webhook else None
         self.counters = Counters(reviews=reviews)
         self._service = build_service(
@@ -105,15 +91,7 @@ class Replica:
         log = MigrationLog(
             self._store, self.counters, started_at=self._now(), window=policy.longest_window
         )
-        self._changes = PendingChanges(
-            self._store, policy.longest_window, self.counters.count_evacuation
-        )
-        self._store.evacuations.note_end = self._changes.note_end
-        self._store.subscribe(self._changes.note_change, NoticeKind.MEMORY)
-        self._history.find_unwritten = lambda: self._changes.unwritten_since
-        self._history.has_outdated = lambda: self._changes.has_outdated
-        for shard, raw in self._shared.items():
-            _run(self._changes.load(shard, unseal(raw), self._now()))
+        self._store.evacuations.note_end = self.counters.count_evacuation
         self._feeds = {
             one.resource: Feed(self._store, one, self._now, log, policy)
             for one in self.health.watched
@@ -125,12 +103,13 @@ class Replica:
         for resource in CLUSTER_RESOURCES:
             after = self._world.chance.uniform(0.3, SYNC)
             self._world.cluster.after(after, partial(self.list_again, resource))
-        self._note_contact(Resource.CONFIGMAPS, synced=True)
 
     def stop(self) -> None:
-        """End the process, which writes its history first."""
+        """End the process, which saves its history first."""
         if self.up:
-            self._write_history()
+            uids = {*self._store.uids(), *self._store.awaited}
+            saved = {uid: self._store.save(uid) for uid in uids}
+            self._saved = {uid: one for uid, one in saved.items() if one is not None}
         self.up = False
 
     def restart(self, down: float = 25.0) -> None:
@@ -230,35 +209,6 @@ class Replica:
         if self.health.is_seen(Resource.NODES):
             self._store.apply(NodesSeen(seen=True), self._now())
 
-    # The stored history
-
-    def _write_history(self) -> None:
-        changes, now = self._changes, self._now()
-        seen = partial(self.health.seen_through, Resource.VMIS)
-        _run(changes.prune(seen, now))
-        _run(changes.encode_changed(now))
-        changes.settle_ends(is_writer=self.leads)
-        shards = changes.unwritten
-        if not self.leads:
-            shards = list(changes.find_missed(now - MISSED_AFTER, seen, now))
-        if not self.writable:
-            self._history.faults[HistoryFault.NOT_WRITTEN] += bool(shards)
-            return
-        for shard in shards:
-            self._shared[shard] = seal(changes.entries(shard))
-            changes.note_written(shard)
-            for peer in self._peers:
-                if peer is not self and peer.up:
-                    peer.read_history(shard)
-        if self.leads:
-            self._history.written_at = now
-        self._history.vmis, self._history.size = len(changes), changes.size
-
-    def read_history(self, shard: int) -> None:
-        """Read a shard that another replica has written."""
-        entries = unseal(self._shared[shard])
-        _run(self._changes.load(shard, entries, self._now(), replaces=True))
-
     # Callers
 
     async def scrape(self) -> bytes:
@@ -266,7 +216,6 @@ class Replica:
         for resource, at in self._bookmark_at.items():
             if self._now() >= at and resource not in self._cut:
                 self._note_contact(resource)
-        self._write_history()
         if self.polls:
             self.counters.count_request("blocked", 0.002)
         parts, _ = await self._service.render_metrics("")
@@ -279,11 +228,6 @@ class Replica:
         entry = view.find(namespace, name)
         verdict = None if entry is None else entry.verdict(None)
         return verdict is None or verdict.reason is None
-
-
-def _run(work: Iterable[object]) -> None:
-    for _ in work:
-        pass
 
 
 def _line(kind: str, body: bytes) -> bytes:

@@ -196,14 +196,12 @@ def H7(bench: Bench) -> None:  # noqa: N802
         def step() -> None:
             if not old:
                 return
-            new = bench.start_replica(policy)
-            world.cluster.after(ready, lambda: retire(new.scraped))
+            bench.start_replica(policy)
+            world.cluster.after(ready, retire)
 
-        def retire(new: object) -> None:
+        def retire() -> None:
             target = old.pop(0)
             assert isinstance(target.scraped, Replica)
-            assert isinstance(new, Replica)
-            new.leads, target.scraped.leads = target.scraped.leads or new.leads, False
             target.scraped.stop()
             # Service discovery notices it later, so some scrapes fail.
             world.cluster.after(25, lambda: bench.targets.remove(target))
@@ -461,20 +459,6 @@ def F8r(bench: Bench) -> None:  # noqa: N802
         world.at(9 * HOUR, lambda one=replica: one.interrupt([Resource.VMIS]))  # type: ignore[misc]
         world.at(10 * HOUR, lambda one=replica: one.resume(lists=True))  # type: ignore[misc]
     bench.expect("the watches are silent", 9 * HOUR, 10 * HOUR, "KubeVirtEvictionExporterStale")
-
-
-@scenario(5)
-def F9(bench: Bench) -> None:  # noqa: N802
-    """The history cannot be written."""
-    exporter = bench.exporter
-
-    def set_writable(*, writable: bool) -> None:
-        exporter.writable = writable
-
-    bench.world.at(1 * HOUR, lambda: set_writable(writable=False))
-    bench.world.at(1 * HOUR, lambda: bench.world.drain(bench.world.nodes[0]))
-    bench.world.at(3 * HOUR, lambda: set_writable(writable=True))
-    bench.expect("the history", 1 * HOUR, 3 * HOUR, "KubeVirtEvictionExporterHistoryNotWritten")
 
 
 class ApiServer:

@@ -48,19 +48,15 @@ _TESTS = {
     "engine/evacuations/drain_outcomes": "drain budgets",
     "engine/store/node_drains": "node_drains nodes",
     "engine/verdicts/view": "view",
-    "history/format": "history/format history/changes",
-    "engine/facts/evidence": (
-        "evidence store diagnosis view requesters drain history/format history/replicas"
-    ),
+    "history": "./history",
+    "engine/facts/evidence": ("evidence store diagnosis view requesters drain"),
     "engine/facts/history": "history",
     "engine/facts/trust": "trust",
     "engine/store/store": (
         "reasons store evidence view requesters nodes taints drain tracker node_drains"
-        " history/changes"
     ),
     "engine/store/merging": (
         "migration_records evacuation_ends store evidence tracker drain diagnosis recorded"
-        " history/changes history/replicas"
     ),
     "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
     "engine/store/unreadable": "store evidence",
@@ -68,9 +64,8 @@ _TESTS = {
     "engine/store/launchers": "launchers drain store evidence",
     "engine/store/tracker": (
         "evacuation_ends tracker taints evidence reasons store node_drains requesters"
-        " history/changes history/replicas"
     ),
-    "engine/store/vmi_record": "store evidence history/changes history/replicas",
+    "engine/store/vmi_record": "store evidence",
     "engine/facts/model": (
         "./settings cooldown diagnosis evidence drain view budgets taints"
         " kube/objects/kubevirt kube/watch/feed"

@@ -13,7 +13,7 @@ from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import rfc3339
 from tests.support.program import Program, program
-from tests.support.stored_history import migrate
+from tests.support.history_files import migrate
 
 
 BLOCKS = "descheduler_kubevirt_eviction_blocks_total"

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from exporter import app, tasks
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.facts.model import CLUSTER_RESOURCES
 from exporter.kube.login import Login
 from exporter.server.api.long_polls import TASK
 from exporter.settings import read_settings
@@ -25,9 +25,9 @@ from tests.support.failing import fail, kept_tasks
 FAILURES = "kubevirt_eviction_exporter_task_failures_total"
 OURS = Path(app.__file__).parent
 KEPT = {
-    *(f"watch_{one}" for one in (*CLUSTER_RESOURCES, Resource.CONFIGMAPS)),
+    *(f"watch_{one}" for one in CLUSTER_RESOURCES),
     *(f"listener_{one}" for one in ("query", "metrics", "admission", "local")),
-    *("certificates_admission", "history_reader", "history_writer", "lease", "events"),
+    *("certificates_admission", "history", "lease", "events"),
 }
 
 
@@ -47,7 +47,7 @@ async def test_every_task_goes_on(
                 "local": f"unix:{tmp_path}/local.sock",
             },
             "tls": {"admission": pair},
-            "history": "configmap:history/kept",
+            "history": f"file:{tmp_path}/history",
             "events": True,
         }
     )

@@ -1,10 +1,9 @@
-"""A store with a clock, and the view and pending changes that subscribe to it."""
+"""A store with a clock, and the view that subscribes to it."""
 
 from collections.abc import Iterable, Iterator
 
 from exporter.engine.evacuations.drain import Conditions, OutcomeCount, take_snapshot
 from exporter.engine.facts.changes import (
-    Forgotten,
     Listed,
     NamesByNamespace,
     NodesSeen,
@@ -13,14 +12,13 @@ from exporter.engine.facts.changes import (
     Removed,
     Unreadable,
 )
-from exporter.engine.facts.evidence import Evidence, Remembered
+from exporter.engine.facts.evidence import Evidence, SavedVmi
 from exporter.engine.facts.model import Fact, Instant, Resource, Why
 from exporter.engine.facts.policy import Policy
 from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
-from exporter.history.changes import PendingChanges
 
 
 READ_AT: Instant = 1_800_000_000.0
@@ -29,13 +27,18 @@ READ_AT: Instant = 1_800_000_000.0
 class ClockedStore(Store):
     """A store to which changes are applied at `now`, and which is read with `trust`.
 
-    At first all resources are believed. The methods return what `apply` returns.
+    At first all resources are believed. `saved` is what a history file has. The methods return what
+    `apply` returns.
     """
 
     def __init__(
-        self, *, keep: int = 64, now: Instant = 0.0, sees_nodes: bool | None = True
+        self,
+        *saved: SavedVmi,
+        keep: int = 64,
+        now: Instant = 0.0,
+        sees_nodes: bool | None = True,
     ) -> None:
-        super().__init__(endings_kept=keep)
+        super().__init__(endings_kept=keep, awaited={one.uid: one for one in saved})
         self.now = now
         self.trust = Trust()
         self.evacuations.sees_nodes = sees_nodes
@@ -81,14 +84,6 @@ class ClockedStore(Store):
         """Mark an object as unreadable."""
         return self.apply(Unreadable(resource, namespace, name), self.now)
 
-    def recall(self, remembered: Remembered) -> int:
-        """Apply a VMI's entry from a stored history."""
-        return self.apply(remembered, self.now)
-
-    def forget(self, uid: str, *, is_gone: bool = False) -> int:
-        """Remove a VMI's entry from a stored history."""
-        return self.apply(Forgotten(uid, is_gone), self.now)
-
 
 def a_trust(*dead: Resource, unseen: Iterable[Resource] = ()) -> Trust:
     """All resources are believed except these, in all namespaces."""
@@ -111,16 +106,8 @@ def remove(
 def a_verdict_view(store: Store, policy: Policy) -> VerdictView:
     """The verdict view of a store."""
     view = VerdictView(store, policy)
-    store.subscribe(view.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
+    store.subscribe(view.note_change, *NoticeKind)
     return view
-
-
-def pending_changes(store: Store, window: float = 86_400.0) -> PendingChanges:
-    """The pending changes of a store."""
-    changes = PendingChanges(store, window)
-    store.subscribe(changes.note_change, NoticeKind.MEMORY)
-    store.evacuations.note_end = changes.note_end
-    return changes
 
 
 def count_outcomes(store: Store, conditions: Conditions) -> OutcomeCount:

@@ -9,7 +9,6 @@ from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import (
     Health,
-    HistoryHealth,
     Restart,
     Staleness,
     Watched,
@@ -218,12 +217,6 @@ def test_the_conditions_of_a_diagnosis() -> None:
     assert (conditions.trust, conditions.now) == (state.read_trust(NOW), NOW)
 
 
-def test_no_rule_rests_on_histories() -> None:
-    """ConfigMaps never become dead, because no rule needs them."""
-    state = health(watched(Resource.CONFIGMAPS, contact=NOW - 9999.0))
-    assert (state.read_trust(NOW).has_dead, state.turns_at(NOW)) == (False, None)
-
-
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])
 def test_a_kubevirt_object_that_cannot_be_seen_is_dead(missing: dict[str, Any]) -> None:
     """The KubeVirt object is dead if it is forbidden or its last contact is too old."""
@@ -274,10 +267,8 @@ def test_restarts_are_counted_by_reason() -> None:
 
 def test_what_has_not_begun() -> None:
     """A new watch is not synced and has no counts."""
-    fresh, kept = Watched(Resource.VMIS, None), HistoryHealth()
+    fresh = Watched(Resource.VMIS, None)
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
-    assert (kept.may_write(), kept.loaded) == (False, True)
-    assert (kept.find_unwritten(), kept.vmis, kept.size) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +320,6 @@ def test_what_is_seen_in_each_namespace() -> None:
         watched(Resource.PODS, namespace="a", synced=False),
         watched(Resource.VMIMS, namespace="b", rejected="403"),
         watched(Resource.PODS, namespace="b", synced=False),
-        watched(Resource.CONFIGMAPS, namespace="ours"),
     )
     trust = state.read_trust(NOW)
     assert trust.of("a").unseen == {Resource.PODS, Resource.BUDGETS}
@@ -337,13 +327,3 @@ def test_what_is_seen_in_each_namespace() -> None:
     assert trust.of("elsewhere").unseen == {Resource.PODS, Resource.BUDGETS}
     assert set(trust.in_namespace) == {"a", "b"}
     assert trust.of("a").dead_after == 600.0
-
-
-@pytest.mark.parametrize("rejected", ["", "403"])
-def test_it_is_ready_once_the_stored_history_is_merged(rejected: str) -> None:
-    """The exporter is ready once the stored history is merged, or if the history is forbidden."""
-    state = health(watched(Resource.VMIS), watched(Resource.CONFIGMAPS, rejected=rejected))
-    state.history = HistoryHealth(loaded=False)
-    assert not state.history.has_outdated()
-    assert state.ready is bool(rejected)
-    assert state.waiting_for() == ([] if rejected else ["the stored history"])

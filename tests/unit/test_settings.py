@@ -18,7 +18,6 @@ from exporter.engine.facts.overrides import OverrideChooser
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.settings import (
     Address,
-    ConfigMaps,
     InvalidSettings,
     MinVersion,
     Settings,
@@ -109,7 +108,6 @@ kube:
   rejectedRetry: 6m
   retryBackoff: 2s
   historyInterval: 8s
-  leaseDuration: 9s
 limits:
   bodyBytes: 1000
   candidates: 10
@@ -142,7 +140,7 @@ log: {format: json, level: debug}
 
 def flatten(settings: object, path: str = "") -> dict[str, object]:
     """Each value of the settings by its path."""
-    if isinstance(settings, Address | ConfigMaps | Path):
+    if isinstance(settings, Address | Path):
         return {path: settings}
     if isinstance(settings, msgspec.Struct):
         values = msgspec.structs.asdict(settings)
@@ -429,15 +427,6 @@ def test_an_unprotected_query_api_on_the_network_is_an_error(
         {"tls": {"query": {**pair, "clientCAFile": "/a"}}},
     ):
         read_settings(document | safe)
-
-
-@pytest.mark.parametrize(
-    ("text", "namespace"), [("configmap:ns/kept", "ns"), ("configmap:kept", "")], ids=str
-)
-def test_a_history_without_a_namespace_is_in_the_exporter_s_own(text: str, namespace: str) -> None:
-    """A ConfigMap without a namespace is in the namespace of the exporter."""
-    assert read_settings({"history": text}).history == ConfigMaps(namespace, "kept")
-    assert str(ConfigMaps("ns", "kept")) == "configmap:ns/kept"
 
 
 # --- exceptions from the policy

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from exporter.engine.facts.evidence import Remembered
 from exporter.engine.facts.model import Fact, Resource, Why
 
 
@@ -64,38 +63,24 @@ class NodesSeen(Struct, frozen=True):
     seen: bool
 
 
-class Forgotten(Struct, frozen=True, gc=False):
-    """The stored history of a VMI that was never seen does not count any more.
-
-    `is_gone`: because the watch has not shown the VMI. Then also a stored evacuation has ended that
-    the watch has not shown, of this VMI or of one that exists.
-    """
-
-    uid: str
-    is_gone: bool = False
-
-
-Change: TypeAlias = (
-    Observed | Removed | Listed | Unreadable | EvictionAdmitted | NodesSeen | Remembered | Forgotten
-)
+Change: TypeAlias = Observed | Removed | Listed | Unreadable | EvictionAdmitted | NodesSeen
 
 
 class NoticeKind(IntEnum):  # hashed in C, unlike an Enum; each change hashes it twice
     """What has changed in the store.
 
     `EVIDENCE`: the evidence of one VMI. `GONE`: the VMI with this key and UID does not exist any
-    more. `MEMORY`: the history to store for the VMI with this UID. `EVERYTHING`: the evidence of
-    all VMIs, because KubeVirt began or ended an update, or our clock was set.
+    more. `EVERYTHING`: the evidence of all VMIs, because KubeVirt began or ended an update, or our
+    clock was set.
     """
 
     EVIDENCE = auto()
     GONE = auto()
-    MEMORY = auto()
     EVERYTHING = auto()
 
 
 class Notice(Struct, frozen=True, gc=False):
-    """Something may have changed; the key is empty for `MEMORY` and `EVERYTHING`."""
+    """Something may have changed; key and UID are empty for `EVERYTHING`."""
 
     kind: NoticeKind
     key: Key = ("", "")

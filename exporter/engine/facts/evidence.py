@@ -1,6 +1,6 @@
 """Everything that is known about one VMI: its objects, its history, its evacuation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import takewhile
 from typing import Annotated
@@ -8,11 +8,10 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from exporter.engine.facts.history import History, Migration, correct_end, join
+from exporter.engine.facts.history import History, Migration, correct_end
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
     Instant,
-    Outcome,
     Pod,
     Requester,
     Resource,
@@ -115,40 +114,6 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
             self.forgotten += self.failed.pop(oldest) >= self.requested_at
         self.failed[uid] = end
 
-    def join(self, other: "Marker") -> bool:
-        """Merge the record of the same evacuation from another replica or an earlier run.
-
-        `requested_at` and `seen_at` become the earlier of the two values; those of a presumed
-        evacuation count only if both are presumed. `asked_by` becomes the earliest requester near
-        the request, and `failed` becomes the union. Instants up to `not_before` are ignored,
-        because the other record may have counted attempts of an earlier evacuation. For each
-        record, the failures that it counted are added to those that only the other record can have
-        counted; the greater of the two sums is used. An evacuation that was read from the VMI for
-        one of the records is not presumed. True if anything changed.
-        """
-        before = replace(self, failed=dict(self.failed))
-        read = [one for one in (self, other) if not one.is_presumed] or [self, other]
-        requests = [one.requested_at for one in read]
-        self.seen_at = min(one.seen_at for one in read)
-        bounds = [b for b in (self.not_before, other.not_before) if b is not None]
-        if not self.dated:
-            self.not_before = max((b for b in bounds if b <= self.seen_at), default=None)
-            self.requested_at = min(
-                (r for r in requests if self._is_ours(r)),
-                default=self.seen_at,
-            )
-        asked = (self.asked_by, other.asked_by)
-        self.asked_by = min((a for a in asked if a and self._is_near(a)), default=None)
-        counted = max(
-            _count_both(self, other, self.requested_at), _count_both(other, self, self.requested_at)
-        )
-        union = sorted((self.failed | other.failed).items(), key=lambda one: one[::-1])
-        self.failed = {uid: end for uid, end in union[-FAILURES_KEPT:] if self._is_ours(end)}
-        self.forgotten = counted - len(self.failures_since_request())
-        self.is_presumed = self.is_presumed and other.is_presumed
-        self.was_drained = self.was_drained or other.was_drained
-        return before != self
-
     def _is_ours(self, instant: Instant) -> bool:
         """Whether an event at this instant belongs to this evacuation."""
         return self.not_before is None or instant > self.not_before
@@ -185,67 +150,13 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
         return [end for end in self.failed.values() if end >= self.requested_at]
 
 
-class Past(Struct, frozen=True, gc=False):
-    """The time of the last evacuation of a VMI that has ended, by our clock.
-
-    Two replicas see the same evacuation at slightly different instants, so evacuations whose times
-    overlap are the same one: a VMI has only one evacuation at a time. `counted_by` identifies the
-    process that has counted it; 0 if that is not known.
-    """
-
-    seen_at: Instant
-    ended_at: Instant
-    counted_by: int = 0
-
-    def covers(self, seen_at: Instant) -> bool:
-        """Whether this is the evacuation that was first seen then, or a later one."""
-        return seen_at < self.ended_at
-
-    def is_same(self, other: "Past") -> bool:
-        """Whether both are the same evacuation, as two replicas saw it."""
-        return self == other or (self.seen_at < other.ended_at and other.seen_at < self.ended_at)
-
-    def join(self, other: "Past | None") -> "Past":
-        """The later evacuation; of the same evacuation, the earlier instants.
-
-        `self` comes from the stored history, so its `counted_by` is right if both have one.
-        """
-        if other is None or self == other:
-            return self
-        if not self.is_same(other):
-            return max(self, other, key=lambda past: past.ended_at)
-        return Past(
-            min(self.seen_at, other.seen_at),
-            min(self.ended_at, other.ended_at),
-            self.counted_by or other.counted_by,
-        )
-
-
-class Remembered(Struct, frozen=True, kw_only=True):
-    """The stored history of one VMI.
-
-    These are its migrations by key (as in `History`), its marker, and the last evacuation that has
-    ended and is counted.
-    """
+class SavedVmi(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the history file has of one VMI: its migrations by key (as in `History`), its marker."""
 
     uid: str
     namespace: str
     migrations: dict[str, Migration] = {}
     marker: Marker | None = None
-    past: Past | None = None
-
-    def join(self, other: "Remembered") -> "Remembered":
-        """Merge the stored histories of one VMI from two replicas, or from two runs."""
-        migrations = self.migrations | other.migrations
-        for key in self.migrations.keys() & other.migrations.keys():
-            migrations[key] = join(self.migrations[key], other.migrations[key])
-        ends = [m.known_end for m in migrations.values() if m.outcome is Outcome.SUCCEEDED]
-        return replace(
-            self,
-            migrations=migrations,
-            marker=_join_markers(self.marker, other.marker, ends),
-            past=other.past if self.past is None else self.past.join(other.past),
-        )
 
 
 class Evidence(Struct, frozen=True, kw_only=True, gc=False):
@@ -370,28 +281,3 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         finished = (vmim for vmim in self.vmims if vmim.finished and not vmim.aborted)
         newest = sorted(finished, key=lambda vmim: vmim.created or 0.0, reverse=True)
         return list(takewhile(lambda vmim: vmim.phase == "Failed", newest))
-
-
-def _join_markers(
-    one: Marker | None, other: Marker | None, successes: Iterable[Instant | None]
-) -> Marker | None:
-    """The later evacuation, joined with the earlier one unless a success lies between them."""
-    if one is None or other is None:
-        return other if one is None else one
-    early, late = sorted((one, other), key=lambda marker: marker.seen_at)
-    if early.node == late.node and not any(
-        end is not None and early.seen_at <= end <= late.seen_at for end in successes
-    ):
-        late = replace(late, failed=dict(late.failed))
-        late.join(early)
-    return late
-
-
-def _count_both(one: Marker, other: Marker, since: Instant) -> int:
-    """The failures of `one`, plus those of `other` that `one` cannot have counted and forgotten."""
-    oldest = min(one.failed.values(), default=since) if one.forgotten else 0.0
-    own = sum(end >= since for end in one.failed.values())
-    new = sum(
-        end >= since and end > oldest for uid, end in other.failed.items() if uid not in one.failed
-    )
-    return one.forgotten + own + new

@@ -147,7 +147,6 @@ class Resource(StrEnum):
     KUBEVIRTS = "kubevirts"
     NODES = "nodes"
     BUDGETS = "poddisruptionbudgets"
-    CONFIGMAPS = "configmaps"
     LEASES = "leases"
 
 
@@ -156,7 +155,7 @@ EVIDENCE_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUB
 OPTIONAL_RESOURCES = (Resource.NODES, Resource.BUDGETS)
 """The resources that no verdict and no diagnosis needs."""
 CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, *OPTIONAL_RESOURCES)
-"""The resources that are watched; the others are for the stored history."""
+"""The resources that are watched; the others are written."""
 CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 """The watched resources that have one watch for the whole cluster."""
 
@@ -440,14 +439,5 @@ class Budget(Struct, frozen=True, kw_only=True, gc=False):
         return all(one.is_met(labels) for one in self.selector)
 
 
-class ConfigMap(Struct, frozen=True, kw_only=True):
-    """One ConfigMap of the stored history: its `binaryData` and resourceVersion."""
-
-    namespace: str
-    name: str
-    version: str = ""
-    data: dict[str, bytes] = {}
-
-
-Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | ConfigMap
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget
 """A value that is read from one object of the cluster."""

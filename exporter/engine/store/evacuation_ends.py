@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from exporter.engine.facts.evidence import Marker, Past
+from exporter.engine.facts.evidence import Marker
 from exporter.engine.facts.history import settle
 from exporter.engine.facts.model import Instant, Seconds
 from exporter.engine.store.requesters import Source
@@ -21,11 +21,7 @@ class EvacuationOutcome(StrEnum):
 
 
 class EvacuationEnd(Struct, frozen=True, kw_only=True):
-    """One evacuation that has ended; `duration` is the time since its request.
-
-    `past` is when this process saw it. `name` is "" if the VMI was deleted before this process saw
-    it.
-    """
+    """One evacuation that has ended; `duration` is the time since its request."""
 
     vmi_uid: str
     namespace: str
@@ -34,19 +30,16 @@ class EvacuationEnd(Struct, frozen=True, kw_only=True):
     source: Source
     outcome: EvacuationOutcome
     duration: Seconds
-    past: Past
 
 
 def find_end(
     record: VmiRecord,
     marker: Marker,
-    source: Source,
-    seen_at: Instant,
     now: Instant,
     *,
     is_deleted: bool,
 ) -> EvacuationEnd:
-    """How the evacuation of a VMI ended that was first seen at `seen_at` and is over at `now`.
+    """How the evacuation of a VMI ended that is over at `now`.
 
     A success ended it when the migration ended; anything else ended it now.
     """
@@ -67,8 +60,7 @@ def find_end(
         namespace=vmi.namespace,
         name=vmi.name,
         node=marker.node,
-        source=source,
+        source=record.source,
         outcome=outcome,
         duration=max(0.0, end - marker.requested_at),
-        past=Past(seen_at, end if end > seen_at else now),
     )

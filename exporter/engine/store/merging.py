@@ -1,7 +1,6 @@
-"""Merges the migrations in VMIs, VMIMs and a stored history into the records of the VMIs."""
+"""Merges the migrations in VMIs and VMIMs into the records of the VMIs."""
 
-from exporter.engine.facts.evidence import Remembered
-from exporter.engine.facts.history import Migration, complete_failure, is_end_key
+from exporter.engine.facts.history import Migration, complete_failure
 from exporter.engine.facts.model import (
     EndReason,
     Instant,
@@ -20,13 +19,11 @@ from exporter.engine.store.vmi_record import VmiRecord
 class HistoryMerger:
     """Merges records into histories; `keep` is that of `History.put`.
 
-    `departures`: when VMs last left each node. `unseen`: the stored history of VMIs that have not
-    been seen yet, by UID.
+    `departures`: when VMs last left each node.
     """
 
     def __init__(self, vmims: VmimIndex, evacuations: EvacuationTracker, *, keep: int) -> None:
         self.departures = Departures()
-        self.unseen: dict[str, Remembered] = {}
         self._vmims = vmims
         self._evacuations = evacuations
         self._keep = keep
@@ -75,57 +72,6 @@ class HistoryMerger:
             self._note_departure(record, at)
         note_attempt(record, vmim, at)
         self._evacuations.note_success(record, at)
-
-    def merge_remembered(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
-        """Merge the stored history of a VMI; True if that changed anything."""
-        migrations = remembered.migrations
-        record.prove((key for key in migrations if not is_end_key(key)), keep=self._keep)
-        changed = [
-            record.history.put("" if is_end_key(key) else key, migration, keep=self._keep)
-            for key, migration in migrations.items()
-        ]
-        changed.append(self._merge_evacuations(record, remembered, at))
-        if not any(changed):
-            return False
-        self._bind_all(record, at)
-        self._evacuations.note_success(record, at)
-        return True
-
-    def _merge_evacuations(self, record: VmiRecord, remembered: Remembered, at: Instant) -> bool:
-        """Merge the stored evacuations of a VMI; True if that changed anything."""
-        known, stored = (record.past, record.stored), remembered.marker
-        if remembered.past is not None:
-            record.past = remembered.past.join(record.past)
-        past = record.past
-        if past is not None and record.stored is not None and past.covers(record.stored.seen_at):
-            record.stored = None
-        # The stored migrations may show that our evacuation ended before the stored one began.
-        self._evacuations.note_success(record, at)
-        marker = record.marker
-        if stored is not None and marker is None:
-            if not stored.is_presumed and (past is None or not past.covers(stored.seen_at)):
-                record.stored = stored
-        elif stored is not None and marker is not None:
-            if stored.is_over(record.vmi, record.history.newest_success()):
-                self._evacuations.note_over(record, stored, at)
-            else:
-                if marker.is_presumed and not stored.is_presumed:
-                    record.marked_at = stored.seen_at
-                if marker.join(stored):
-                    return True
-        return known != (record.past, record.stored)
-
-    def merge_unseen(self, record: VmiRecord, at: Instant) -> None:
-        """Merge the stored history of a VMI that is seen for the first time."""
-        remembered = self.unseen.pop(record.vmi.uid, None)
-        if remembered is not None:
-            self.merge_remembered(record, remembered, at)
-
-    def keep_unseen(self, remembered: Remembered) -> bool:
-        """Keep the stored history of a VMI until the VMI is seen; True if that changed anything."""
-        known = self.unseen.get(remembered.uid)
-        self.unseen[remembered.uid] = remembered if known is None else known.join(remembered)
-        return self.unseen[remembered.uid] != known
 
     def _bind_all(self, record: VmiRecord, at: Instant) -> None:
         """Bind and merge all VMIMs that belong to this VMI."""

@@ -14,7 +14,6 @@ from collections.abc import Set as AbstractSet
 from exporter.engine.facts.changes import (
     Change,
     EvictionAdmitted,
-    Forgotten,
     Key,
     Listed,
     NodesSeen,
@@ -24,9 +23,8 @@ from exporter.engine.facts.changes import (
     Removed,
     Unreadable,
 )
-from exporter.engine.facts.evidence import Evidence, Remembered
+from exporter.engine.facts.evidence import Evidence, SavedVmi
 from exporter.engine.facts.model import (
-    Budget,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -59,7 +57,9 @@ from exporter.engine.store.vmi_record import VmiRecord
 class Store:
     """Every fact that was read from the cluster.
 
-    `endings_kept` bounds the history of each VMI (`Policy.endings_kept`).
+    `endings_kept` bounds the history of each VMI (`Policy.endings_kept`). `awaited` has what the
+    history file has of VMIs that have not been read yet, by UID. A complete list of the namespace
+    drops what is left of it there.
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
@@ -68,7 +68,9 @@ class Store:
     change, with the result of `apply`.
     """
 
-    def __init__(self, *, endings_kept: int) -> None:
+    def __init__(self, *, endings_kept: int, awaited: dict[str, SavedVmi] | None = None) -> None:
+        self.awaited: dict[str, SavedVmi] = {} if awaited is None else awaited
+        self._endings_kept = endings_kept
         self.kubevirt: KubeVirtSettings | None = None
         self.note_applied: Callable[[Change, Instant, int], None] = lambda *_: None
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
@@ -117,10 +119,6 @@ class Store:
                 changed = False
             case NodesSeen():
                 changed = self._see_nodes(change, at)
-            case Remembered():
-                changed = self._remember(change, at)
-            case Forgotten():
-                changed = self._forget(change, at)
         self._update_evacuations(self.evacuations.find_expired(at), at)
         if changed:
             self._load = None
@@ -249,19 +247,14 @@ class Store:
             self._load = Load(running, outbound, self.kubevirt.limits, *departures, movers=movers)
         return self._load
 
-    def remember(self, uid: str) -> Remembered | None:
-        """The history to store for a VMI; None if there is none."""
-        record = self._vmis.by_uid.get(uid)
-        return self.unseen(uid) if record is None else record.remember()
+    def uids(self) -> AbstractSet[str]:
+        """The UIDs of all VMIs."""
+        return self._vmis.by_uid.keys()
 
-    def unseen(self, uid: str) -> Remembered | None:
-        """The stored history of a VMI that has not been seen yet."""
-        return self._merger.unseen.get(uid)
-
-    def awaits(self, uid: str) -> bool:
-        """Whether the watch has not shown this VMI of the stored history, or not its evacuation."""
+    def save(self, uid: str) -> SavedVmi | None:
+        """What to write about a VMI into the history file; None if there is nothing."""
         record = self._vmis.by_uid.get(uid)
-        return self.unseen(uid) is not None if record is None else record.stored is not None
+        return self.awaited.get(uid) if record is None else record.save()
 
     def _gather(self, record: VmiRecord, trust: Trust) -> Evidence:
         return self._objects.gather_evidence(
@@ -282,10 +275,8 @@ class Store:
                 return self._set_kubevirt(fact, at)
             case Node():
                 return self._put_node(fact, at)
-            case Budget():
-                return self.budgets.put(fact)
             case _:
-                raise TypeError("the store takes no ConfigMap of the stored history")
+                return self.budgets.put(fact)
         key = (fact.namespace, fact.name)
         if self._objects.unreadable.forget(resource, *key) and not changed:
             _, record = self._objects.find(resource, key)
@@ -301,6 +292,9 @@ class Store:
             record = None
         if record is None:
             record = self._vmis.add(vmi)
+            saved = self.awaited.pop(vmi.uid, None)
+            if saved is not None:
+                record.restore(saved, keep=self._endings_kept)
         elif record.vmi == vmi:
             record.seen_at = at
             return False
@@ -314,9 +308,7 @@ class Store:
         if was_evacuating and record.marker is None:
             self._reasons.end(vmi)
         record.seen_at = at
-        self._merger.merge_unseen(record, at)
         self._note_evidence(record)
-        self._notify(NoticeKind.MEMORY, uid=vmi.uid)
         return True
 
     def _put_vmim(self, vmim: Vmim, at: Instant) -> bool:
@@ -332,7 +324,6 @@ class Store:
         if record is not None:
             if bind(binding, record):
                 self._merger.merge_vmim(binding, record, at)
-                self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
             if vmim.evacuates and self.evacuations.sees_nodes is False:
                 self._update_evacuations([record], at)
             if vmim.phase == "Succeeded" and record.marker is None:
@@ -355,7 +346,6 @@ class Store:
             if self.evacuations.update(record, None, at):
                 if record.marker is None:
                     self._reasons.end(record.vmi)
-                self._notify(NoticeKind.MEMORY, uid=record.vmi.uid)
                 self._note_evidence(record)
             elif record.marker is not None:  # it may have another date
                 self._note_evidence(record)
@@ -401,6 +391,10 @@ class Store:
             unlisted = [Removed(listed.resource, "", "")]
         if listed.resource is Resource.NODES and self.node_index.note_list(at):
             self._update_evacuations(self._vmis.by_key.values(), at)
+        if listed.resource is Resource.VMIS:
+            for uid, saved in [*self.awaited.items()]:
+                if listed.namespace in (None, saved.namespace):
+                    del self.awaited[uid]
         return sum(self.apply(one, at) for one in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
@@ -439,7 +433,6 @@ class Store:
         self.evacuations.remove(record, at)
         self._reasons.remove_vmi(record.vmi)
         self._notify(NoticeKind.GONE, record.key, uid)
-        self._notify(NoticeKind.MEMORY, uid=uid)
 
     def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
         """Keep the last version of a known object; store a new VMI with its name and UID only."""
@@ -460,31 +453,6 @@ class Store:
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
             self.evacuations.requesters.note(vmi.uid, Requester(at, change.user))
-
-    def _remember(self, remembered: Remembered, at: Instant) -> bool:
-        """Merge the stored history of a VMI: now, or once that VMI is seen."""
-        uid = remembered.uid
-        record = self._vmis.by_uid.get(uid)
-        if record is None:
-            changed = self._merger.keep_unseen(remembered)
-        else:
-            changed = self._merger.merge_remembered(record, remembered, at)
-        if changed:
-            self._note_evidence(record)
-            self._notify(NoticeKind.MEMORY, uid=uid)
-        return changed
-
-    def _forget(self, change: Forgotten, at: Instant) -> bool:
-        """Drop what only the stored history has of a VMI."""
-        uid, unseen = change.uid, self._merger.unseen.pop(change.uid, None)
-        forgets = unseen is not None
-        if change.is_gone and unseen is not None:
-            self.evacuations.end_unseen(unseen, at)
-        elif change.is_gone and (record := self._vmis.by_uid.get(uid)) is not None:
-            forgets = self.evacuations.end_stored(record, at)
-        if forgets:
-            self._notify(NoticeKind.MEMORY, uid=uid)
-        return forgets
 
     def _note_pod(self, pod: Pod, at: Instant) -> None:
         self.evacuations.note_launcher(pod.vmi_uid, at)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from exporter.engine.facts.evidence import Marker, Past, Remembered, RequestedThrough
+from exporter.engine.facts.evidence import Marker, RequestedThrough
 from exporter.engine.facts.history import settle
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -20,7 +20,7 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome, find_end
+from exporter.engine.store.evacuation_ends import EvacuationEnd, find_end
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import DrainEnd, DrainPart, NodeDrains, find_part
@@ -96,6 +96,11 @@ class EvacuationTracker:
         if request is None:
             self._end(record, now)
             self._records.pop(vmi.uid, None)
+            saved = record.saved
+            if saved is not None and (
+                saved.through is RequestedThrough.EVICTION or self.sees_nodes
+            ):
+                record.saved = None  # it ended while this process did not run
         else:
             self._follow(record, request, now)
             if record.marker is not None and before is not None:
@@ -213,8 +218,6 @@ class EvacuationTracker:
         """Stop tracking a VMI that is gone."""
         vmi = record.vmi
         self._records.pop(vmi.uid, None)
-        if record.stored is not None:
-            self.note_over(record, record.stored, now, is_deleted=True)
         self._end(record, now, is_deleted=True)
         if not vmi.finished:
             self.drains.leave(vmi.node, vmi.uid, now)
@@ -255,62 +258,11 @@ class EvacuationTracker:
         elif record.marker.lacking_since is None:
             record.marker.lacking_since = now
 
-    def note_over(
-        self, record: VmiRecord, marker: Marker, now: Instant, *, is_deleted: bool = False
-    ) -> None:
-        """Note that an evacuation has ended, unless that is known, perhaps from another replica."""
-        is_stored, seen_at = marker is not record.marker, marker.seen_at
-        if not is_stored and record.past is not None and record.past.covers(seen_at):
-            # Another replica has joined an earlier evacuation into the marker.
-            seen_at = record.marked_at
-        is_known = record.past is not None and record.past.covers(seen_at)
-        if is_known or marker.is_presumed:
-            return
-        source = record.source  # the VMI lost its annotation with the evacuation
-        if is_stored:
-            source = find_source(record.vmi, self._vmims.owned_by(record.vmi), marker)
-        end = find_end(record, marker, source, seen_at, now, is_deleted=is_deleted)
-        record.past = end.past.join(record.past)
-        self.note_end(end)
-
-    def end_stored(self, record: VmiRecord, now: Instant) -> bool:
-        """Note that a stored evacuation ended before this process started; False if it may not.
-
-        An evacuation by a taint may go on as long as it is not known whether nodes can be read.
-        """
-        stored = record.stored
-        if stored is None or (stored.through is RequestedThrough.TAINT and self.sees_nodes is None):
-            return False
-        record.stored = None
-        self.note_over(record, stored, now)
-        return True
-
-    def end_unseen(self, unseen: Remembered, now: Instant) -> None:
-        """Note that a VMI was deleted before this process saw it, perhaps while evacuating."""
-        marker, past = unseen.marker, unseen.past
-        if marker is None or marker.is_presumed:
-            return
-        if past is not None and past.covers(marker.seen_at):
-            return
-        by_taint = marker.through is RequestedThrough.TAINT
-        self.note_end(
-            EvacuationEnd(
-                vmi_uid=unseen.uid,
-                namespace=unseen.namespace,
-                name="",
-                node=marker.node,
-                source=Source.OTHER if by_taint else Source.UNKNOWN,
-                outcome=EvacuationOutcome.VM_DELETED,
-                duration=max(0.0, now - marker.requested_at),
-                past=Past(marker.seen_at, now),
-            )
-        )
-
     def _end(self, record: VmiRecord, now: Instant, *, is_deleted: bool = False) -> None:
         """End the evacuation of a VMI, if it has one."""
-        if record.marker is not None:
-            self.note_over(record, record.marker, now, is_deleted=is_deleted)
-        record.marker = None
+        marker, record.marker = record.marker, None
+        if marker is not None and not marker.is_presumed:
+            self.note_end(find_end(record, marker, now, is_deleted=is_deleted))
 
     def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
@@ -330,25 +282,32 @@ class EvacuationTracker:
         self, record: VmiRecord, request: _Request, now: Instant, *, not_before: Instant | None
     ) -> Marker:
         self._end(record, now)
-        vmi, stored = record.vmi, record.stored
-        marker = record.marker = Marker(
-            node=request.node,
-            requested_at=now,
-            through=request.through,
-            seen_at=now,
-            not_before=not_before,
-            asked_by=self.requesters.take(vmi.uid, now),
-        )
-        record.marked_at = now
-        self._records[vmi.uid] = record
-        if stored is not None and _is_same(stored, record):
-            marker.join(stored)
-        elif stored is not None:
-            self.note_over(record, stored, now)
-        record.stored = None
+        uid, asked_by = record.vmi.uid, self.requesters.take(record.vmi.uid, now)
+        marker = self._take_saved(record, now)
+        if marker is None:
+            marker = Marker(
+                node=request.node,
+                requested_at=now,
+                through=request.through,
+                seen_at=now,
+                not_before=not_before,
+                asked_by=asked_by,
+            )
+        record.marker = marker
+        self._records[uid] = record
         self.note_attempts(record, now)
-        self.note_launcher(vmi.uid, now)
+        self.note_launcher(uid, now)
         return marker
+
+    def _take_saved(self, record: VmiRecord, now: Instant) -> Marker | None:
+        """The marker of the history file, if the evacuation that begins is that one."""
+        saved, record.saved = record.saved, None
+        if saved is None or saved.is_over(record.vmi, record.history.newest_success()):
+            return None
+        if saved.ends_at is not None and now >= saved.ends_at:
+            return None
+        saved.is_presumed = False
+        return saved
 
 
 def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
@@ -372,13 +331,6 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
         marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
-
-
-def _is_same(stored: Marker, record: VmiRecord) -> bool:
-    """Whether the evacuation that begins is the stored one, and the VMI was not seen without it."""
-    seen_at = record.seen_at if stored.through is RequestedThrough.EVICTION else None
-    is_over = stored.is_over(record.vmi, record.history.newest_success())
-    return not is_over and (seen_at is None or stored.seen_at > seen_at)
 
 
 def _find_departure(record: VmiRecord, before: Vmi, now: Instant) -> Instant:

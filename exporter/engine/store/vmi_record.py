@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from exporter.engine.facts.evidence import Marker, Past, Remembered
-from exporter.engine.facts.history import History
+from exporter.engine.facts.evidence import Marker, SavedVmi
+from exporter.engine.facts.history import History, is_end_key
 from exporter.engine.facts.model import Instant, Mobility, Pod, Vmi
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.table import Table
@@ -15,23 +15,19 @@ from exporter.engine.store.table import Table
 class VmiRecord(Struct, gc=False):
     """A VMI with everything known about its migrations.
 
-    `proofs` are the migration UIDs from its `migrationState` and its stored history, newest last.
+    `proofs` are the migration UIDs from its `migrationState` and the history file, newest last.
     `seen_at` is when the VMI was last read; `changed_at` and `handed_off_at` are those of
-    `Evidence`. `stored` is a stored marker of an evacuation that is not seen, until it is seen or
-    counts as ended. `marked_at` is when this process first saw the marker, or another replica if
-    this process only presumed it; `source` is who requested that evacuation. `past` is the last
-    evacuation that has ended. `cancelled_at` is when the VMI's `evacuationNodeName` was last
-    cleared.
+    `Evidence`. `source` is who requested the evacuation of `marker`. `saved` is a marker from the
+    history file, until it is known whether that evacuation still goes on. `cancelled_at` is when
+    the VMI's `evacuationNodeName` was last cleared.
     """
 
     vmi: Vmi
     history: History = field(default_factory=History)
     proofs: tuple[str, ...] = ()
     marker: Marker | None = None
-    marked_at: Instant = 0.0
     source: Source = Source.UNKNOWN
-    stored: Marker | None = None
-    past: Past | None = None
+    saved: Marker | None = None
     seen_at: Instant | None = None
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
@@ -50,19 +46,20 @@ class VmiRecord(Struct, gc=False):
             proofs[uid] = None
         self.proofs = tuple(proofs)[-keep:]
 
-    def remember(self) -> Remembered | None:
-        """The history to store for this VMI; None if there is none."""
-        migrations, marker = self.history.records(), self.marker or self.stored
-        if not migrations and marker is None and self.past is None:
+    def save(self) -> SavedVmi | None:
+        """What to write about this VMI into the history file; None if there is nothing."""
+        migrations, marker = self.history.records(), self.marker or self.saved
+        if not migrations and marker is None:
             return None
         vmi = self.vmi
-        return Remembered(
-            uid=vmi.uid,
-            namespace=vmi.namespace,
-            migrations=migrations,
-            marker=marker,
-            past=self.past,
-        )
+        return SavedVmi(uid=vmi.uid, namespace=vmi.namespace, migrations=migrations, marker=marker)
+
+    def restore(self, saved: SavedVmi, *, keep: int) -> None:
+        """Add what the history file has of this VMI, which is new."""
+        self.prove((key for key in saved.migrations if not is_end_key(key)), keep=keep)
+        for key, migration in saved.migrations.items():
+            self.history.put("" if is_end_key(key) else key, migration, keep=keep)
+        self.saved = saved.marker
 
 
 class VmiIndex:

@@ -98,7 +98,7 @@ class VerdictSummary(Struct, frozen=True):
 class VerdictView:
     """The verdicts for a store under one policy, at the instant of the last `advance`.
 
-    Subscribe `note_change` to all notices of the store except those of the kind `MEMORY`.
+    Subscribe `note_change` to all notices of the store.
     `revision` grows when a blocked VMI is added, removed or blocked in another way.
     """
 

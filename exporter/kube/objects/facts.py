@@ -14,7 +14,6 @@ from typing import Any
 
 from exporter.engine.facts.model import (
     Budget,
-    ConfigMap,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
@@ -322,17 +321,6 @@ def read_budget(found: wire.BudgetObject) -> Budget:
         name=metadata.name or "",
         forbids=selector is not None and allowed == 0 and not is_kubevirt_s,
         selector=tuple(requirements),
-    )
-
-
-def read_config_map(found: wire.ConfigMapObject) -> ConfigMap:
-    """A ConfigMap of the stored history."""
-    metadata = found.metadata
-    return ConfigMap(
-        namespace=metadata.namespace or "",
-        name=metadata.name or "",
-        version=metadata.resourceVersion or "",
-        data=found.binaryData or {},
     )
 
 

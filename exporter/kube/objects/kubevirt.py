@@ -22,8 +22,6 @@ from exporter.text import clean
 
 
 LAUNCHER_SELECTOR = "kubevirt.io=virt-launcher"
-HISTORY_LABEL = "kubevirt-eviction-exporter/history"
-"""The label of our history's ConfigMaps; its value is the stored history's name."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
@@ -319,5 +317,4 @@ _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt),
     Resource.NODES: _Decoder(wire.NodeObject, facts.read_node),
     Resource.BUDGETS: _Decoder(wire.BudgetObject, facts.read_budget),
-    Resource.CONFIGMAPS: _Decoder(wire.ConfigMapObject, facts.read_config_map),
 }

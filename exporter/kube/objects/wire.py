@@ -255,10 +255,6 @@ class BudgetObject(Object, gc=False):
     status: BudgetStatus | None = None
 
 
-class ConfigMapObject(Object, gc=False):
-    binaryData: dict[str, bytes] | None = None
-
-
 class KubeVirtStatus(Struct, gc=False):
     outdatedVirtualMachineInstanceWorkloads: int | None = None
 

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from exporter.engine.facts.changes import NodesSeen
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Resource
+from exporter.engine.facts.model import Instant, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.errors import CommandFailed, Exit
@@ -28,7 +28,7 @@ class NotSynced(CommandFailed):
 
 @dataclass
 class Informers:
-    """Runs a reflector for each watch in `health`, except the watch of the stored history.
+    """Runs a reflector for each watch in `health`.
 
     `settled` is called after every complete list, and when a resource is rejected. `failures`
     counts unexpected exceptions by task.
@@ -63,7 +63,6 @@ class Informers:
                 policy=self.policy,
             )
             for watched in self.health.watched
-            if watched.resource in CLUSTER_RESOURCES
         ]
 
     async def run(self) -> None:

@@ -378,5 +378,4 @@ _CONSEQUENCES = {
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
     Resource.NODES: "whether a node is cordoned or tainted is unknown",
     Resource.BUDGETS: "whether a budget forbids the eviction of a VM is unknown",
-    Resource.CONFIGMAPS: "no history is read or written",
 }

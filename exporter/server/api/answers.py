@@ -252,12 +252,9 @@ def describe_status(
         history=None
         if history is None
         else HistoryStatus(
-            writes=history.may_write(),
             written_at=to_optional_datetime(history.written_at),
-            unwritten_since=to_optional_datetime(history.find_unwritten()),
             vmis=history.vmis,
-            bytes=history.size,
-            faults={fault: count for fault, count in history.faults.items() if count},
+            trouble=history.trouble or None,
         ),
         vmis=None
         if not health.ready

@@ -204,7 +204,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="readyz",
         path="/readyz",
-        summary="200 when the exporter has read the stored history, the VMIs of at least one"
+        summary="200 when the exporter has read the VMIs of at least one"
         " namespace, and all other resources that verdicts need, except forbidden ones.",
         answer=("text/plain",),
         problems=(503,),

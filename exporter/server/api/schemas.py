@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import Checkpoint, EndReason, Mismatch, Resource, Trigger
 from exporter.engine.facts.policy import PolicyValues, Reason
-from exporter.health import HistoryFault, Staleness
+from exporter.health import Staleness
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     MoveAnswer,
@@ -282,20 +282,14 @@ class ResourceAnswer(Struct, rename="camel", kw_only=True):
 
 
 class HistoryStatus(Struct, rename="camel", kw_only=True):
-    """The state of the stored history."""
+    """The state of the history file."""
 
-    writes: bool
-    """whether this process is the writer"""
     written_at: Timestamp | None
-    """when this process, as the writer, had last written every change"""
-    unwritten_since: Timestamp | None
-    """when the oldest unwritten change was made"""
+    """when this process last wrote it"""
     vmis: int
-    """how many VMIs belong in it, including those not written yet"""
-    bytes: int
-    """the size in bytes, including what is not written yet"""
-    faults: dict[HistoryFault, int]
-    """how often each fault has occurred since the start"""
+    """how many VMIs were in it then"""
+    trouble: str | None
+    """why the last write failed"""
 
 
 class VmiCounts(Struct, rename="camel", kw_only=True):
@@ -326,6 +320,6 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     resources: list[ResourceAnswer]
     blind_spots: BlindSpots
     history: HistoryStatus | None
-    """the stored history; null: none is stored"""
+    """the history file; null: there is none"""
     vmis: VmiCounts | None
     """null until the exporter is ready"""

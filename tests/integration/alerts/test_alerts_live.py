@@ -187,12 +187,12 @@ class Story:
         await self.receiver.resolves("KubeVirtEvictionExporterBlindSpot", cause="invalid_objects")
 
     async def lose_the_disk(self, kept: Path) -> None:
-        """Rename the directory of the stored history; after the alert has fired, create it anew."""
+        """Rename the directory of the history file; after the alert has fired, create it anew."""
         # A rename is one step; a deletion could fail, because the exporter may be writing a file.
         kept.rename(kept.with_name("lost"))  # noqa: ASYNC240 (a directory of the test's own)
-        await self.receiver.fires("KubeVirtEvictionExporterHistoryNotWritten")
+        await self.receiver.fires("KubeVirtEvictionExporterStale", task="history")
         kept.mkdir()  # noqa: ASYNC240 (a directory of the test's own)
-        await self.receiver.resolves("KubeVirtEvictionExporterHistoryNotWritten")
+        await self.receiver.resolves("KubeVirtEvictionExporterStale", task="history")
 
     async def call_the_webhook(self, url: str) -> None:
         """Wait for the alert that nobody calls the webhook, then call the webhook."""

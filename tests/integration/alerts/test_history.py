@@ -17,14 +17,16 @@ DURATION = f"{EXPORTER}_evacuation_duration_seconds"
 def an_hour(cluster: str, *, succeeded: float = 4.0) -> dict[str, str]:
     """The series of a cluster in which `succeeded` evacuations end each minute, half of them late.
 
-    Only one replica counts them: the series have its `instance`. Every replica counts the drain
-    that ends every two minutes.
+    Every replica counts those that it sees end: one replica misses half of them. A drain ends every
+    two minutes.
     """
     labels = f', cluster="{cluster}"' if cluster else ""
-    ended = f'source="other", instance="a"{labels}'
     return {
-        f"{DURATION}_count{{{ended}}}": f"0+{succeeded}x60",
-        f'{DURATION}_bucket{{le="1800.0", {ended}}}': f"0+{succeeded / 2}x60",
+        **{
+            f'{DURATION}_{name}source="other", instance="{one}"{labels}}}': f"0+{count}x60"
+            for one, seen in (("a", succeeded), ("b", succeeded / 2))
+            for name, count in (("count{", seen), ('bucket{le="1800.0", ', seen / 2))
+        },
         **{
             f'{EXPORTER}_migrations_total{{outcome="failed",trigger="evacuation",'
             f'reason="{reason}"{labels}}}': "0+3x60"

@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from exporter.app import LEASE
 from exporter.engine.evacuations.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
 from exporter.engine.facts.model import EventOutcome, EventReason, Resource, Why, WhySource
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter
+from exporter.kube.lease import Lease
 from exporter.kube.login import Login
 from tests.cluster import (
     EXPORTER_READS,
@@ -35,11 +38,10 @@ from tests.cluster import (
     vmim,
 )
 from tests.cluster.access import allow
-from tests.cluster.resources import CONFIG_MAPS, EVENTS, LEASES
+from tests.cluster.resources import EVENTS, LEASES
 from tests.support.api_servers import RealStage
 from tests.support.builders import a_store, a_vmi, rfc3339
 from tests.support.program import Program, program
-from tests.support.stored_history import BRISK, NAME, WRITER
 
 
 COUNTED = "kubevirt_eviction_exporter_events_total"
@@ -50,10 +52,15 @@ _numbers = count(1)
 
 
 async def a_reporter(cluster: RealCluster, namespace: str, *rules: dict[str, Any]) -> str:
-    """The kubeconfig of an account that may read the cluster, and has these rules as well."""
+    """The kubeconfig of an account that may read the cluster, hold the Lease, and has these rules
+    in a namespace.
+    """
     name = f"reporter-{next(_numbers)}"
     user = await cluster.user(name, EXPORTER_READS)
     await allow(cluster.admin, user, f"{name}-events", *rules, namespace=namespace)
+    lease = {"apiGroups": [LEASES.group], "resources": [LEASES.plural]}
+    lease |= {"verbs": ["get", "create", "update"], "resourceNames": [LEASE]}
+    await allow(cluster.admin, user, f"{name}-lease", lease, namespace=user.namespace)
     return str(cluster.kubeconfig(user))
 
 
@@ -170,21 +177,8 @@ async def test_kubectl_shows_them(
 async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -> None:
     """Only the holder of the Lease reports evacuations, so each Event exists once."""
     namespace = await real.make_namespace()
-    maps, leases = [CONFIG_MAPS.group], [LEASES.group]
-    writes = ["get", "create", "patch", "list", "watch"]
-    login = await a_reporter(
-        real.cluster,
-        namespace,
-        CREATE,
-        {"apiGroups": maps, "resources": [CONFIG_MAPS.plural], "verbs": writes},
-        {"apiGroups": leases, "resources": [LEASES.plural], "verbs": ["get", "create", "update"]},
-    )
-    config = {
-        **ON,
-        "namespaces": [namespace],
-        "history": f"configmap:{namespace}/{NAME}",
-        "kube": BRISK,
-    }
+    login = await a_reporter(real.cluster, namespace, CREATE)
+    config = {**ON, "namespaces": [namespace]}
     async with (
         program(tmp_path, "--kubeconfig", login, config=config) as one,
         program(tmp_path, "--kubeconfig", login, config=config) as other,
@@ -193,10 +187,10 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
         await other.ready()
 
         async def elected() -> bool:
-            return await one.sample(WRITER) + await other.sample(WRITER) == 1
+            return bool(one.events("lease_taken") or other.events("lease_taken"))
 
-        await poll(elected, what="a writer")
-        holder, standby = (one, other) if await one.sample(WRITER) else (other, one)
+        await poll(elected, what="a holder of the Lease")
+        holder, standby = (one, other) if one.events("lease_taken") else (other, one)
         await a_stuck_vm(real.admin, namespace, "db1")
         await real.admin.create(VMIS, cooling("db2", namespace))
         await until_counted(holder, STUCK, EventOutcome.WRITTEN)
@@ -233,11 +227,11 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
     store = a_store(leaving, now=now)
     store.put(leaving, (Why(WhySource.LIVE_MIGRATABLE, "Disks", "ü" * 1024),))
     health = Health(180, 600, [Watched(Resource.VMIS, None, synced=True)])
-    queue = EventQueue(Counter())
+    queue, lease = EventQueue(Counter()), cast("Lease", SimpleNamespace(held=True))
     login = Login(kubeconfig=real.cluster.kubeconfig(real.cluster.administrator))
     async with ApiServer(login, read_timeout=20) as api:
         writer = EventWriter(
-            api, store, health, StuckPolicy(), queue, instance="pod-1", clock=lambda: now
+            api, store, health, StuckPolicy(), queue, lease, instance="pod-1", clock=lambda: now
         )
         for _ in range(3):
             queue.note_blocked(held, hold, now)

@@ -13,7 +13,6 @@ import aiohttp
 from tests.cluster import PATIENCE, poll
 from tests.cluster.processes import freeze, state_of
 from tests.support.program import Program, program
-from tests.support.stored_history import FAULTS, WRITER
 
 
 CHECKPOINTS = ("filter", "preEviction", None)
@@ -85,20 +84,6 @@ async def replicas(*several: Replica) -> AsyncIterator[None]:
         yield
 
 
-async def writer_of(*several: Replica) -> Replica:
-    """Wait until a replica reports that it is the writer, and check that there is only one."""
-
-    async def claimed() -> Replica | None:
-        claiming = [one for one in several if await one.now.sample(WRITER)]
-        if len(claiming) > 1:
-            # The replicas were asked one after the other, so the first may no longer be the writer.
-            assert not await claiming[0].now.sample(WRITER), "two replicas claim to write"
-            return None
-        return claiming[0] if claiming else None
-
-    return await poll(claimed, what="a writer")
-
-
 async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[str, Answers]:
     """The answers about these VMIs, by name, without the fields that change with the time."""
     asked = [{"namespace": namespace, "name": name} for namespace, name in candidates]
@@ -163,14 +148,3 @@ async def until_event(
         return fitting[-1] if fitting else None
 
     return await poll(found, within=within, what=f"{name} {fields} in the log")
-
-
-async def until_fault(exporter: Program, fault: str, *, within: float = PATIENCE) -> int:
-    """Wait until a fault of the stored history is counted and logged; returns the count."""
-
-    async def counted() -> int:
-        return int(await exporter.sample(FAULTS, fault=fault))
-
-    times = await poll(counted, within=within, what=f"the fault {fault}")
-    assert await until_event(exporter, "history_fault", fault=fault)
-    return times

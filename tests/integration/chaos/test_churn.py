@@ -1,4 +1,4 @@
-"""Many VMIs are created and deleted; memory and stored history only keep existing VMIs."""
+"""Many VMIs are created and deleted; memory and history file only keep existing VMIs."""
 
 import asyncio
 import time
@@ -14,11 +14,10 @@ from exporter.demo.store import VMIS as SIMULATED_VMIS
 from tests.cluster import poll, vmi, vmim
 from tests.cluster.objects import Object
 from tests.cluster.users import open_kubeconfig
-from tests.integration.chaos.kept import counted_in
 from tests.support.api_servers import SimulatedStage
+from tests.support.history_files import BRISK, read_counts, until_counted
 from tests.support.lives import ended_state
 from tests.support.program import Program, program
-from tests.support.stored_history import BRISK, UNWRITTEN, VMIS_KEPT, until_counted
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -30,7 +29,7 @@ BATCH = 250
 
 
 def migrated(name: str, namespace: str, now: float) -> Object:
-    """A VMI that has migrated, so that it has a stored history."""
+    """A VMI that has migrated, so that it has a history file."""
     state = ended_state(f"m-{name}", now - 90, now - 60)
     return vmi(name, namespace, status={"migrationState": state})
 
@@ -57,7 +56,7 @@ async def delete(stage: SimulatedStage, namespace: str, names: Iterable[str]) ->
 
 @asynccontextmanager
 async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterator[Program]:
-    """The exporter on the simulated server, with its stored history in a file of this directory."""
+    """The exporter on the simulated server, with its history file in a file of this directory."""
     login = open_kubeconfig(directory / "simulated.kubeconfig", stage.url)
     config = {"history": f"file:{directory / 'history'}", "kube": BRISK}
     async with program(directory, "--kubeconfig", str(login), config=config) as exporter:
@@ -66,27 +65,27 @@ async def keeping_a_file(stage: SimulatedStage, directory: Path) -> AsyncIterato
         assert await exporter.end() == 0
 
 
-async def until_keeps(exporter: Program, vmis: int) -> None:
-    """Wait until the stored history is written and has this many VMIs."""
+async def until_keeps(directory: Path, vmis: int) -> None:
+    """Wait until the history file has this many VMIs."""
 
     async def is_so() -> bool:
-        return await exporter.sample(VMIS_KEPT) == vmis and await exporter.sample(UNWRITTEN) == 0
+        return len(read_counts(directory / "history")) == vmis
 
-    await poll(is_so, within=90, what=f"{vmis} VMIs in the stored history")
+    await poll(is_so, within=90, what=f"{vmis} VMIs in the history file")
 
 
 async def test_twenty_thousand_deleted_at_once(simulated: SimulatedStage, tmp_path: Path) -> None:
-    """After 20,000 deletions only the remaining VMI is in the answers and the stored history."""
+    """After 20,000 deletions only the remaining VMI is in the answers and the history file."""
     namespace = await simulated.make_namespace()
     names = [f"vm{number}" for number in range(20_000)]
     await create(simulated, namespace, [*names, "stays"])
     async with keeping_a_file(simulated, tmp_path) as exporter:
-        await until_keeps(exporter, 20_001)
+        await until_keeps(tmp_path, 20_001)
         await delete(simulated, namespace, names)
-        await until_keeps(exporter, 1)
+        await until_keeps(tmp_path, 1)
         await until_counted(exporter, namespace, "stays", 1)
         assert not (await exporter.verdict(namespace, names[-1], dryRun=True))["known"]
-        assert list(counted_in(tmp_path / "history").values()) == [1]
+        assert list(read_counts(tmp_path / "history").values()) == [1]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +107,11 @@ async def test_memory_is_flat_over_a_churn(
         for turn in range(rounds):
             names = [f"vm{turn}-{number}" for number in range(vmis)]
             await create(simulated, namespace, names)
-            await until_keeps(exporter, vmis)
+            await until_keeps(tmp_path, vmis)
             await delete(simulated, namespace, names)
-            await until_keeps(exporter, 0)
+            await until_keeps(tmp_path, 0)
             after.append(exporter.resident())
-        assert not counted_in(tmp_path / "history")
+        assert not read_counts(tmp_path / "history")
     sizes = ", ".join(f"{size / MIB:.0f}" for size in after[:: max(1, rounds // 8)])
     prove(
         f"churn: {rounds} x {vmis} VMIs; RSS {before / MIB:.0f} MiB before, after the rounds"

@@ -5,16 +5,16 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import aiohttp
 import pytest
 
 from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
 from tests.integration.chaos import SEED
-from tests.integration.chaos.kept import counted_in, remembered, shards
 from tests.integration.chaos.replica import (
     Replica,
     ask,
@@ -23,8 +23,8 @@ from tests.integration.chaos.replica import (
 )
 from tests.integration.chaos.stream import Stream
 from tests.support.api_servers import RealStage
-from tests.support.program import Program, program
-from tests.support.stored_history import BRISK, UNWRITTEN, a_keeper, keeping, migrate, until_counted
+from tests.support.history_files import BRISK
+from tests.support.program import Program
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -75,10 +75,11 @@ class Watched:
         try:
             if not await self.has_seen(keeper.now, mark):
                 return False
-            unwritten = await keeper.now.sample(UNWRITTEN)
+            seen_at = (await keeper.now.get("/v1/status"))[1]["asOf"]
+            await keeper.now.until("/v1/status", partial(_is_written_after, seen_at))
         except (aiohttp.ClientError, AssertionError):
             return False
-        return unwritten == 0 and keeper.lives == life
+        return keeper.lives == life
 
     async def has_seen(self, exporter: Program, mark: str) -> bool:
         """Whether this replica has seen a mark."""
@@ -115,28 +116,8 @@ class Watched:
         return differences(left, right)
 
 
-async def test_what_is_seen_is_not_called_written_before_it_is(
-    real: RealStage, tmp_path: Path
-) -> None:
-    """The gauge of unwritten changes is not 0 between an event and its write."""
-    namespace = await real.make_namespace()
-    path = tmp_path / "history"
-    made = await real.admin.create(VMIS, vmi("db", namespace))
-    path.write_bytes(b"".join(shards([remembered(made, 8)]).values()))
-    config = {
-        "namespaces": [namespace],
-        "history": f"file:{path}",
-        "kube": {"historyInterval": "1h"},
-    }
-    login = str(real.login.kubeconfig)
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.ready()
-        await migrate(real.admin, namespace, "db", ago=[30])
-        await until_counted(exporter, namespace, "db", 9)
-        assert await exporter.sample(UNWRITTEN) > 0
-        assert list(counted_in(path).values()) == [8]
-        assert await exporter.end() == 0
-    assert list(counted_in(path).values()) == [9]
+def _is_written_after(seen_at: str, _status: int, body: Any) -> bool:
+    return bool((body["history"]["writtenAt"] or "") > seen_at)
 
 
 @pytest.mark.parametrize("points", [12, pytest.param(200, marks=pytest.mark.soak)])
@@ -146,8 +127,8 @@ async def test_a_killed_process_answers_as_one_that_never_was(
 ) -> None:
     """After each kill a replica gives the same answers as a replica that was never killed.
 
-    One killed replica stores its history in a file, one in ConfigMaps, and one nowhere. For the
-    last one only the brief VMs are compared.
+    One killed replica has a history file, and one has none. For the latter only the brief VMs are
+    compared.
     """
     killed, happened = await kill_often(real, tmp_path, points=points, seed=SEED)
     lines = ", ".join(f"{times} {what}" for what, times in sorted(happened.items()))
@@ -164,7 +145,7 @@ async def kill_often(
     """Kill replicas this often; returns the kills by replica, and the stream's steps by kind."""
     rng = random.Random(seed)
     namespace = await real.make_namespace()
-    login = ("--kubeconfig", str(await a_keeper(real.cluster, namespace)))
+    login = ("--kubeconfig", str(real.login.kubeconfig))
     alone = {"namespaces": [namespace], "kube": BRISK}
 
     def replica(name: str, **config: object) -> Replica:
@@ -174,10 +155,7 @@ async def kill_often(
         real,
         namespace,
         unbroken=replica("unbroken"),
-        keepers=[
-            replica("file", history=f"file:{directory / 'history'}"),
-            replica("configmap", **keeping(namespace)),
-        ],
+        keepers=[replica("file", history=f"file:{directory / 'history'}")],
         forgetful=replica("none"),
     )
     stream = Stream(

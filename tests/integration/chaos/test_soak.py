@@ -25,7 +25,6 @@ from tests.support.certificates import write_certificate
 from tests.support.churn import Churn
 from tests.support.program import Program, program
 from tests.support.reviews import DESCHEDULER
-from tests.support.stored_history import VMIS_KEPT
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -195,7 +194,8 @@ class Soak:
 
         async def is_gone() -> bool:
             found = {await self.exporter.sample(OBJECTS, resource=one) for one in PER_VM}
-            return found == {0} and await self.exporter.sample(VMIS_KEPT) == 0
+            _, status = await self.exporter.get("/v1/status")
+            return found == {0} and not status["history"]["vmis"]
 
         await poll(is_gone, what="the end of the VMs")
         await asyncio.sleep(self.size.quiet)

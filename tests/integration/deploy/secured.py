@@ -31,7 +31,7 @@ def runnable(folder: str, pair: Pair) -> Object:
 
 def playable(config: Object, pair: Pair) -> Object:
     """A configuration, with paths that a test may use."""
-    config = {**config, **ANYWHERE}
+    config = {**config, **ANYWHERE, "history": f"file:{pair.key.parent}/history"}
     if "tls" not in config:
         return config
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}

@@ -7,13 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.cluster import VMIS, ApiError, Client, RealCluster, poll, vmi
-from tests.cluster.resources import CONFIG_MAPS, PODS, SERVICE_ACCOUNTS
+from tests.cluster.resources import PODS, SERVICE_ACCOUNTS
 from tests.generate.manifests import (
     ADDITIONS,
     NAME,
@@ -27,13 +26,12 @@ from tests.generate.manifests import (
     render_chart,
 )
 from tests.integration.deploy.schemas import find_faults
-from tests.integration.deploy.secured import Caller, installed, runnable, somebody, trust
-from tests.integration.deploy.server import APPLY, Grants, account, applied, granted
+from tests.integration.deploy.secured import installed, somebody
+from tests.integration.deploy.server import Grants, account, applied, granted
 from tests.support.admission import Pair
 from tests.support.documents import ROOT
 from tests.support.lives import ended_state
 from tests.support.program import program
-from tests.support.stored_history import UNWRITTEN, VMIS_KEPT
 
 
 RENDERED = (*OVERLAYS, *ADDITIONS, "chart")
@@ -49,15 +47,6 @@ REVIEWS = {
     ("create", "authentication.k8s.io", "tokenreviews", ""),
     ("create", "authorization.k8s.io", "subjectaccessreviews", ""),
 }
-WRITES = {
-    *((verb, "", "configmaps", "") for verb in ("list", "watch")),
-    *(
-        (verb, "", "configmaps", f"{NAME}-{shard:02}")
-        for verb in ("get", "create", "patch")
-        for shard in range(64)
-    ),
-    *((verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")),
-}
 SCRAPER = f"{NAME}-scraper"
 OPTIONAL = (
     "pods",
@@ -67,7 +56,6 @@ OPTIONAL = (
     "virtualmachineinstancemigrations",
 )
 RESTRICTED_V2 = ROOT / "tests/support/restricted_v2.yaml"
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
 def rendered(name: str) -> tuple[Object, ...]:
@@ -159,7 +147,7 @@ async def test_the_exporter_runs_under_its_roles(
         assert await prometheus.sample("kubevirt_eviction_exporter_permission_missing") == 0
         assert "denied" not in {event.get("kind") for event in exporter.events("watch_broke")}
         (started,) = exporter.events("started")
-        assert started["history"] == f"configmap:{NAMESPACE}/{NAME}"
+        assert started["history"].endswith("/history")
         assert await exporter.end() == 0
 
 
@@ -194,7 +182,7 @@ async def test_every_verb_is_needed(
 
 @pytest.mark.parametrize(("folder", "reviews"), [("overlays/standalone", REVIEWS), (PLAIN, set())])
 async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, reviews: Grants) -> None:
-    """The account may only read, review callers, and write its history."""
+    """The account may only read, and review callers."""
     other = {"metadata": {"name": "other", "namespace": NAMESPACE}}
     await cluster.admin.create(SERVICE_ACCOUNTS, other)
     nobody = await cluster.account(NAMESPACE, "other")
@@ -207,95 +195,15 @@ async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, review
     await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
 
     reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
-    assert more == reads | reviews | WRITES
-
-
-CHECKPOINT = [
-    *(("configmaps", verb) for verb in ("list", "watch", "create", "patch")),
-    *(("leases", verb) for verb in ("get", "create", "update")),
-]
-"""`get` of a ConfigMap is left out: it is used only after a conflict of two writers."""
-
-
-@pytest.mark.parametrize(("resource", "verb"), [("", ""), *CHECKPOINT])
-async def test_the_history_is_written_with_every_verb_and_with_none_less(
-    paging: RealCluster, resource: str, verb: str, pair: Pair, tmp_path: Path
-) -> None:
-    """With the rendered role the history is written; if a verb is missing, the log names it."""
-    await forget_history(paging.admin)
-    config = runnable("overlays/standalone", pair)
-    config["kube"] = {"leaseDuration": "1s", "historyInterval": "100ms"}
-    less = (verb, (resource,)) if resource else None
-
-    async with (
-        migrated_vm(paging.admin),
-        account(paging, "overlays/standalone", without=less) as user,
-        somebody(paging, "scraper", SCRAPER) as token,
-        program(tmp_path, "--kubeconfig", str(paging.kubeconfig(user)), config=config) as exporter,
-    ):
-        prometheus = Caller(exporter, trust(pair), token)
-        await exporter.listening()
-        refusal = f'cannot {verb} resource \\"{resource}\\"'
-
-        async def done() -> bool:
-            if resource:
-                return refusal in exporter.output
-            kept, waits = await prometheus.sample(VMIS_KEPT), await prometheus.sample(UNWRITTEN)
-            return kept > 0 and waits == 0
-
-        await poll(done, what=refusal if resource else "written")
-        shards = await paging.admin.list(CONFIG_MAPS, NAMESPACE)
-        if not resource:
-            assert [one["metadata"]["name"][:-2] for one in shards["items"]] == [f"{NAME}-"]
-            assert "cannot" not in exporter.output
+    assert more == reads | reviews
 
 
 @asynccontextmanager
 async def migrated_vm(client: Client) -> AsyncIterator[None]:
-    """A VM that has just been migrated, so that there is a history to store."""
+    """A VM that has just been migrated, so that it cools down."""
     state = ended_state("m", time.time() - 60, time.time() - 30)
     await client.create(VMIS, vmi("moved", status={"migrationState": state}))
     try:
         yield
     finally:
         await client.delete(VMIS, "default", "moved")
-
-
-async def forget_history(client: Client) -> None:
-    """Delete the Lease and the ConfigMaps."""
-    await client.send("DELETE", CONFIG_MAPS.path(NAMESPACE))
-    await client.send("DELETE", LEASES)
-
-
-async def test_no_other_object_can_be_written(cluster: RealCluster) -> None:
-    """The account cannot write ConfigMaps and Leases with other names."""
-
-    async def refused(*arguments: Any, **more: Any) -> str:
-        with pytest.raises(ApiError) as refusal:
-            await client.send(*arguments, **more)
-        return str(refusal.value.status["reason"])
-
-    def config_map(name: str) -> dict[str, Any]:
-        one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
-        return {"params": {"fieldManager": NAME}, "headers": APPLY, "data": json.dumps(one)}
-
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "another", "namespace": NAMESPACE},
-    }
-    await cluster.admin.request("POST", LEASES, json=lease)
-    maps = CONFIG_MAPS.path(NAMESPACE)
-    async with account(cluster, "overlays/standalone") as user, cluster.client(user) as client:
-        for name in (f"{NAME}-00", f"{NAME}-63"):
-            await client.send("PATCH", f"{maps}/{name}", **config_map(name))
-        reasons = {
-            await refused("PATCH", f"{maps}/{NAME}-64", **config_map(f"{NAME}-64")),
-            await refused("PATCH", f"{maps}/other", **config_map("other")),
-            await refused("POST", maps, json={"metadata": {"name": f"{NAME}-01"}}),
-            await refused("DELETE", f"{maps}/{NAME}-00"),
-            await refused("PUT", f"{LEASES}/another", json=lease),
-            await refused("DELETE", f"{LEASES}/another"),
-        }
-
-    assert reasons == {"Forbidden"}

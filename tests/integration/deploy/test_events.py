@@ -1,17 +1,17 @@
-"""`deploy/components/events` adds one verb, with which the exporter writes Events."""
+"""`deploy/components/events` adds what the exporter needs to write Events."""
 
 from pathlib import Path
 
 from tests.cluster import VMIS, RealCluster, poll
 from tests.cluster.resources import EVENTS
-from tests.generate.manifests import render
+from tests.generate.manifests import NAME, render
 from tests.integration.deploy.server import account, applied, granted
 from tests.integration.deploy.test_admission import migrated_vm
 from tests.support.program import program
 
 
-async def test_one_verb_is_added(cluster: RealCluster, tmp_path: Path) -> None:
-    """The component adds only the verb `create` on Events, which is enough to write them."""
+async def test_what_events_need(cluster: RealCluster, tmp_path: Path) -> None:
+    """The component adds `create` on Events, and a Lease that the exporter then holds."""
     async with account(cluster, "base") as user, cluster.client(user) as client:
         before = await granted(client)
         async with applied(cluster.admin, render("components/events")):
@@ -39,4 +39,10 @@ async def test_one_verb_is_added(cluster: RealCluster, tmp_path: Path) -> None:
 
                 assert await poll(written, what="an Event") == [VMIS.kind]
 
-    assert more == {("create", "events.k8s.io", "events", "")}
+                async def is_held() -> bool:
+                    return bool(exporter.events("lease_taken"))
+
+                await poll(is_held, what="the Lease")
+
+    leases = {(verb, "coordination.k8s.io", "leases", NAME) for verb in ("get", "create", "update")}
+    assert more == {("create", "events.k8s.io", "events", ""), *leases}

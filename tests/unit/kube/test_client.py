@@ -51,10 +51,10 @@ async def test_a_ca_that_is_being_replaced_is_read_again(tmp_path: Path, data: s
         _write_ca(file, data)
         await api.renew()
         with pytest.raises(Unreachable, match=str(file)):
-            await api.read(Resource.CONFIGMAPS, "shop", "history")
+            await api.read(Resource.LEASES, "shop", "lease")
         _write_ca(file, None)
         with pytest.raises(Unconnected):
-            await api.read(Resource.CONFIGMAPS, "shop", "history")
+            await api.read(Resource.LEASES, "shop", "lease")
 
 
 async def test_each_watch_has_a_connection() -> None:
@@ -79,7 +79,7 @@ async def test_each_watch_has_a_connection() -> None:
             for _ in range(110):
                 watch = api.watch(Resource.VMIS, "shop", resource_version="1", seconds=60)
                 await stack.enter_async_context(watch)
-            assert await api.read(Resource.CONFIGMAPS, "shop", "history") == b""
+            assert await api.read(Resource.LEASES, "shop", "lease") == b""
         over.set()
 
 
@@ -129,7 +129,7 @@ async def test_an_error_without_end() -> None:
     app.router.add_get("/{path:.*}", answer)
     async with serving(app) as url, ApiServer(Login(url=url), read_timeout=5.0) as api:
         with pytest.raises(Unreachable, match="500 Broken"):
-            await api.read(Resource.CONFIGMAPS, "shop", "history")
+            await api.read(Resource.LEASES, "shop", "lease")
     assert sent < 2**26, "what fits into buffers"
 
 
@@ -147,7 +147,7 @@ async def test_a_session_that_ends_as_its_login_ends(steps: int) -> None:
         if renew:
             await api.renew()
         with pytest.raises(Unconnected):
-            await api.read(Resource.CONFIGMAPS, "shop", "history")
+            await api.read(Resource.LEASES, "shop", "lease")
 
     async with ApiServer(Login(url="http://127.0.0.1:1"), read_timeout=1.0) as api:
         await asyncio.gather(
@@ -175,7 +175,7 @@ async def test_requests_wait_for_the_same_login(
 
     async def read(patience: float) -> None:
         async with asyncio.timeout(patience):
-            await api.read(Resource.CONFIGMAPS, "shop", "history")
+            await api.read(Resource.LEASES, "shop", "lease")
 
     async with ApiServer(Login(kubeconfig=file), read_timeout=1.0) as api:
         requests = (read(patience) for patience in (0.1, PATIENCE, PATIENCE))

@@ -1,6 +1,7 @@
 """Kubernetes Events: their content, and the results of writing them."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ from exporter.engine.facts.model import (
     WhySource,
 )
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
-from exporter.health import Health, HistoryHealth, Watched
+from exporter.health import Health, Watched
 from exporter.kube.client import (
     Absent,
     ApiError,
@@ -32,6 +33,7 @@ from exporter.kube.client import (
     Unsupported,
 )
 from exporter.kube.events import LONGEST_NOTE, EventWriter
+from exporter.kube.lease import Lease
 from tests.support.builders import NAMESPACE, NOW, UID, a_pod, a_store, a_vmi, an_evacuating_vmi
 from tests.support.stores import ClockedStore
 from tests.unit.engine.evacuations import test_events as events
@@ -68,6 +70,7 @@ class ServedApi:
         self.queue = EventQueue(self.outcomes)
         watches = [Watched(one, None, synced=True, contact=NOW) for one in EVIDENCE_RESOURCES]
         self.health = Health(180.0, 600.0, watches)
+        self.lease = SimpleNamespace(held=True)
         self.now = NOW
         self.writer = EventWriter(
             cast("ApiServer", self.server),
@@ -75,6 +78,7 @@ class ServedApi:
             self.health,
             StuckPolicy(),
             self.queue,
+            cast("Lease", self.lease),
             instance="pod-1",
             clock=lambda: self.now,
         )
@@ -270,22 +274,20 @@ async def test_a_recreated_vm_is_another() -> None:
     assert await api.after(60) == []
 
 
-async def test_only_the_writer_of_the_history_reports_evacuations() -> None:
-    """Only the replica that writes the history writes Events about evacuations."""
+async def test_only_the_holder_of_the_lease_reports_evacuations() -> None:
+    """Only the replica that holds the Lease writes Events about evacuations."""
     api = ServedApi(stuck_store())
-    held = True
-    api.health.history = HistoryHealth(may_write=lambda: held)
     api.health.watched[0].synced = False
     assert await api.after(0) == []
     api.health.watched[0].synced = True
-    held = False
+    api.lease.held = False
     assert await api.after(0) == []
-    held = True
+    api.lease.held = True
     assert [one["reason"] for one in await api.after(0)] == [STUCK]
-    held = False
+    api.lease.held = False
     api.store.put(a_vmi())
     assert await api.after(60) == []
-    held = True
+    api.lease.held = True
     assert await api.after(60) == []
 
 

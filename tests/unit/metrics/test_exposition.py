@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from exporter import __version__
 from exporter.counters import SERIES_KEPT_FOR, Counters
-from exporter.engine.facts.evidence import Past
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
@@ -114,7 +113,6 @@ def a_view() -> View:
                 source=Source.DESCHEDULER,
                 outcome=outcome,
                 duration=1800.0,
-                past=Past(NOW - 1800.0, NOW),
             )
         )
     counters.count_migration_to("n2", "", Outcome.SUCCEEDED, NOW)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker, Past, Remembered
+from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
@@ -26,8 +26,6 @@ from tests.support.builders import (
     NAME,
     NAMESPACE,
     NOW,
-    UID,
-    a_migration,
     a_pod,
     a_vmi,
     a_vmim,
@@ -186,7 +184,7 @@ class TestRequest:
         assert marker.requested_at == (NOW - 400 if before is None else before)
         assert marker.failed_since_request() == 1
 
-    @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last", "history"])
+    @pytest.mark.parametrize("shown_by", ["vmi", "vmim-first", "vmim-last"])
     def test_back_on_its_node_after_a_gap(self, shown_by: str) -> None:
         """Before KubeVirt 1.7, a success that is later than `seen_at` ends the evacuation."""
         store = a_store(a_vmi(evacuation_node="n1"))
@@ -206,13 +204,9 @@ class TestRequest:
             "vmi": [vmi, *later],
             "vmim-first": [moved, *later, vmi],
             "vmim-last": [vmi, *later, moved],
-            "history": [vmi, *later],
         }
         for fact in facts[shown_by]:
             store.put(fact)
-        if shown_by == "history":
-            ended = a_migration(start=NOW + 90, end=NOW + 100)
-            store.recall(Remembered(uid=UID, namespace=NAMESPACE, migrations={"ok": ended}))
         marker = marker_of(store)
         assert marker.requested_at == NOW + 200
         assert marker.failed_since_request() == 2
@@ -291,141 +285,7 @@ def a_marker(**overrides: Any) -> Marker:
 
 
 class TestMarker:
-    """Joining the markers of several replicas, or of one replica before and after a restart."""
-
-    def test_the_earliest_of_both(self) -> None:
-        """A join of two markers takes the earlier `requested_at` and the earlier `seen_at`."""
-        for one, other in ((90.0, 80.0), (80.0, 90.0)):
-            marker = a_marker(requested_at=one, seen_at=one + 10, failed={"a": 120.0})
-            stored = a_marker(requested_at=other, seen_at=other + 10, failed={"b": 130.0})
-            assert marker.join(stored)
-            assert (marker.requested_at, marker.seen_at, marker.not_before) == (80.0, 90.0, None)
-            assert marker.failed == {"a": 120.0, "b": 130.0}
-            assert (marker.forgotten, marker.failed_since_request()) == (0, 2)
-            assert not marker.join(stored)
-
-    @pytest.mark.parametrize(
-        "news",
-        [
-            pytest.param({"requested_at": 89.0}, id="request"),
-            pytest.param({"seen_at": 99.0}, id="sight"),
-            pytest.param({"failed": {"a": 95.0}}, id="failure"),
-            pytest.param({"forgotten": 1}, id="forgotten"),
-        ],
-    )
-    def test_each_is_news(self, news: dict[str, Any]) -> None:
-        """A join that changes a field reports a change; the same join again reports none."""
-        marker = a_marker()
-        assert not marker.join(a_marker())
-        assert marker.join(a_marker(**news))
-        assert marker == a_marker(**news)
-        assert not marker.join(a_marker(**news))
-
-    def test_one_replica_has_read_it(self) -> None:
-        """An evacuation that either replica has read from the VMI is not presumed any more."""
-        presumed, read = a_marker(is_presumed=True), a_marker()
-        assert not read.join(presumed)
-        assert presumed.join(read)
-        assert presumed == read == a_marker()
-
-    @pytest.mark.parametrize("mine", [True, False], ids=["mine", "theirs"])
-    def test_what_is_older_than_the_last_sight_without_a_marker(self, *, mine: bool) -> None:
-        """A join drops requests and failures from before the `not_before` of either marker."""
-        bound = a_marker(requested_at=70.0, not_before=50.0, failed={"new": 75.0})
-        loose = a_marker(requested_at=50.0, seen_at=101.0, failed={"old": 50.0, "mine": 50.5})
-        marker, stored = (bound, loose) if mine else (loose, bound)
-        assert marker.join(stored)
-        assert (marker.requested_at, marker.seen_at, marker.not_before) == (70.0, 100.0, 50.0)
-        assert set(marker.failed) == {"new", "mine"}
-        assert marker.failed_since_request() == 1
-
-    def test_no_request_that_is_ours(self) -> None:
-        """If both requests are before `not_before`, `requested_at` becomes equal to `seen_at`."""
-        marker = a_marker(requested_at=40.0, not_before=60.0)
-        assert marker.join(a_marker(requested_at=50.0, not_before=55.0))
-        assert (marker.requested_at, marker.not_before) == (100.0, 60.0)
-
-    @pytest.mark.parametrize(
-        ("bounds", "bound"),
-        [
-            pytest.param((50.0, 80.0), 80.0, id="the-latest"),
-            pytest.param((80.0, None), 80.0, id="one"),
-            pytest.param((50.0, 100.0), 100.0, id="as-late-as-the-first-sight"),
-            pytest.param((50.0, 100.5), 50.0, id="one-later-than-the-first-sight"),
-            pytest.param((None, 100.5), None, id="none-is-left"),
-            pytest.param((None, 0.0), 0.0, id="zero-is-a-bound"),
-        ],
-    )
-    def test_the_bound(
-        self, bounds: tuple[float | None, float | None], bound: float | None
-    ) -> None:
-        """A join takes the latest `not_before` that is not later than `seen_at`."""
-        for one, other in (bounds, bounds[::-1]):
-            marker = a_marker(not_before=one, requested_at=101.0)
-            marker.join(a_marker(not_before=other, requested_at=101.0))
-            assert marker.not_before == bound
-
-    @pytest.mark.parametrize(
-        ("one", "other", "total"),
-        [
-            pytest.param({"a": 90.0}, {"b": 89.5, "c": 90.0}, 2, id="since-the-request"),
-            pytest.param({"a": 95.0}, {"a": 95.0}, 1, id="the-same"),
-        ],
-    )
-    def test_failures_are_a_union(
-        self, one: dict[str, float], other: dict[str, float], total: int
-    ) -> None:
-        """The join counts each failed UID since the request once."""
-        for mine, theirs in ((one, other), (other, one)):
-            marker = a_marker(failed=dict(mine))
-            marker.join(a_marker(failed=dict(theirs)))
-            assert marker.failed == one | other
-            assert (marker.failed_since_request(), marker.forgotten) == (total, 0)
-
-    @pytest.mark.parametrize(
-        ("one", "other", "total"),
-        [
-            pytest.param(
-                (10, {"x": 200.0, "y": 210.0}), (0, {"old": 150.0, "x": 200.0, "new": 230.0}), 13,
-                id="what-one-may-have-forgotten-is-not-counted-again",
-            ),
-            pytest.param(
-                (10, {"x": 200.0}), (0, {"tie": 200.0}), 11, id="of-the-same-instant"
-            ),
-            pytest.param((10, {}), (0, {"a": 90.0, "b": 90.5}), 11, id="nothing-is-named"),
-            pytest.param(
-                (10, {"x": 200.0, "y": 210.0}), (0, {"between": 205.0}), 13,
-                id="later-than-the-oldest-that-is-named",
-            ),
-            pytest.param((1, {"x": 200.0}), (20, {"y": 150.0}), 22, id="the-greater-way"),
-            pytest.param((3, {"x": 200.0}), (3, {"x": 200.0}), 4, id="both-forgot-the-same"),
-            pytest.param(
-                (0, {"a": 95.0, "b": 96.0, "c": 97.0}), (1, {"d": 99.0}), 4, id="a-longer-union"
-            ),
-        ],
-    )  # fmt: skip
-    def test_forgotten_failures(
-        self,
-        one: tuple[int, dict[str, float]],
-        other: tuple[int, dict[str, float]],
-        total: int,
-    ) -> None:
-        """A join counts no failure twice, even if its UID was dropped."""
-        for mine, theirs in ((one, other), (other, one)):
-            marker = a_marker(forgotten=mine[0], failed=dict(mine[1]))
-            stored = a_marker(forgotten=theirs[0], failed=dict(theirs[1]))
-            marker.join(stored)
-            assert marker.failed == one[1] | other[1]
-            assert marker.failed_since_request() == total
-
-    def test_a_union_is_bounded(self) -> None:
-        """A join stores the UIDs of the newest failures only, but counts all failures."""
-        assert FAILURES_KEPT == 64, "what a stored history holds at most"
-        ends = {f"e{n:03}": 95.0 + n // 2 for n in range(FAILURES_KEPT + 17)}
-        marker = a_marker(failed={uid: end for uid, end in ends.items() if uid < "e040"})
-        marker.join(a_marker(failed={uid: end for uid, end in ends.items() if uid >= "e030"}))
-        assert set(marker.failed) == set(sorted(ends)[-FAILURES_KEPT:])
-        assert (marker.forgotten, marker.failed_since_request()) == (17, FAILURES_KEPT + 17)
+    """What a marker takes in."""
 
     def test_what_is_forgotten_counts_from_the_request_on(self) -> None:
         """Failures whose UIDs were dropped still count if they are not older than the request."""
@@ -465,7 +325,7 @@ class TestMarker:
         ],
     )
     def test_is_over(self, vmi: dict[str, Any], success: float | None, over: bool) -> None:
-        """A stored marker is over if the VMI shows no evacuation, or a later one."""
+        """A marker of the history file is over if the VMI shows no evacuation, or a later one."""
         now = a_vmi(**({"evacuation_node": "n1"} | vmi))
         assert a_marker().is_over(now, success) is over
 
@@ -474,12 +334,6 @@ class TestMarker:
         marker = a_marker(not_before=50.0)
         assert [marker.date(at) for at in (70.0, 70.0, 60.0)] == [True, False, True]
         assert (marker.requested_at, marker.not_before, marker.dated) == (60.0, None, True)
-
-    def test_a_marker_that_one_replica_alone_remembers(self) -> None:
-        """After a join both replicas have the marker that only one of them had."""
-        knows = Remembered(uid=UID, namespace=NAMESPACE, marker=a_marker())
-        knows_not = Remembered(uid=UID, namespace=NAMESPACE)
-        assert knows.join(knows_not) == knows_not.join(knows) == knows
 
     def test_a_diagnosis_made_later_takes_in_no_news(self) -> None:
         """A snapshot of the marker and the history does not change later."""
@@ -622,37 +476,6 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
     store = a_store(a_vmi())
     store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
     assert list(seen(store).distrusted_from()) == [NOW + DEAD_AFTER]
-
-
-@pytest.mark.parametrize("ended", [NOW - 100.0, NOW])
-def test_a_success_between_two_requests_parts_them(ended: float) -> None:
-    """Two evacuations from a node are different if the VM left the node between them."""
-    success = a_migration(start=ended - 9.0, end=ended)
-    early, late = (
-        Remembered(
-            uid=UID,
-            namespace=NAMESPACE,
-            migrations={"ok": success},
-            marker=Marker(node="n1", requested_at=at, seen_at=at, failed={f"f{at}": at + 1.0}),
-        )
-        for at in (NOW - 100.0, NOW)
-    )
-    for one, other in ((early, late), (late, early)):
-        assert one.join(other).marker == late.marker
-
-
-def test_one_evacuation_that_two_replicas_have_seen() -> None:
-    """Both records of one evacuation become one with the earlier instants."""
-    stored = Past(seen_at=NOW - 90.0, ended_at=NOW - 50.0, counted_by=1)
-    ours = Past(seen_at=NOW - 80.0, ended_at=NOW - 60.0, counted_by=2)
-    assert stored.join(ours) == Past(NOW - 90.0, NOW - 60.0, 1)
-    assert ours.join(stored) == Past(NOW - 90.0, NOW - 60.0, 2)
-
-
-def test_of_two_evacuations_the_later_one_is_kept() -> None:
-    """An evacuation that began after another one had ended is not the same."""
-    early, late = Past(NOW - 90.0, NOW - 80.0), Past(NOW - 70.0, NOW - 60.0)
-    assert early.join(late) == late.join(early) == late
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from exporter.engine.facts.changes import EvictionAdmitted
 from exporter.engine.facts.evidence import (
     ASKED_WITHIN,
     Marker,
-    Remembered,
     RequestedThrough,
+    SavedVmi,
 )
 from exporter.engine.facts.model import Requester, Trigger
 from exporter.engine.store.requesters import (
@@ -127,8 +127,8 @@ def test_it_ends_with_the_evacuation(store: ClockedStore) -> None:
     mark(store, NOW)
     store.put(a_vmi(node="n2", migration=a_state(end=NOW + 60)))
     assert requester_of(store) is None
-    remembered = store.remember(UID)
-    assert remembered is None or remembered.marker is None
+    saved = store.save(UID)
+    assert saved is None or saved.marker is None
 
 
 @pytest.mark.parametrize(
@@ -212,39 +212,23 @@ def test_an_attempt_belongs_to_the_request_before_it(created: float, belongs: bo
     assert find_requester(attempt, marker) == (alice if belongs else None)
 
 
-class TestMerging:
-    """Requesters from another replica or an earlier run."""
+class TestRestart:
+    """The history file has who requested the evacuation."""
 
-    def restored(self, store: ClockedStore, asked_by: Requester | None, **marker: Any) -> None:
-        """Apply a stored history with the requester of the present evacuation."""
+    def restored(self, **marker: Any) -> ClockedStore:
+        """The store of a process that finds the evacuation of alice in its history file."""
         fields: dict[str, Any] = {"node": "n1", "requested_at": NOW, "seen_at": NOW} | marker
-        stored = Marker(asked_by=asked_by, **fields)
-        store.apply(Remembered(uid=UID, namespace=NAMESPACE, marker=stored), NOW + 60)
+        saved = Marker(asked_by=Requester(fields["seen_at"] - 1, "alice"), **fields)
+        return ClockedStore(SavedVmi(uid=UID, namespace=NAMESPACE, marker=saved), now=NOW + 60)
 
-    def test_another_replica_was_asked(self, store: ClockedStore) -> None:
-        """A replica that did not review the eviction gets the requester from the stored history."""
-        mark(store, NOW, eviction_requested_at=NOW)
-        self.restored(store, Requester(NOW - 1, "alice"))
+    def test_the_evacuation_goes_on(self) -> None:
+        """The requester is still known."""
+        store = self.restored()
+        mark(store, NOW + 60, eviction_requested_at=NOW)
         assert requester_of(store) == Requester(NOW - 1, "alice")
 
-    @pytest.mark.parametrize(("at", "user"), [(NOW - 1, "zoe"), (NOW, "adam")])
-    def test_two_replicas_were_asked(self, store: ClockedStore, at: float, user: str) -> None:
-        """The earlier of two requesters counts; of two at the same time, the first by name."""
-        admit(store, "bob", NOW)
-        mark(store, NOW + 1)
-        self.restored(store, Requester(at, user))
-        self.restored(store, Requester(NOW, "carol"))
-        assert requester_of(store) == Requester(at, user)
-
-    def test_history_without_a_requester(self, store: ClockedStore) -> None:
-        """A stored history without a requester does not remove the known requester."""
-        admit(store, "alice", NOW)
-        mark(store, NOW)
-        self.restored(store, None)
-        assert requester_of(store) == Requester(NOW, "alice")
-
-    def test_history_of_the_evacuation_before(self, store: ClockedStore) -> None:
+    def test_the_evacuation_before(self) -> None:
         """The requester of an earlier, cancelled evacuation does not count."""
-        mark(store, NOW, eviction_requested_at=NOW)
-        self.restored(store, Requester(NOW - 120, "alice"), seen_at=NOW - 120)
+        store = self.restored(requested_at=NOW - 900, seen_at=NOW - 900)
+        mark(store, NOW + 60, eviction_requested_at=NOW)
         assert requester_of(store) is None

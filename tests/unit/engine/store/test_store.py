@@ -14,7 +14,7 @@ from exporter.engine.evacuations.backoff import Backoff
 from exporter.engine.evacuations.diagnosis import diagnose
 from exporter.engine.facts.changes import (
     Change,
-    Forgotten,
+    Listed,
     NodesSeen,
     Notice,
     NoticeKind,
@@ -22,7 +22,7 @@ from exporter.engine.facts.changes import (
     Removed,
     Unreadable,
 )
-from exporter.engine.facts.evidence import Marker, Remembered
+from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
@@ -76,9 +76,9 @@ def records(store: ClockedStore) -> dict[str, Migration]:
     return seen(store).history.records()
 
 
-def remembered(uid: str) -> Remembered:
-    """The stored history of a VMI that migrated once."""
-    return Remembered(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
+def saved(uid: str) -> SavedVmi:
+    """What the history file has of a VMI that migrated once."""
+    return SavedVmi(uid=uid, namespace=NAMESPACE, migrations={"m1": a_migration()})
 
 
 # --- VMIs
@@ -505,7 +505,6 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Removed(Resource.VMIMS, NAMESPACE, "mig-1"), True, id="vmim-gone"),
         pytest.param(Removed(Resource.PODS, NAMESPACE, a_pod().name), True, id="pod-gone"),
         pytest.param(Unreadable(Resource.VMIS, NAMESPACE, NAME), True, id="vmi-unreadable"),
-        pytest.param(remembered(UID), True, id="recalled"),
         pytest.param(NodesSeen(seen=True), False, id="nodes-seen-as-before"),
     ],
 )
@@ -513,33 +512,26 @@ def test_what_is_news(change: Change, *, is_news: bool) -> None:
     """A change that could alter an answer is counted, and subscribers are notified."""
     store = a_store(a_vmi(), a_vmim(), a_pod())
     notices: list[Notice] = []
-    kinds = (NoticeKind.EVIDENCE, NoticeKind.GONE, NoticeKind.EVERYTHING)
-    store.subscribe(notices.append, *kinds)
+    store.subscribe(notices.append, *NoticeKind)
     assert (bool(store.apply(change, NOW)), bool(notices)) == (is_news, is_news)
 
 
 @pytest.mark.parametrize(
     ("change", "uids"),
     [
-        pytest.param(Observed(a_vmi(node="n2")), {UID}, id="vmi"),
-        pytest.param(Observed(an_ended_vmim()), {UID}, id="vmim"),
-        pytest.param(Observed(a_vmim(vmi_name="db2")), set(), id="foreign-vmim"),
-        pytest.param(Removed(Resource.VMIS, NAMESPACE, NAME), {UID}, id="gone"),
-        pytest.param(remembered("new"), {"new"}, id="recalled"),
-        pytest.param(remembered(UID), {UID}, id="recalled-of-a-vmi"),
-        pytest.param(Remembered(uid=UID, namespace=NAMESPACE), set(), id="nothing-new-recalled"),
-        pytest.param(Forgotten("old"), {"old"}, id="forgotten"),
-        pytest.param(Forgotten("none"), set(), id="nothing-to-forget"),
+        pytest.param(Observed(a_vmi()), {"gone", "elsewhere"}, id="read"),
+        pytest.param(Listed(Resource.VMIS, {}, NAMESPACE), {"elsewhere"}, id="not-listed"),
+        pytest.param(Listed(Resource.VMIS, {}, None), set(), id="listed-nowhere"),
+        pytest.param(Listed(Resource.VMIMS, {}, None), {UID, "gone", "elsewhere"}, id="vmims"),
     ],
 )
-def test_what_there_may_be_to_write_down(change: Change, uids: set[str]) -> None:
-    """There is a notice for each VMI whose stored history may have changed."""
-    store = a_store(a_vmi())
-    store.recall(remembered("old"))
-    notices: list[Notice] = []
-    store.subscribe(notices.append, NoticeKind.MEMORY)
+def test_what_is_saved_is_kept_until_its_vmi_is_listed(change: Change, uids: set[str]) -> None:
+    """What the history file has waits for its VMI, or for a complete list without that VMI."""
+    elsewhere = replace(saved("elsewhere"), namespace="elsewhere")
+    store = ClockedStore(saved(UID), saved("gone"), elsewhere)
     store.apply(change, NOW)
-    assert {notice.uid for notice in notices} == uids
+    assert store.awaited.keys() == uids
+    assert all(store.save(uid) for uid in uids)
 
 
 def test_a_whole_migration() -> None:
@@ -999,11 +991,11 @@ def test_an_unchanged_vmi_was_seen_without_a_marker() -> None:
     assert marker_of(store).not_before == NOW + 60
 
 
-def test_a_stored_request_from_before_a_success_is_not_the_present_one() -> None:
-    """A request that another replica dates before a success counts from its first sight on."""
-    store = a_store(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 100)), now=NOW)
-    stored = Marker(node="n1", requested_at=NOW - 200, seen_at=NOW - 50)
-    store.recall(Remembered(uid=UID, namespace=NAMESPACE, marker=stored))
+def test_a_saved_request_from_before_a_success_is_not_the_present_one() -> None:
+    """A request that the history file dates before a success counts from its first sight on."""
+    marker = Marker(node="n1", requested_at=NOW - 200, seen_at=NOW - 50)
+    store = ClockedStore(SavedVmi(uid=UID, namespace=NAMESPACE, marker=marker), now=NOW)
+    store.put(a_vmi(evacuation_node="n1", migration=a_state(end=NOW - 100)))
     assert marker_of(store).requested_at == NOW - 50
 
 
@@ -1046,20 +1038,6 @@ def test_a_vmi_that_cannot_be_read_is_known_by_its_uid(uid: str, kept: str) -> N
     assert store.vmi((NAMESPACE, "new")) is not None
 
 
-def test_what_is_forgotten_is_news_once() -> None:
-    """Forgetting the stored history of an unknown VMI is a change only once."""
-    store = a_store()
-    assert store.apply(Remembered(uid="u", namespace=NAMESPACE), store.now)
-    assert [store.apply(Forgotten("u"), store.now) for _ in range(2)] == [1, 0]
-
-
-def test_other_resources_are_neither_counted_nor_kept() -> None:
-    """The store neither counts ConfigMaps nor remembers invalid ones."""
-    store = a_store()
-    assert store.count(Resource.CONFIGMAPS) == 0
-    assert store.note_unreadable(Resource.CONFIGMAPS, NAMESPACE, "x") == 0
-
-
 def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
     """A migration in `migrationState` was handed off; `handed_off_at` is when it was first seen."""
     store = a_store(a_vmi())
@@ -1071,12 +1049,11 @@ def test_a_migration_of_the_vmi_was_handed_off_when_it_was_seen() -> None:
     assert records(store)["m1"].handed_off
 
 
-def test_a_stored_history_proves_whose_a_migration_is() -> None:
-    """A VMIM older than a VMI belongs to that VMI if the VMI's stored history has the VMIM."""
-    store = a_store(a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
-    memory = Remembered(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
-    assert seen(store).vmims == ()
-    store.recall(memory)
+def test_a_saved_history_proves_whose_a_migration_is() -> None:
+    """A VMIM older than a VMI belongs to that VMI if the history file says so."""
+    old = SavedVmi(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
+    store = ClockedStore(old)
+    put(store, a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
     assert [one.uid for one in seen(store).vmims] == ["old"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import Conditions, forecast_node, read_conditions
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
-from exporter.engine.facts.evidence import RequestedThrough
+from exporter.engine.facts.evidence import RequestedThrough, SavedVmi
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
@@ -23,6 +23,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
+from exporter.engine.store.tracker import ENDS_AFTER
 from exporter.words.evacuations import advise
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore, a_verdict_view
@@ -321,33 +322,26 @@ class TestNodesNotSeen:
 
 
 class TestRestart:
-    """The stored history has evacuations by a taint too."""
+    """The history file has evacuations by a taint too."""
 
-    def remember(self) -> Any:
-        """The stored history of an evacuation with more failures than KubeVirt keeps VMIMs."""
+    def save(self) -> SavedVmi:
+        """What is saved of an evacuation with more failures than KubeVirt keeps VMIMs."""
         store = a_store(a_tainted(), a_movable())
         for number in range(1, 9):
             store.put(an_attempt(number, created=TAINTED + number))
             store.remove(Resource.VMIMS, "shop", f"evac-{number}")
-        remembered = store.remember(UID)
-        assert remembered is not None
-        assert remembered.marker is not None
-        return remembered
+        saved = store.save(UID)
+        assert saved is not None
+        assert saved.marker is not None
+        return saved
 
-    @pytest.mark.parametrize("history_is_first", [True, False])
-    def test_the_nodes_come_last(self, *, history_is_first: bool) -> None:
+    def test_the_nodes_come_last(self) -> None:
         """Failed attempts are not forgotten, although the nodes are listed after the VMIs."""
-        store = ClockedStore(now=NOW, sees_nodes=None)
-        stored = self.remember()
-        if history_is_first:
-            store.recall(stored)
+        saved = self.save()
+        store = ClockedStore(saved, now=NOW, sees_nodes=None)
         store.put(a_movable())
-        if not history_is_first:
-            store.recall(stored)
         assert diagnose(store) is None
-        remembered = store.remember(UID)
-        assert remembered is not None
-        assert remembered.marker == stored.marker
+        assert store.save(UID) == saved
         store.put(a_tainted())
         store.hide()
         found = diagnose(store)
@@ -356,19 +350,32 @@ class TestRestart:
 
     def test_the_taint_is_gone(self) -> None:
         """An evacuation whose taint was removed while the exporter was down is over."""
-        store = ClockedStore(now=NOW, sees_nodes=None)
-        store.recall(self.remember())
+        store = ClockedStore(self.save(), now=NOW, sees_nodes=None)
         store.put(a_movable())
         store.hide()
         store.now = NOW + 60.0
-        store.forget(UID, is_gone=True)
-        remembered = store.remember(UID)
-        assert remembered is not None
-        assert remembered.marker is None
+        saved = store.save(UID)
+        assert saved is None or saved.marker is None
         store.put(a_tainted(at=None))
         found = diagnose(store)
         assert found is not None
         assert (found.failed_attempts, found.state) == (0, State.NO_MIGRATION)
+
+    def test_only_attempts_show_it(self) -> None:
+        """Without nodes, an attempt within ten minutes of the last one continues an evacuation."""
+        for pause, failed_attempts in ((ENDS_AFTER - 1, 3), (ENDS_AFTER, 1)):
+            before = ClockedStore(now=NOW, sees_nodes=False)
+            before.put(a_movable())
+            for number in (1, 2):
+                before.put(an_attempt(number, created=NOW - 60.0))
+            saved = before.save(UID)
+            assert saved is not None
+            store = ClockedStore(saved, now=NOW + pause, sees_nodes=False)
+            store.put(a_movable())
+            store.put(an_attempt(3, created=store.now - 60.0))
+            found = diagnose(store)
+            assert found is not None
+            assert found.failed_attempts == failed_attempts
 
 
 def test_the_view_has_the_present_date_of_a_request() -> None:

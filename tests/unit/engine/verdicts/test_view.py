@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Change, Observed, Removed, Unreadable
-from exporter.engine.facts.evidence import Evidence, Remembered
-from exporter.engine.facts.history import Migration
+from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
     CLUSTER_RESOURCES,
@@ -57,12 +56,6 @@ SILENT = a_trust(*CLUSTER_RESOURCES)
 def count_kept(view: VerdictView) -> int:
     """The number of entries in all containers of a view."""
     return sum(len(one) for one in vars(view).values() if isinstance(one, dict | list | set))
-
-
-def a_memory(uid: str, end: Instant) -> Remembered:
-    """The stored history of one migration that took a minute."""
-    migration = Migration(start=end - 60.0, end=end, handed_off=True)
-    return Remembered(uid=uid, namespace=NAMESPACE, migrations={"old": migration})
 
 
 def summarized(
@@ -402,7 +395,6 @@ pods = st.builds(
     node=st.sampled_from(("n1", "n2")),
     eviction_in_progress=st.booleans(),
 )
-recollections = st.builds(a_memory, st.sampled_from(NAMES).map("{}-1".format), instants)
 objects = st.one_of(
     st.tuples(st.just(Resource.VMIS), st.sampled_from(NAMES)),
     st.tuples(st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
@@ -416,7 +408,7 @@ places = st.builds(NamespaceTrust, unseen_sets, dead_sets)
 trusts = st.just(Trust()) | st.builds(Trust, places, st.dictionaries(st.just(NAMESPACE), places))
 pauses = st.builds(Pause, st.sampled_from(STEPS), trusts, st.integers(0, 2))
 facts = (one.map(Observed) for one in (vmis, vmis, vmims, pods))
-lives = st.lists(st.one_of(*facts, recollections, deletions, refusals, pauses, pauses), max_size=40)
+lives = st.lists(st.one_of(*facts, deletions, refusals, pauses, pauses), max_size=40)
 
 
 @dataclass

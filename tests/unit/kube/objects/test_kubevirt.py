@@ -685,10 +685,6 @@ WHOLE = {
         containerStatuses=[{"name": "compute", "state": {"waiting": {"reason": "x"}}}],
     ),
     Resource.KUBEVIRTS: a_kubevirt_json(configuration={"migrations": LIMITS}),
-    Resource.CONFIGMAPS: {
-        "metadata": {"namespace": NAMESPACE, "name": "x-00", "uid": "1", "resourceVersion": "7"},
-        "binaryData": {"history": "AAAA"},
-    },
 }
 WRONG: tuple[Any, ...] = (
     None,

@@ -16,7 +16,7 @@ from exporter.engine.facts.model import KubeVirtSettings, Outcome, Resource, Sec
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
-from exporter.health import HistoryFault, HistoryHealth, Watched
+from exporter.health import HistoryHealth, Watched
 from exporter.server.api.handlers import Service
 from exporter.server.page.model import PageFilter, PageModel
 from exporter.server.page.render import (
@@ -192,22 +192,16 @@ class TestTrust:
         assert page.text("watch-virtualmachineinstances").endswith("synced 5 s ago 07:59:55 UTC")
         assert "1 of 2 namespaces synced, 1 rejected slow now" in page.text("watch-pods")
 
-    def test_the_stored_history_is_shown(self) -> None:
-        """The stored history is shown with its place, writer and faults."""
+    def test_the_history_file_is_shown(self) -> None:
+        """The history file is shown with its last write, and with what went wrong since."""
         health = a_health()
         assert shown(make_service(health=health)).text("history").startswith("none:")
-        health.history = HistoryHealth(vmis=3, size=12_345)
-        health.watched.append(Watched(Resource.CONFIGMAPS, "ns", synced=True, contact=NOW))
-
+        health.history = HistoryHealth()
+        page = shown(make_service(health=health))
+        assert page.text("history") == "a file, not written since the start"
+        health.history = HistoryHealth(written_at=NOW - 90, vmis=3, trouble="the disk is full")
         assert shown(make_service(health=health)).text("history") == (
-            "ConfigMaps, written by another replica; fully written, 3 VMs in 12,345 bytes"
-        )
-        health.history.may_write = lambda: True
-        health.history.find_unwritten = lambda: NOW - 90
-        health.history.faults[HistoryFault.CONFLICT] = 2
-        assert shown(make_service(health=health)).text("history") == (
-            "ConfigMaps, written by this process; unwritten since"
-            " 1 min 30 s ago 07:58:30 UTC conflict (2)"
+            "a file with 3 VMs, written 1 min 30 s ago 07:58:30 UTC the disk is full"
         )
 
     def test_until_it_is_synced_there_is_no_table(self) -> None:
@@ -370,7 +364,7 @@ class TestSafety:
     def test_a_hostile_name_is_text(self) -> None:
         """Malicious names, nodes, UIDs and messages create no element or attribute."""
         health = a_health()
-        health.watched.append(Watched(Resource.CONFIGMAPS, HOSTILE[0], rejected=HOSTILE[1]))
+        health.watched.append(Watched(Resource.LEASES, HOSTILE[0], rejected=HOSTILE[1]))
         plain = shown(busy_service())
         facts = [
             fact

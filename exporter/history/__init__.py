@@ -1,1 +1,0 @@
-"""Persists the migration history across restarts, in a file or in ConfigMaps."""
