@@ -12,8 +12,8 @@ from tests.cluster.resources import NODES, PODS
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import rfc3339
-from tests.support.program import Program, program
 from tests.support.history_files import migrate
+from tests.support.program import Program, program
 
 
 BLOCKS = "descheduler_kubevirt_eviction_blocks_total"

@@ -12,8 +12,8 @@ from tests.cluster import VMIMS, VMIS, poll, vmi, vmim
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import rfc3339, transitions_json
-from tests.support.program import Program, program
 from tests.support.history_files import migrate
+from tests.support.program import Program, program
 
 
 FAILED_TARGET = "kubevirt_vmi_failed_target"

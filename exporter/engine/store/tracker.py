@@ -25,7 +25,7 @@ from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import DrainEnd, DrainPart, NodeDrains, find_part
 from exporter.engine.store.nodes import NodeIndex
-from exporter.engine.store.requesters import Requesters, Source, find_source
+from exporter.engine.store.requesters import Requesters, find_source
 from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
 
 
