@@ -11,7 +11,8 @@ RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-compil
         -type f -delete && \
     python -m compileall -q --invalidation-mode unchecked-hash /packages
 COPY exporter /exporter
-RUN python -m compileall -q --invalidation-mode unchecked-hash /exporter
+# The simulated cluster and the what-if, a quarter of the package, are for a person's own machine.
+RUN rm -r /exporter/demo /exporter/whatif && python -m compileall -q --invalidation-mode unchecked-hash /exporter
 
 # Debian 13 with Python 3.13 and nothing else; it sets the user 65532.
 FROM gcr.io/distroless/python3-debian13:nonroot

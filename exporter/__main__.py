@@ -59,7 +59,12 @@ def run() -> int:
             case _:
                 return commands.watch(arguments)
     except CommandFailed as failed:
-        return commands.fail(failed)
+        failure = failed
+    except ModuleNotFoundError as missing:
+        if not (missing.name or "").startswith(("exporter.demo", "exporter.whatif")):
+            raise
+        failure = commands.NotInImage(arguments.command)
+    return commands.fail(failure)
 
 
 def play_back(arguments: "argparse.Namespace") -> int:

@@ -17,6 +17,7 @@ the exit code beside it; every other error is handled by its caller.
             CannotRecord          10   whatif.recording
             CannotReplay          11   whatif.recording
             NoSuchNode            13   cli.client
+            NotInImage             2   cli.commands
         ApiError                       kube.client
             Expired                    kube.client
             Denied                     kube.client

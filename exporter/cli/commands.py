@@ -151,11 +151,12 @@ QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:
     """`record`: write the cluster's watch events to a file, until stopped."""
+    from exporter.whatif.recorder import record
+
     settings = read_settings_for(arguments)
 
     async def job(stop: asyncio.Event) -> None:
         from exporter.kube.login import Login
-        from exporter.whatif.recorder import record
 
         login = Login(kubeconfig=arguments.kubeconfig)
         path, lasts = arguments.output, arguments.lasts
@@ -233,6 +234,18 @@ def serve(settings: Settings, job: Callable[[asyncio.Event], Awaitable[None]]) -
         log.exception("failed")
         return Exit.FAILED
     return Exit.OK
+
+
+class NotInImage(CommandFailed):
+    """The command needs a part of the package that the image does not have."""
+
+    exit_code = Exit.USAGE
+
+    def __init__(self, command: str) -> None:
+        super().__init__(
+            f"{command}: not in this image, which watches a cluster and asks about it. Run it on"
+            " your own machine: `pip install .` in a clone of the source"
+        )
 
 
 def fail(failed: CommandFailed) -> Exit:

@@ -53,6 +53,7 @@ def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
     """
     config, sizes = unpack(image)
 
+    assert not [path for path in sizes if re.match(r"app/exporter/(demo|whatif)/", path)]
     labels = {key.rpartition(".")[2]: value for key, value in config["Labels"].items()}
     assert labels["source"] == SOURCE
     assert labels["version"] == __version__

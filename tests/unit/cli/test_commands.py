@@ -487,6 +487,32 @@ def test_replay_answers(recorded: str) -> None:
     assert re.fullmatch(r"replayed .* events in .* s, .* MiB at most\n", done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("part", "command"),
+    [
+        ("demo", ["demo"]),
+        ("demo", ["replay", "--scenario", "week-pilot"]),
+        ("whatif", ["replay", "week.ndjson"]),
+        ("whatif", ["record", "--output", "week.ndjson"]),
+    ],
+)
+def test_a_command_that_the_image_lacks_says_so(part: str, command: list[str]) -> None:
+    """Without the simulated cluster or the what-if, their commands end with 2 and a sentence."""
+    code = f"""
+import sys
+sys.modules["exporter.{part}"] = None
+from exporter.__main__ import main
+sys.argv = ["exporter", *{command}]
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.startswith(f"{command[0]}: not in this image")
+
+
 def test_replay_answers_machines(recorded: str) -> None:
     """`replay --json` prints JSON."""
     policies = json.loads(run("replay", recorded, "--json").stdout)["policies"]
