@@ -19,12 +19,13 @@ TESTS ?=
 FULL ?=
 KUBEVIRT ?=
 DIST ?= dist
-# Every folder with our own Go code. The flags in GO_ENV are those of tests/tools/build, so that
-# checks and builds share compiled packages.
-GO_FOLDERS := deploy/descheduler $(patsubst %/,%,$(sort $(dir $(wildcard tests/tools/*/*.go))))
-# Those that `make check` compiles within minutes. tests/tools/build checks each of the others in the
-# same way when it builds it, because their dependencies take many minutes to compile.
-GO_CHECKED := deploy/descheduler tests/tools/bench-load tests/tools/pause
+# `needs-go` puts a Go there if the machine has none, or an old one.
+export PATH := $(CURDIR)/.tools/go/bin:$(PATH)
+# The modules with our own Go code: those that `make check` compiles within minutes, and those that
+# it only checks with FULL=1. The flags in GO_ENV are those with which tests/tools/build builds the
+# descheduler, so that checks and builds share compiled packages.
+GO_QUICK := deploy/descheduler $(addprefix tests/tools/,bench-load pause)
+GO_SLOW := $(addprefix tests/tools/,added-crds bench-informer cainjector kubevirt kubevirt-nodes shared)
 # The programs of a node, and those that the e2e tests start next to it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
     kustomize helm virt-api virt-controller crds added-crds manifests pause
@@ -34,7 +35,7 @@ VMS_TOOLS := virt-launcher virt-handler virt-operator virt-exportproxy virt-laun
     virt-tail virt-freezer virt-probe libvirt-hook-client container-disk operator
 GO_ENV := CGO_ENABLED=0 GOWORK=off GOFLAGS='-mod=readonly -trimpath -buildvcs=false'
 
-.PHONY: run alerts alert-months test test-integration test-e2e test-vms lint check soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-cluster needs-vms needs-go
+.PHONY: run alerts alert-months test test-integration test-e2e test-vms lint check soak mutants bench matrix canary tools dashboards screenshots rules reference manifests pins sbom release-dry-run clean needs-python needs-go needs-test needs-test-integration needs-test-e2e needs-test-vms
 
 # `make run` runs the exporter with a simulated cluster, `make run KUBECONFIG=...` with a real one.
 # A KUBECONFIG in the environment is ignored.
@@ -53,7 +54,7 @@ alerts: $(RUNTIME)
 
 # Runs the tests of tests/unit, tests/docs and tests/program, which need Python alone, and prints how
 # much of the code they run. TESTS=tests/unit/engine runs one folder.
-test: needs-python $(TESTED)
+test: needs-python needs-test $(TESTED)
 	@rm -f .coverage*
 	SOAK= $(BIN)/python -m coverage run -m pytest -m "not soak" -n 3 --dist worksteal $(or $(TESTS),tests)
 	@$(BIN)/python -m coverage combine -q
@@ -62,13 +63,13 @@ test: needs-python $(TESTED)
 # Runs the tests with real servers, which it builds first. The folders with the longest files begin,
 # so that no worker has a long file at the end. With GOGC=400 a kube-apiserver starts with a fifth
 # less CPU time, and takes twice the memory.
-test-integration: needs-python needs-go $(DEVELOPMENT) tools
+test-integration: needs-python needs-test-integration needs-go $(DEVELOPMENT) tools
 	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder \
 	    $(or $(TESTS),$(addprefix tests/integration/,descheduling kubevirt alerts deploy apiserver chaos))
 
 # Builds the images from our Dockerfiles, and tests them in a real cluster of one node. It needs
 # root and a container runtime, and names missing packages. FULL=1 adds tests that take longer.
-test-e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
+test-e2e: needs-python needs-test-e2e needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(FULL),$(FULL_TOOLS))
 	@FULL=$(FULL) $(BIN)/python -m tests.e2e.images
 	FULL=$(FULL) $(PYTEST) tests/e2e
@@ -77,7 +78,7 @@ test-e2e: needs-python needs-cluster needs-go $(DEVELOPMENT)
 # needs what `make test-e2e` needs, a C compiler and 5 GB of memory. `.ci/run` does not run it.
 # KUBEVIRT=1.8.4 tests another version. With SOAK=1 a descheduler moves VMs for ten minutes before
 # the drain, instead of once.
-test-vms: needs-python needs-vms needs-go $(DEVELOPMENT)
+test-vms: needs-python needs-test-vms needs-go $(DEVELOPMENT)
 	@tests/tools/build $(CLUSTER_TOOLS) $(if $(KUBEVIRT),,$(VMS_TOOLS))
 	@for part in $(if $(KUBEVIRT),kubevirt kubevirt-nodes); do tests/tools/build $$part@$(KUBEVIRT) || exit 1; done
 	@$(BIN)/python -m tests.vms.images
@@ -107,9 +108,9 @@ check: lint needs-go
 	@echo actionlint, helm lint
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" actionlint -shellcheck=
 	@PATH="$(CURDIR)/.tools/bin:$$PATH" helm lint --strict --quiet deploy/helm/kubevirt-eviction-exporter
-	@unformatted=$$(gofmt -l $(GO_FOLDERS)) || exit 1; test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
+	@unformatted=$$(gofmt -l $(GO_QUICK) $(GO_SLOW)) || exit 1; test -z "$$unformatted" || { echo "gofmt: $$unformatted" >&2; exit 1; }
 	@tests/tools/build staticcheck
-	@for folder in $(GO_CHECKED); do \
+	@for folder in $(GO_QUICK) $(if $(FULL),$(GO_SLOW)); do \
 	    echo "go vet, staticcheck: $$folder"; \
 	    (cd $$folder && $(GO_ENV) go vet ./... && $(GO_ENV) PATH="$(CURDIR)/.tools/bin:$$PATH" staticcheck ./...) || exit 1; \
 	done
@@ -187,7 +188,7 @@ release-dry-run: sbom
 release-check: $(DEVELOPMENT)
 	@$(BIN)/python -m tests.generate.release --check
 
-# Updates the pins of the three requirements files. It uses only wheels, so that no code of the
+# Updates the pins of the four requirements files. It uses only wheels, so that no code of the
 # packages runs. Read the diff before you commit it.
 pins: $(DEVELOPMENT)
 	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
@@ -196,6 +197,8 @@ pins: $(DEVELOPMENT)
 	    --group dev -c requirements/runtime.txt pyproject.toml -o requirements/development.txt
 	$(BIN)/uv pip compile -q --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
 	    --group test -c requirements/development.txt pyproject.toml -o requirements/test.txt
+	$(BIN)/uv pip compile -q --upgrade --only-binary :all: --universal --python-version 3.11 --generate-hashes --no-header \
+	    --group go -o requirements/go.txt
 
 clean:
 	rm -rf $(VENV) .tools .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -205,15 +208,12 @@ needs-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer: $(PYTHON) is " + sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "this needs Python's venv module (Debian: python3-venv)" >&2; exit 1; }
 
-needs-cluster:
-	@$(PYTHON) -m tests.e2e.needs
+# Names what the machine lacks, and which tests are skipped therefore.
+needs-test needs-test-integration needs-test-e2e needs-test-vms:
+	@$(PYTHON) -m tests.needs $(@:needs-%=%)
 
-needs-vms:
-	@$(PYTHON) -m tests.e2e.needs vms
-
-needs-go:
-	@command -v go >/dev/null || { echo "the tests build real servers with Go 1.26 or newer: go is not on the PATH" >&2; exit 1; }
-	@go env GOVERSION | awk '{ split(substr($$1, 3), v, "."); if (v[1] < 1 || (v[1] == 1 && v[2] < 26)) { print "the tests build real servers with Go 1.26 or newer: this is " $$1 > "/dev/stderr"; exit 1 } }'
+needs-go: needs-python
+	@PYTHON=$(PYTHON) tests/tools/go
 
 $(RUNTIME): requirements/runtime.txt | needs-python
 	@mkdir -p $(VENV) 2>/dev/null && test -w $(VENV) || { echo "$(CURDIR) is read-only: copy it, or put the packages elsewhere, as in 'make run VENV=/tmp/venv'" >&2; exit 1; }

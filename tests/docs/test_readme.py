@@ -25,6 +25,7 @@ from tests.support.documents import (
 
 DESCHEDULER = ROOT / "deploy" / "descheduler" / "go.mod"
 TOOLS = ROOT / "tests" / "tools"
+SHARED = TOOLS / "shared" / "go.mod"
 
 
 def test_it_leads_to_every_document() -> None:
@@ -38,18 +39,15 @@ def test_it_leads_to_every_document() -> None:
 @pytest.mark.parametrize(
     ("what", "file", "module"),
     [
-        ("kube-apiserver", TOOLS / "kubernetes/go.mod", "k8s.io/kubernetes"),
+        ("kube-apiserver", SHARED, "k8s.io/kubernetes"),
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
-        ("Helm", TOOLS / "helm/go.mod", "helm.sh/helm/v3"),
-        (
-            "Prometheus operator",
-            TOOLS / "prometheus-operator/go.mod",
-            "github.com/prometheus-operator/prometheus-operator",
-        ),
-        ("kustomize", TOOLS / "kustomize/go.mod", "sigs.k8s.io/kustomize/kustomize/v5"),
-        ("Prometheus", TOOLS / "prometheus/go.mod", "github.com/prometheus/prometheus"),
-        ("Alertmanager", TOOLS / "alertmanager/go.mod", "github.com/prometheus/alertmanager"),
+        ("Helm", SHARED, "helm.sh/helm/v3"),
+        ("Prometheus operator", SHARED, "github.com/prometheus-operator/prometheus-operator"),
+        ("Perses", SHARED, "github.com/perses/perses"),
+        ("kustomize", SHARED, "sigs.k8s.io/kustomize/kustomize/v5"),
+        ("Prometheus", SHARED, "github.com/prometheus/prometheus"),
+        ("Alertmanager", SHARED, "github.com/prometheus/alertmanager"),
     ],
 )
 def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, module: str) -> None:

@@ -12,7 +12,7 @@ from tests.support.documents import MATRIX_RESULTS, ROOT, VERSIONS, read, table
 
 MODULES = {
     "kubevirt": ("tests/tools/kubevirt", "kubevirt.io/kubevirt"),
-    "kube-apiserver": ("tests/tools/kubernetes", "k8s.io/kubernetes"),
+    "kube-apiserver": ("tests/tools/shared", "k8s.io/kubernetes"),
     "descheduler": ("deploy/descheduler", "sigs.k8s.io/descheduler"),
 }
 

@@ -264,12 +264,12 @@ LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"]
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
 """Whether to run also the tests that take longer."""
-OPERATOR = of_binaries("prometheus-operator", "prometheus-operator", "prometheus-operator")
+OPERATOR = of_binaries("prometheus-operator", "shared", "prometheus-operator")
 RELOADER = of_binaries(
-    "prometheus-operator-reloader", "prometheus-operator", "prometheus-config-reloader"
+    "prometheus-operator-reloader", "shared", "prometheus-config-reloader"
 )
-PROMETHEUS = of_binaries("prometheus", "prometheus", "prometheus", "promtool")
-ALERTMANAGER = of_binaries("alertmanager", "alertmanager", "alertmanager")
+PROMETHEUS = of_binaries("prometheus", "shared", "prometheus", "promtool")
+ALERTMANAGER = of_binaries("alertmanager", "shared", "alertmanager")
 MONITORING = (OPERATOR, RELOADER, PROMETHEUS, ALERTMANAGER)
 IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER, *(MONITORING if FULL else ()))
 

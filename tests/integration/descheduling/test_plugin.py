@@ -37,14 +37,19 @@ def run_go(*arguments: str, cgo: bool = False) -> str:
 
 
 def test_its_tests_pass_under_the_race_detector(prove: Callable[[str], None]) -> None:
-    """The plugin's own tests pass, and the race detector finds no race."""
+    """The plugin's own tests pass, and the race detector finds no race.
+
+    Without a C compiler the test is skipped, and in CI it fails.
+    """
     compiler = run_go("env", "CC").strip()
     if shutil.which(compiler) is None:
-        pytest.fail(
+        missing = (
             f"Go's race detector needs a C compiler and {compiler} is not on the PATH"
-            " (Debian: gcc and libc6-dev; or set CC)",
-            pytrace=False,
+            " (Debian: gcc and libc6-dev; or set CC)"
         )
+        if "CI" in os.environ:
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
     output = run_go("test", "-race", "-vet=off", "-count=1", "-v", "./verdicts/...", cgo=True)
     passed = re.findall(r"^--- PASS: (\w+)", output, re.MULTILINE)
     assert "TestNewLeaksNothing" in passed
