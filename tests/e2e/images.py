@@ -265,9 +265,7 @@ EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
 """Whether to run also the tests that take longer."""
 OPERATOR = of_binaries("prometheus-operator", "shared", "prometheus-operator")
-RELOADER = of_binaries(
-    "prometheus-operator-reloader", "shared", "prometheus-config-reloader"
-)
+RELOADER = of_binaries("prometheus-operator-reloader", "shared", "prometheus-config-reloader")
 PROMETHEUS = of_binaries("prometheus", "shared", "prometheus", "promtool")
 ALERTMANAGER = of_binaries("alertmanager", "shared", "alertmanager")
 MONITORING = (OPERATOR, RELOADER, PROMETHEUS, ALERTMANAGER)
