@@ -5,7 +5,7 @@ The first line is a header, each further one an event:
     {"format":"kubevirt-eviction-exporter/recording","version":2}
     {"at":"2026-01-05T10:00:00.25Z","type":"ADDED","resource":"pods","fact":{...}}
 
-`fact` is the engine's value (`engine.facts.model`) as msgspec encodes it, as in the stored history.
+`fact` is the engine's value (`engine.facts.model`) as msgspec encodes it, as in the history file.
 `type` is ADDED, MODIFIED or DELETED as in a watch. SYNCED follows a complete list of the resource
 (objects that it lacks were DELETED before). REJECTED means that the resource may not be listed.
 ENDED comes once, when the recorder is stopped. A fact has no cloud-init password, no image, no

@@ -1,12 +1,12 @@
 """A stream of migrations and evacuations, as KubeVirt writes them.
 
 The timestamps of a VM lie a constant time in the past. No two events of a VM have the same second,
-so the stored history, which has whole seconds, can distinguish them. Before the stream deletes the
+so the history file, which has whole seconds, can distinguish them. Before the stream deletes the
 only object that shows an event, it awaits `acknowledge`, so that the event is stored. If a replica
 is killed before that, it may lose the event by design.
 
 Brief VMs have at most the five VMIMs that KubeVirt keeps, and none is deleted before the VM. So
-nothing about brief VMs may be lost, even without a stored history.
+nothing about brief VMs may be lost, even without a history file.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ Prove: TypeAlias = Callable[[str], None]
 STEPS = 12
 """The number of steps of every VM between two comparisons."""
 LATEST = 0.6
-"""The most seconds between a step and a kill; the stored history is written every half second."""
+"""The most seconds between a step and a kill; the history file is written every half second."""
 _marks = count(1)
 
 

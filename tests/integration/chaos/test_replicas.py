@@ -137,7 +137,7 @@ async def test_clocks_that_differ(real: RealStage) -> None:
 
 
 async def test_a_clock_that_jumps(real: RealStage, tmp_path: Path) -> None:
-    """If the clock jumps, the verdicts follow the new time, and the stored history is kept."""
+    """If the clock jumps, the verdicts follow the new time, and the history file is kept."""
     namespace = await real.make_namespace()
     login = real.login
     path = tmp_path / "history"

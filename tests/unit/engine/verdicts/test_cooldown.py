@@ -525,7 +525,7 @@ def test_endings_kept(floor: float, ceiling: float, kept: int) -> None:
 
 
 def test_the_policy_of_an_override_counts_for_what_is_stored() -> None:
-    """The stored history is long enough for the default policy and for every override."""
+    """The history file is long enough for the default policy and for every override."""
     small, large = a_policy(), a_policy(migration_cooldown=0.0, migration_history_window=1e6)
     for default, other in ((small, large), (large, small)):
         policy = replace(default, overrides=(Override(name="other", policy=other),))
