@@ -43,7 +43,7 @@ import msgspec
 
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that another program wrote: JSON or msgpack with invalid syntax,
+"""What msgspec raises for bytes that another program wrote: JSON with invalid syntax,
 wrong types or text that is not UTF-8, and arrays or objects that are nested too deeply."""
 
 
