@@ -29,7 +29,10 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
         from exporter.kube.client import ApiError
         from exporter.kube.kubeconfig import NoCredentials
         from exporter.kube.objects.kubevirt import InvalidObject
+        from exporter.logs import configure_logging
 
+        # A login plugin may ask a person to log in.
+        configure_logging(form=settings.log.format, level=settings.log.level)
         cannot = (
             f"{namespace}/{name}: its labels or priority class decide which entry applies, but the"
             " VMI cannot be read"

@@ -5,7 +5,6 @@ are returned as bytes.
 """
 
 import asyncio
-import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -327,11 +326,10 @@ class ApiServer:
         login, and later `Unconnected`: during a rotation the files may be incomplete.
         """
         now, session = self._clock(), self._session
-        if session is not None and now >= session.due_at:
-            renewal = self._begin_login()
-            expires_at = session.access.expires_at
-            if expires_at is not None and now >= expires_at:
-                await asyncio.shield(renewal)
+        if session is not None and now >= session.access.expires_at:
+            await asyncio.shield(self._begin_login())
+        elif session is not None and now >= session.due_at:
+            _ = self._begin_login()  # requests go on with the old credentials meanwhile
         while self._session is None:
             await asyncio.shield(self._begin_login())
         return self._session
@@ -360,8 +358,6 @@ class ApiServer:
 
     def _find_due(self, access: Access) -> Instant:
         """When to renew these credentials."""
-        if access.expires_at is None:
-            return math.inf
         left = max(0.0, access.expires_at - self._clock())
         return access.expires_at - min(RENEWED_BEFORE, left / 4)
 

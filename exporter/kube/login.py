@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import math
 import os
 import ssl
 from collections.abc import Mapping
@@ -85,7 +86,7 @@ class Access:
     tls: ssl.SSLContext | None = None
     proxy: str | None = None
     token_file: TokenFile | None = None
-    expires_at: Instant | None = None
+    expires_at: Instant = math.inf
 
     def authorize(self) -> dict[str, str]:
         """The header that authenticates a request, or none."""
@@ -108,7 +109,7 @@ async def log_in(login: Login) -> Access:
     except TimeoutError:
         where = login.kubeconfig or "the default kubeconfig"
         raise TimeoutError(f"the login by {where} took more than {LOGIN_TIMEOUT:g} s") from None
-    expires_at = None
+    expires_at = math.inf
     if account.plugin is not None:
         credential = await PluginRun(account.plugin, os.environ).run()
         expires_at = credential.expires_at
@@ -122,7 +123,7 @@ async def log_in(login: Login) -> Access:
     return await asyncio.to_thread(_prepare, account, proxy, expires_at)
 
 
-def _prepare(account: Account, proxy: str | None, expires_at: Instant | None) -> Access:
+def _prepare(account: Account, proxy: str | None, expires_at: Instant) -> Access:
     file = account.token_file
     return Access(
         account,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -44,7 +45,7 @@ class Credential:
     token: str
     certificate: bytes | None
     key: bytes | None
-    expires_at: Instant | None
+    expires_at: Instant
 
 
 class _Status(Struct, rename="camel"):
@@ -138,7 +139,7 @@ class PluginRun:
         if plugin.cluster is not None:
             spec["cluster"] = plugin.cluster
         request = {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
-        info = {"KUBERNETES_EXEC_INFO": json.dumps(request)}
+        info = {"KUBERNETES_EXEC_INFO": json.dumps(request, separators=(",", ":"))}
         stdout, stderr = _Pipe(self._receive_answer), _Pipe(self._receive_words)
         has_ended = False
         try:
@@ -228,11 +229,11 @@ class PluginRun:
             raise self._refuse("gave no token and no certificate: expected one in status")
         if not is_header(status.token):
             raise self._refuse("gave a token with a line break or a control character")
-        expires_at = None
+        expires_at: Instant | None = math.inf
         if status.expiration_timestamp is not None:
             expires_at = parse_instant(status.expiration_timestamp)
-            if expires_at is None:
-                raise self._refuse("status.expirationTimestamp: expected RFC 3339")
+        if expires_at is None:
+            raise self._refuse("gave an expirationTimestamp that is not RFC 3339")
         return Credential(
             token=status.token,
             certificate=status.client_certificate_data.encode() if has_pair else None,
