@@ -11,10 +11,21 @@ from urllib.parse import urlsplit
 class Gate:
     """`async with Gate(url) as gate` relays connections from `gate.url` to the server at `url`.
 
-    With a folder of certificates the relay has TLS, and the server has none.
+    With a folder of certificates the relay has TLS of its own. It connects to the server without
+    TLS, or with the context `onward`.
     """
 
-    def __init__(self, url: str, certificates: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        certificates: Path | None = None,
+        *,
+        certificate: str = "server",
+        host: str = "127.0.0.1",
+        onward: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host = host
+        self._onward = onward
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -23,7 +34,8 @@ class Gate:
         if certificates is not None:
             self._scheme = "https"
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+            pair = certificates / f"{certificate}.crt"
+            self._tls.load_cert_chain(pair, pair.with_suffix(".key"))
         self._target = (parts.hostname, parts.port)
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -38,7 +50,7 @@ class Gate:
         return f"{self._scheme}://127.0.0.1:{self._port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._accept, self._host, 0, ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -86,7 +98,7 @@ class Gate:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, onward = await asyncio.open_connection(*self._target)
+            there, onward = await asyncio.open_connection(*self._target, ssl=self._onward)
         except OSError:
             writer.transport.abort()
             return

@@ -51,7 +51,7 @@ class Setup:
 
     async def ask(self, api: ApiServer) -> str:
         """Send a request, and return the token with which it came."""
-        await api.read(Resource.CONFIGMAPS, "shop", "history")
+        await api.read(Resource.LEASES, "shop", "lease")
         return str(self.capture.requests[-1].get("authorization", "")).removeprefix("Bearer ")
 
 
