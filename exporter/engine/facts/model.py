@@ -4,12 +4,12 @@ Instants are Unix seconds (UTC) and durations are seconds. Both are floats, beca
 compares and adds millions of them. They are formatted for JSON and pages only.
 """
 
-from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
+from exporter.engine.facts.placement import NO_SCHEDULE, Placement, Requirement
 from exporter.engine.facts.states import State
 
 
@@ -126,14 +126,20 @@ class WhySource(StrEnum):
     """
     TARGET_CONTAINER = "TargetContainer"
     """A container of an attempt's target pod that waits or has terminated."""
+    TARGET_POD = "TargetPod"
+    """A condition of an attempt's target pod, if it is false: its network and volumes, or its init
+    containers."""
+    HOTPLUG = "Hotplug"
+    """A condition of the VMI that keeps KubeVirt from finishing a migration that has ended."""
     FAILED_ATTEMPT = "FailedAttempt"
     """A failed VMIM, or `migrationState.failureReason` of the VMI."""
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
     DELETION = "Deletion"
-    """The finalizers that the deletion of the VMI waits for."""
+    """The finalizers that the deletion of the VMI waits for, or why its own pod is being deleted."""
     NODE = "Node"
-    """The condition Ready of the VM's node or of the target's node, if it is Unknown."""
+    """The condition Ready of the VM's node or of the target's node, if it is Unknown; or why no
+    other node can take the VM."""
     POD_DISRUPTION_BUDGET = "PodDisruptionBudget"
     """A budget that selects the VM's pod and allows no disruption; `reason` is its name."""
 
@@ -198,11 +204,13 @@ class Mobility(NamedTuple):
 
     `strategy` is the VMI's own evictionStrategy, "" if it has none. `migrating`: the VMI has to
     wait, because it is being migrated, or KubeVirt has not yet set its condition LiveMigratable.
+    `placement` is what it requires of a node.
     """
 
     strategy: str
     migratable: bool
     migrating: bool
+    placement: Placement = Placement()
 
 
 class Why(Struct, frozen=True, gc=False):
@@ -227,8 +235,8 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     request. `migratable_unknown`: it has no condition LiveMigratable yet, for example while it
     boots. `hotplugs`: its CPUs or memory are being changed. `deleted_at`: its deletionTimestamp,
     at which the grace period of its deletion ends. `hotplugs_volumes`: it has hot-plugged volumes,
-    which pods of their own attach. `override`: the name of the entry of
-    `policy.overrides` that applies to it.
+    which pods of their own attach. `copies_disks`: a migration copies disks too, and not only
+    memory. `override`: the name of the entry of `policy.overrides` that applies to it.
     """
 
     namespace: str
@@ -248,6 +256,10 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     phase: str = ""
     deleted_at: Instant | None = None
     hotplugs_volumes: bool = False
+    copies_disks: bool = False
+    placement: Placement = Placement()
+    paused: bool = False
+    utility_volumes: tuple[str, ...] = ()
     override: str = ""
 
     @property
@@ -280,14 +292,20 @@ class Vmi(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         """The facts in the VMI itself that decide how a drain treats it."""
         unknown = self.migratable_unknown
         migrating = self.migration is not None and self.migration.running
-        return Mobility(self.eviction_strategy, self.migratable or unknown, migrating or unknown)
+        return Mobility(
+            self.eviction_strategy,
+            self.migratable or unknown,
+            migrating or unknown,
+            self.placement,
+        )
 
 
 class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One VirtualMachineInstanceMigration: an attempt to move the VMI that it names.
 
     `finished` is true in the phases Succeeded and Failed, `finished_at` is when it reached that
-    phase, and `scheduled_at` is when it reached Scheduled. `handed_off`: KubeVirt has handed the
+    phase, and `scheduling_at` and `scheduled_at` are when it reached Scheduling and Scheduled.
+    `handed_off`: KubeVirt has handed the
     migration off to its target pod. `evacuates` is the node that the VMIM evacuates, "" if it is no
     evacuation. `aborted`: it was deleted before it ended; `deleting`: it has a deletion timestamp.
     `source_node`, `target_node` and `failure` are those of its copy of the VMI's `migrationState`.
@@ -303,6 +321,7 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     phase: str = ""
     finished: bool = False
     finished_at: Instant | None = None
+    scheduling_at: Instant | None = None
     scheduled_at: Instant | None = None
     handed_off: bool = False
     start: Instant | None = None
@@ -328,6 +347,8 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
 
+    `gated`: a scheduling gate keeps the scheduler from looking at it; `unschedulable`: the scheduler
+    has found no node for it. `deleted_at` is its deletionTimestamp, at which its grace period ends.
     `labels` are the pod's labels by which a budget may select the pod.
     """
 
@@ -341,6 +362,8 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     ready: bool = False
     scheduled: bool = False
     unschedulable: bool = False
+    gated: bool = False
+    deleted_at: Instant | None = None
     eviction_in_progress: bool = False
     migration_uid: str = ""
     labels: tuple[tuple[str, str], ...] = ()
@@ -373,56 +396,43 @@ class KubeVirtSettings(Struct, frozen=True, gc=False, omit_defaults=True):
     eviction_strategy: str = ""
     drain_taint: str = DRAIN_TAINT
     updating: bool = False
+    namespace: str = ""
 
 
 class Taint(NamedTuple):
-    """A taint with the effect NoSchedule, and when it was added; None if that is unknown."""
+    """A taint that keeps pods away, and when it was added; None if that is unknown."""
 
     key: str
     added: Instant | None = None
+    value: str = ""
 
 
 class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
-    `taints` has all other taints with the effect NoSchedule. `conditions` has the conditions about
-    drains (Kubernetes 1.37) that are true. `is_silent`: its condition Ready is Unknown, because its
-    kubelet does not answer; `silent_since` is since when, if that is known.
+    `taints` has all other taints with the effect NoSchedule, `evicting` those with NoExecute.
+    `conditions` has the conditions about drains (Kubernetes 1.37) that are true. `is_ready` is false
+    if its condition Ready is not True. `is_silent`: that condition is Unknown, because its kubelet
+    does not answer; `silent_since` is since when, if that is known. `takes_vms` is false if KubeVirt
+    has marked it with `kubevirt.io/schedulable=false`, for example because its virt-handler does
+    not answer.
     """
 
     name: str
     schedulable: bool = True
     cordoned_at: Instant | None = None
     taints: tuple[Taint, ...] = ()
+    evicting: tuple[Taint, ...] = ()
     conditions: tuple[str, ...] = ()
+    is_ready: bool = True
     is_silent: bool = False
     silent_since: Instant | None = None
+    takes_vms: bool = True
+    labels: tuple[tuple[str, str], ...] = ()
 
     def find_taint(self, key: str) -> Taint | None:
         """The taint with this key, or None."""
         return next((taint for taint in self.taints if taint.key == key), None)
-
-
-class Requirement(NamedTuple):
-    """One requirement of a label selector: In, NotIn, Exists or DoesNotExist."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...]
-
-    def is_met(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with these labels is selected (apimachinery `labels/selector.go`)."""
-        match self.operator:
-            case "In":
-                return labels.get(self.key) in self.values
-            case "NotIn":
-                return labels.get(self.key) not in self.values
-            case "Exists":
-                return self.key in labels
-            case "DoesNotExist":
-                return self.key not in labels
-            case _:
-                return False
 
 
 class Budget(Struct, frozen=True, kw_only=True, gc=False):
