@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.drain import Conditions, read_conditions
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     CLUSTER_SCOPED,

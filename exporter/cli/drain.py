@@ -15,6 +15,7 @@ from exporter.server.api.evacuation_schemas import (
     NodeAnswer,
     NodeCandidate,
     NodesAnswer,
+    OutlivedPodAnswer,
 )
 from exporter.text import write_count, write_span
 from exporter.words.evacuations import OUTCOMES
@@ -27,6 +28,7 @@ BAR = 20
 QUOTED = 100
 """The longest reason in a sentence, in characters; the table has the whole text."""
 
+ROOM_UNKNOWN = "Whether the other nodes have room is not known here: only the scheduler knows."
 _STALE = ("no contact with the API server: this may be out of date.",)
 
 
@@ -48,6 +50,8 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     """Whether a node can be emptied, in what time, and what happens to each VM."""
     sheet = Sheet(screen)
     kept = _name([one for one in answer.candidates if one.outcome in KEPT])
+    pods = "; ".join(_name_pod(one, answer.node) for one in answer.outlived)
+    kept = "; ".join(text for text in (kept, pods) if text)
     others = _name([one for one in answer.candidates if one.outcome is DrainOutcome.EXTERNAL])
     if not answer.can_be_emptied:
         sheet.say(answer.node, (" cannot be emptied", BAD), f": {kept}.")
@@ -68,6 +72,8 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:
         sheet.say(write_bound(answer))
+        if any(one.outcome in MOVED for one in answer.candidates):
+            sheet.say(ROOM_UNKNOWN)
     sheet.head(f"VMs: {answer.vmis}")
     counts = [(one, _count(answer, one)) for one in GRAVEST]
     sheet.rows([(str(one), str(count), OUTCOMES[one].summary) for one, count in counts if count])
@@ -84,11 +90,30 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         for one in found
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
-    steps = [one for one in found if one.outcome in KEPT and one.next_step]
-    if steps:
-        sheet.head("Next steps")
-        sheet.rows([(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]])
+    _list_steps(sheet, found, answer.outlived)
     return sheet.text()
+
+
+def _list_steps(
+    sheet: Sheet, found: list[NodeCandidate], outlived: list[OutlivedPodAnswer]
+) -> None:
+    """Add what to do about the first VMs and pods that keep the node from being emptied."""
+    steps = [one for one in found if one.outcome in KEPT and one.next_step]
+    pods_left = [(f"{one.namespace}/{one.pod}", one.next_step) for one in outlived]
+    if steps or pods_left:
+        sheet.head("Next steps")
+        vms = [(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]]
+        sheet.rows([*vms, *pods_left[:NAMED]])
+    commands = [*(one.command for one in steps), *(one.command for one in outlived)]
+    for command in list(dict.fromkeys(commands))[:NAMED]:
+        sheet.command(str(command))
+
+
+def _name_pod(one: OutlivedPodAnswer, node: str) -> str:
+    where = f"which runs on {one.node}"
+    return (
+        f"launcher pod {one.pod} of {one.namespace}/{one.name}, {where}, is still active on {node}"
+    )
 
 
 async def follow_drain(
@@ -196,7 +221,9 @@ def write_why(one: NodeCandidate) -> str:
     if one.cause is not None:
         return f"{one.cause.source}: {write_reason(one.cause)}"
     is_known = one.state is not None and one.outcome in KEPT and not one.failed_attempts
-    return str(one.state) if is_known else ""
+    if is_known:
+        return str(one.state)
+    return "" if one.outcome is DrainOutcome.LEAVES else one.reason
 
 
 def _node_row(one: NodeAnswer) -> list[Cell]:

@@ -4,13 +4,14 @@ from datetime import datetime
 
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
-from exporter.engine.evacuations.drain_outcomes import MOVED, DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import MOVED
 from exporter.engine.facts.evidence import RequestedThrough
 from exporter.engine.facts.model import EndReason, WhySource
 from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     MoveAnswer,
+    ObstructionAnswer,
     PendingAnswer,
     WhyAnswer,
 )
@@ -23,7 +24,7 @@ from exporter.server.api.schemas import (
     VmiAnswer,
 )
 from exporter.text import write_span
-from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, OUTCOMES, describe_stuck_move
+from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, describe_stuck_move
 from exporter.words.verdicts import REASONS, describe_policy
 
 
@@ -45,6 +46,8 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     _say_stuck_move(sheet, vmi)
     sheet.say(*_judge(vmi))
     sheet.warn(_doubts(vmi))
+    if evacuation is None and vmi.obstruction is not None:
+        _list_obstruction(sheet, vmi.obstruction, vmi)
     sheet.head("Rules, in the order in which they are checked")
     sheet.rows([(one.rule, _judge_rule(one), f"{one.why} ({one.checkpoint})") for one in vmi.rules])
     sheet.head("Cooldown")
@@ -82,6 +85,8 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     sheet.rows(
         [
             ("runs on", vmi.node or "no node yet"),
+            *([("guest", "paused")] if vmi.paused else []),
+            *_list_utility_volumes(vmi),
             ("launcher pod", launcher),
             ("last contact", contact),
             ("not watched", ", ".join(vmi.blind_spots) or "nothing"),
@@ -89,6 +94,16 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         ]
     )
     return sheet.text()
+
+
+def _list_utility_volumes(vmi: VmiAnswer) -> list[tuple[str, str]]:
+    names = ", ".join(vmi.utility_volumes)
+    return [("utility volumes", f"{names}: KubeVirt does not migrate the VM")] if names else []
+
+
+def _waits_for_itself(vmi: VmiAnswer) -> bool:
+    """Whether a drain would move the VM a little later, without anybody's help."""
+    return vmi.drain in MOVED and vmi.obstruction is not None and vmi.obstruction.next_step is None
 
 
 def _say_stuck_move(sheet: Sheet, vmi: VmiAnswer) -> None:
@@ -141,6 +156,23 @@ def _list_action(sheet: Sheet, one: EvacuationAnswer | MoveAnswer, as_of: dateti
     sheet.command(one.command)
 
 
+def _list_obstruction(sheet: Sheet, one: ObstructionAnswer, vmi: VmiAnswer) -> None:
+    """Add what a drain would do, why, and what to do, unless a stuck move has said so already."""
+    if vmi.move is not None and vmi.move.stuck and vmi.move.next_step == one.next_step:
+        return
+    is_held = any(v.reason for v in (vmi.verdicts.filter, vmi.verdicts.pre_eviction))
+    is_said = not is_held and not _waits_for_itself(vmi)
+    rows: list[list[Cell]] = [] if is_said else [["in a drain", f"it {one.reason}"]]
+    if one.cause is not None:
+        source, when, text = _why(one.cause, vmi.as_of)
+        rows.append(["cause", f"{source}, {when}: {text}"])
+    if one.next_step is not None:
+        rows += [["next step", one.next_step], ["runbook", one.runbook or ""]]
+    sheet.rows(rows)
+    if one.command is not None:
+        sheet.command(one.command)
+
+
 def write_reason(one: WhyAnswer) -> str:
     """The reason in one word, and its message."""
     return ": ".join(part for part in (one.reason, one.message) if part)
@@ -164,10 +196,12 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
     if vmi.evacuation is not None:
         node = vmi.evacuation.evacuation_node_name
         return [name, f" is already being evacuated from {node}, and no rule blocks it."]
-    if vmi.drain is not None and vmi.drain not in MOVED:
-        step = f"; `node {vmi.node}` has the next step" if vmi.drain is DrainOutcome.FAILS else ""
-        drained = f", but in a drain it {OUTCOMES[vmi.drain].summary}{step}."
-        return [name, (" is blocked by no rule", GOOD), drained]
+    if vmi.obstruction is not None and not _waits_for_itself(vmi):
+        return [
+            name,
+            (" is blocked by no rule", GOOD),
+            f", but in a drain it {vmi.obstruction.reason}.",
+        ]
     why = "it has no known migration to cool down from"
     if vmi.cooldown is not None:
         why = f"its last cooldown ended {write_distance(vmi.cooldown.not_before, vmi.as_of)}"

@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.events import (
     BlockedEpisode,
     Episode,
@@ -34,7 +35,7 @@ from exporter.kube.lease import Lease
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
-from exporter.words.evacuations import advise
+from exporter.words.advice import advise
 from exporter.words.verdicts import REASONS
 
 
@@ -142,14 +143,15 @@ class EventWriter:
         """The text of an Event; None if its episode is over."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
-        trust = self.health.read_trust(now)
-        evidence = self.store.evidence(episode.vmi.namespace, episode.vmi.name, trust)
+        conditions = self.health.read_conditions(self.store, self.stuck, now)
+        name = episode.vmi.name
+        evidence = self.store.evidence(episode.vmi.namespace, name, conditions.trust)
         if not isinstance(episode, EvacuationEpisode):
             return None
         if evidence is None or evidence.vmi.uid != episode.vmi.uid:
             return None
         if episode.reason is EventReason.EVACUATION_STUCK:
-            return write_stuck(evidence, episode, self.store.reasons(evidence.vmi), now)
+            return write_stuck(evidence, episode, self.store.reasons(evidence.vmi), conditions)
         if evidence.marker is not None and episode.is_same(evidence.marker):
             return None
         return write_ended(evidence, episode)
@@ -210,12 +212,15 @@ def write_blocked(verdict: Verdict) -> str:
 
 
 def write_stuck(
-    evidence: Evidence, episode: EvacuationEpisode, reasons: tuple[Why, ...], now: Instant
+    evidence: Evidence,
+    episode: EvacuationEpisode,
+    reasons: tuple[Why, ...],
+    conditions: Conditions,
 ) -> str:
     """A stuck evacuation: its requester, its state, what to do, the cause, and other reasons."""
     diagnosis = episode.diagnosis
-    age = write_span(now - diagnosis.requested_at, units=2)
-    advice = advise(evidence, diagnosis, reasons)
+    age = write_span(conditions.now - diagnosis.requested_at, units=2)
+    advice = advise(evidence, diagnosis, reasons, conditions)
     cause, requester = advice.cause, evidence.requested_by
     by = "" if requester is None else f", requested by {requester.user},"
     said = [] if cause is None else [cause]

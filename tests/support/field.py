@@ -13,7 +13,7 @@ from exporter.demo.store import RESOURCES, ObjectStore, key_of
 
 FIELD = Path(__file__).parents[1] / "data" / "field"
 _RESOURCES = {resource.plural: resource for resource in RESOURCES}
-_AGO = re.compile(r"@now-(\d+)s")
+_AGO = re.compile(r"@now-(-?\d+)s")
 
 
 class FieldStore(ObjectStore):

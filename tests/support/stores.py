@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from exporter.engine.evacuations.drain import Conditions, OutcomeCount, take_snapshot
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
 from exporter.engine.facts.changes import (
     Listed,
     NamesByNamespace,

@@ -1,31 +1,37 @@
 """Finds what keeps a VM from moving: its state, or an obstacle that the state does not show.
 
-It depends on the last cause. It does not depend on the state of the retries, which changes every
-few seconds. `exporter.words.evacuations` has what the person on call should do about it.
+`STEPS` has the obstacles in the order in which they are tested; the first whose test holds counts.
+What is found depends on the last cause. It does not depend on the state of the retries, which
+changes every few seconds. `exporter.words.evacuations` has what the person on call should do.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from itertools import takewhile
+from typing import TypeAlias
 
-from exporter.engine.evacuations.diagnosis import (
-    Diagnosis,
-    Move,
-    find_hand_off,
-    find_target,
-)
-from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, classify_text
+from msgspec import Struct
+
+from exporter.engine.evacuations import causes
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move
+from exporter.engine.evacuations.ended_migrations import classify_text
+from exporter.engine.evacuations.situation import find_hand_off, find_target
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EndReason, Resource, Vmim, Why, WhySource
-from exporter.engine.facts.states import VMIM_CONDITIONS, State
-from exporter.engine.store.reasons import SELECTORS, SOURCE_SILENT, TERMINATING
-
-
-_BLOCKERS = frozenset({WhySource.POD_SCHEDULED, WhySource.MIGRATION_CONDITION})
-_OWN_BLOCKERS = frozenset(
-    {WhySource.DELETION, WhySource.POD_DISRUPTION_BUDGET, WhySource.LIVE_MIGRATABLE}
+from exporter.engine.facts.model import (
+    EndReason,
+    MigrationState,
+    Outcome,
+    Pod,
+    Resource,
+    Trigger,
+    Vmim,
+    Why,
+    WhySource,
 )
-_BEFORE_HAND_OFF = frozenset({"", "Pending", "Scheduling"})
-"""An attempt that fails in one of these phases gives no reason."""
+from exporter.engine.facts.states import VMIM_CONDITIONS, State
+from exporter.engine.store.nodes import NodeIndex
+from exporter.engine.store.reasons import SOURCE_SILENT, TERMINATING
 
 
 class Obstacle(StrEnum):
@@ -34,47 +40,101 @@ class Obstacle(StrEnum):
     LEFTOVER = "leftover"
     TAINT_LEFT = "taint_left"
     SOURCE_SILENT = "source_silent"
+    HOTPLUG_HANGS = "hotplug_hangs"
+    NOT_FINALIZED = "not_finalized"
     STALLED = "stalled"
+    LONG_COPY = "long_copy"
     HAND_OFF = "hand_off"
+    HAND_OFF_REFUSED = "hand_off_refused"
+    TARGET_HANDLER = "target_handler"
+    SOURCE_HANDLER = "source_handler"
     POST_COPY = "post_copy"
     POST_COPY_LOST = "post_copy_lost"
     STALE_POD = "stale_pod"
     NO_TARGET_POD = "no_target_pod"
+    QUOTA_GATE = "quota_gate"
+    QUEUE_GATE = "queue_gate"
+    HANDLERS_DOWN = "handlers_down"
+    NO_OTHER_NODE = "no_other_node"
+    NO_NODE_MATCHES = "no_node_matches"
     ATTACHMENT = "attachment"
     TARGET_NOT_STARTED = "target_not_started"
     TARGET_LOST = "target_lost"
     TARGET_DELETED = "target_deleted"
     NOT_CONVERGING = "not_converging"
+    DISK_COPY_SLOW = "disk_copy_slow"
     MIGRATION_ERROR = "migration_error"
+    BUDGET = "budget"
+    OUTLIVED_POD = "outlived_pod"
     QUIET = "quiet"
     UNEXPLAINED = "unexplained"
     NONE = "none"
     """KubeVirt is working on the evacuation, and nothing is wrong."""
 
 
+class Doubt(Struct, frozen=True, gc=False):
+    """What the tests of `STEPS` look at; `cause` is the reason that explains the state best."""
+
+    evidence: Evidence
+    diagnosis: Diagnosis | Move
+    why: tuple[Why, ...]
+    cause: Why | None
+    nodes: NodeIndex | None
+    has_outlived: bool
+    """A launcher pod is active on another node, and no migration uses it."""
+
+    @property
+    def state(self) -> State:
+        """The state of the evacuation or other move."""
+        return self.diagnosis.state
+
+    @property
+    def attempt(self) -> Vmim | None:
+        """The unfinished VMIM."""
+        return self.diagnosis.attempt
+
+    @property
+    def migration(self) -> MigrationState | None:
+        """The VMI's last migration."""
+        return self.evidence.vmi.migration
+
+    @property
+    def target(self) -> Pod | None:
+        """The active target pod of the unfinished VMIM."""
+        return None if self.attempt is None else find_target(self.attempt, self.evidence.pods)
+
+    def has_cause(self, source: WhySource) -> bool:
+        """Whether the cause is of this source, and says what to do in this state."""
+        return self.cause is not None and self.cause.source is source and self.asks_cause
+
+    @property
+    def asks_cause(self) -> bool:
+        """Whether the cause says what to do, and not the state."""
+        return self.state in BY_CAUSE or (self.state is State.UNKNOWN and self.diagnosis.is_quiet)
+
+
 def find_obstacle(
-    evidence: Evidence, diagnosis: Diagnosis | Move, why: tuple[Why, ...]
+    evidence: Evidence,
+    diagnosis: Diagnosis | Move,
+    why: tuple[Why, ...],
+    conditions: Conditions | None = None,
 ) -> tuple[State | Obstacle, Why | None]:
     """What keeps a VM from moving, and the cluster's reason for that, if there is one.
 
-    `why` are the VMI's reasons, newest first.
+    `why` are the VMI's reasons, newest first. Without `conditions`, nothing is known of nodes.
     """
-    source = _SOURCES.get(diagnosis.state)
-    own = (one for one in why if one.source is source and one.reason not in SELECTORS)
-    cause = next(own, find_cause(why))
-    if diagnosis.state is State.MIGRATING:
-        cause = next((one for one in why if one.reason == TERMINATING), cause)
+    if conditions is not None:
+        why = causes.drop_young(why, conditions.now)
+    target = None if diagnosis.attempt is None else find_target(diagnosis.attempt, evidence.pods)
+    cause = causes.find_state_cause(diagnosis.state, why, target)
     if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
         cause = next((one for one in why if one.reason == SOURCE_SILENT), cause)
-    obstacle = _judge(evidence, diagnosis, cause)
-    if obstacle is Obstacle.TARGET_NOT_STARTED and _is_target_lost(why):
-        obstacle = Obstacle.TARGET_LOST
-    if isinstance(diagnosis, Diagnosis):
-        if diagnosis.leftover and diagnosis.tainted:
-            obstacle = Obstacle.TAINT_LEFT
-        elif diagnosis.given_up and may_cancel(evidence):
-            obstacle = Obstacle.LEFTOVER
-    return obstacle, cause
+    nodes = None if conditions is None else conditions.nodes
+    outlived = () if conditions is None else evidence.find_outlived(conditions.now)
+    has_outlived = any(pod.deleted_at is None for pod in outlived)
+    doubt = Doubt(evidence, diagnosis, why, cause, nodes, has_outlived)
+    step = next(step for applies, step in STEPS if applies(doubt))
+    return (doubt.state if step is None else step), cause
 
 
 def find_failing_target(evidence: Evidence) -> tuple[str, int] | None:
@@ -87,47 +147,6 @@ def find_failing_target(evidence: Evidence) -> tuple[str, int] | None:
     return (node, there) if there >= FAILED_ON_ONE_NODE else None
 
 
-def find_cause(why: tuple[Why, ...]) -> Why | None:
-    """The newest reason that says why attempts fail, or None.
-
-    An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
-    the container or the condition counts, although it is older. After the hand-off the target's
-    container ends because the migration has failed, so its reason counts only if KubeVirt says that
-    the target was lost.
-    """
-    failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
-    bare = failed is None or failed.reason in _BEFORE_HAND_OFF
-    sources = _BLOCKERS | {WhySource.TARGET_CONTAINER} if bare else _BLOCKERS
-    since = 0.0 if failed is None or bare else failed.at or 0.0
-    if _is_target_lost(why):
-        ended = (one for one in why if one.source is WhySource.TARGET_CONTAINER)
-        lost = next((one for one in ended if one.reason not in IMAGE_WORDS), None)
-        if lost is not None:
-            return lost
-    others = (
-        one
-        for one in why
-        if one.source in sources and one.reason not in SELECTORS and (one.at or since) >= since
-    )
-    return next(others, failed)
-
-
-def _is_target_lost(why: tuple[Why, ...]) -> bool:
-    """Whether the newest attempt failed because its target pod ended."""
-    failed = (one.message for one in why if one.source is WhySource.FAILED_ATTEMPT)
-    return classify_text(next(failed, "")) is EndReason.TARGET_LOST
-
-
-def find_blocker(why: tuple[Why, ...]) -> Why | None:
-    """Why a VM does not leave its node.
-
-    The first of these that exists: its node does not answer, its deletion, a budget, the condition
-    LiveMigratable, the cause of failed attempts.
-    """
-    own = (one for one in why if one.source in _OWN_BLOCKERS or one.reason == SOURCE_SILENT)
-    return next(own, None) or find_cause(why)
-
-
 def may_cancel(evidence: Evidence) -> bool:
     """Whether cancelling is safe: a post-copy migration must run to its end.
 
@@ -137,79 +156,232 @@ def may_cancel(evidence: Evidence) -> bool:
     return state is None or not (state.running and state.mode == "PostCopy")
 
 
-def _judge(evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why | None) -> State | Obstacle:
-    state, attempt = diagnosis.state, diagnosis.attempt
-    if state is State.SHUTTING_DOWN:
-        return State.SHUTTING_DOWN
-    if cause is not None and cause.reason == SOURCE_SILENT and diagnosis.stuck:
-        return Obstacle.SOURCE_SILENT
-    if state is State.MIGRATION_STALLED:
-        if not may_cancel(evidence):
-            return Obstacle.POST_COPY
-        if attempt is None:
-            return Obstacle.UNEXPLAINED
-        migration = evidence.vmi.migration
-        is_copying = migration is not None and migration.running
-        waits = not is_copying and find_hand_off(evidence, attempt) is not None
-        return Obstacle.HAND_OFF if waits else Obstacle.STALLED
-    if state is State.UNKNOWN and diagnosis.is_quiet:
-        return Obstacle.QUIET if cause is None else _judge_cause(cause, state)
-    return _find_hindrance(evidence, diagnosis, cause) if state in BY_CAUSE else state
+def copies_disks(evidence: Evidence, attempt: Vmim | None) -> bool:
+    """Whether the VM's migrations copy disks, and not only memory."""
+    is_update = attempt is not None and attempt.trigger is Trigger.VOLUME_UPDATE
+    return evidence.vmi.copies_disks or is_update
 
 
-def _find_hindrance(
-    evidence: Evidence, diagnosis: Diagnosis | Move, cause: Why | None
-) -> State | Obstacle:
-    """The obstacle in a state whose obstacle depends on the target pod and the last cause."""
-    state, attempt = diagnosis.state, diagnosis.attempt
-    if state is State.TARGET_NOT_READY and attempt is not None:
-        target = find_target(attempt, evidence.pods)
-        if target is not None and target.ready and evidence.vmi.hotplugs_volumes:
-            return Obstacle.ATTACHMENT
-        is_bare = cause is None and not diagnosis.failed_attempts
-        if target is None and is_bare and evidence.trust.sees(Resource.PODS) and diagnosis.stuck:
-            return Obstacle.NO_TARGET_POD
-    if _is_lost(evidence, attempt):
-        return Obstacle.POST_COPY_LOST
-    if cause is not None:
-        return _judge_cause(cause, state)
-    if diagnosis.failed_attempts:
-        return Obstacle.UNEXPLAINED
-    if state in WAITING:
-        return state
-    is_moving = state is State.MIGRATING or not diagnosis.stuck
-    return Obstacle.NONE if is_moving else Obstacle.UNEXPLAINED
+def _is_left_over(doubt: Doubt) -> bool:
+    diagnosis = doubt.diagnosis
+    if not isinstance(diagnosis, Diagnosis) or diagnosis.state is State.ENDED_NOT_FINISHED:
+        return False
+    return diagnosis.given_up and may_cancel(doubt.evidence)
 
 
-def _is_lost(evidence: Evidence, attempt: Vmim | None) -> bool:
-    """Whether the VM's last migration failed in post-copy, when half its memory had moved."""
-    migration = evidence.vmi.migration
+def _is_taint_left(doubt: Doubt) -> bool:
+    found = doubt.diagnosis
+    return isinstance(found, Diagnosis) and found.leftover and found.tainted
+
+
+def _is_cut_off(doubt: Doubt) -> bool:
+    """The VM's node does not answer."""
+    return doubt.cause is not None and doubt.cause.reason == SOURCE_SILENT and doubt.diagnosis.stuck
+
+
+def _is(state: State) -> "_Test":
+    return lambda doubt: doubt.state is state
+
+
+def _says(source: WhySource) -> "_Test":
+    return lambda doubt: doubt.has_cause(source)
+
+
+def _is_unfinalized(doubt: Doubt) -> bool:
+    """The target's virt-handler has not said that the migration is completed."""
+    migration = doubt.migration
+    is_open = migration is not None and migration.outcome is Outcome.UNKNOWN
+    return doubt.state is State.ENDED_NOT_FINISHED and is_open
+
+
+def _is_stalled(doubt: Doubt) -> bool:
+    return doubt.state is State.MIGRATION_STALLED
+
+
+def _waits_after_hand_off(doubt: Doubt) -> bool:
+    migration = doubt.migration
+    is_copying = migration is not None and migration.running
+    is_open = find_hand_off(doubt.evidence, doubt.attempt) is not None
+    return _is_stalled(doubt) and not is_copying and is_open
+
+
+def _hangs_in(phase: str) -> "_Test":
+    """The hand-off hangs in this phase, and the target pod is well, on a node that is Ready."""
+
+    def test(doubt: Doubt) -> bool:
+        if not _waits_after_hand_off(doubt) or doubt.attempt is None or doubt.nodes is None:
+            return False
+        pod = doubt.target
+        node = None if pod is None else doubt.nodes.find(pod.node)
+        is_well = pod is not None and pod.deleted_at is None and node is not None and node.is_ready
+        return doubt.attempt.phase == phase and is_well
+
+    return test
+
+
+def _exceeds_limit(doubt: Doubt) -> bool:
+    """KubeVirt should have ended the copy itself."""
+    return _is_stalled(doubt) and doubt.attempt is not None and doubt.diagnosis.overdue
+
+
+def _is_unscheduled(doubt: Doubt) -> bool:
+    """The last thing that is known is that the scheduler found no node for the target pod."""
+    if doubt.state is State.TARGET_UNSCHEDULABLE or doubt.has_cause(WhySource.POD_SCHEDULED):
+        return True
+    return doubt.has_cause(WhySource.FAILED_ATTEMPT) and causes.timed_out(
+        doubt.evidence, causes.UNSCHEDULABLE_FOR
+    )
+
+
+def _lacks(text: tuple[str, ...]) -> "_Test":
+    """The scheduler's message has one of these words."""
+
+    def test(doubt: Doubt) -> bool:
+        message = "" if doubt.cause is None else doubt.cause.message
+        return _is_unscheduled(doubt) and any(word in message for word in text)
+
+    return test
+
+
+def _is_gated_by(prefix: str) -> "_Test":
+    def test(doubt: Doubt) -> bool:
+        is_gated = doubt.cause is not None and doubt.cause.reason == causes.GATED
+        return is_gated and prefix in (doubt.cause.message if doubt.cause else "")
+
+    return test
+
+
+def _lacks_handlers(doubt: Doubt) -> bool:
+    """No node matches, and KubeVirt has taken some out because their virt-handlers are silent."""
+    nodes, node = doubt.nodes, doubt.evidence.vmi.node
+    if not _is_unscheduled(doubt) or nodes is None or not nodes.find_without_handler(node):
+        return False
+    return not _has_room_words(doubt) or not nodes.may_leave(node, doubt.evidence.vmi.placement)
+
+
+def _has_no_other_node(doubt: Doubt) -> bool:
+    vmi = doubt.evidence.vmi
+    is_closed = doubt.nodes is not None and not doubt.nodes.may_leave(vmi.node, vmi.placement)
+    return is_closed and _is_unscheduled(doubt)
+
+
+def _waits_for_attachment(doubt: Doubt) -> bool:
+    target = doubt.target
+    is_ready = target is not None and target.ready and doubt.evidence.vmi.hotplugs_volumes
+    return doubt.state is State.TARGET_NOT_READY and is_ready
+
+
+def _has_no_target(doubt: Doubt) -> bool:
+    if doubt.state is not State.TARGET_NOT_READY or doubt.attempt is None:
+        return False
+    is_bare = doubt.cause is None and not doubt.diagnosis.failed_attempts
+    sees = doubt.evidence.trust.sees(Resource.PODS)
+    return doubt.target is None and is_bare and sees and doubt.diagnosis.stuck
+
+
+def _is_lost_in_post_copy(doubt: Doubt) -> bool:
+    """The VM's last migration failed in post-copy, when half its memory had moved."""
+    migration = doubt.migration
     is_lost = migration is not None and migration.failure is EndReason.POST_COPY_LOST
-    return is_lost and attempt is None
+    return is_lost and doubt.attempt is None and doubt.state in BY_CAUSE
 
 
-def _judge_cause(cause: Why, state: State) -> State | Obstacle:
-    if cause.source is WhySource.POD_SCHEDULED:
-        return State.TARGET_UNSCHEDULABLE
-    if cause.source is WhySource.TARGET_CONTAINER:
-        if cause.reason != TERMINATING:
-            return Obstacle.TARGET_NOT_STARTED
-        is_stale = state is State.MULTIPLE_ACTIVE_PODS
-        return Obstacle.STALE_POD if is_stale else Obstacle.TARGET_DELETED
-    if cause.source is WhySource.NODE:
-        return Obstacle.SOURCE_SILENT
-    if cause.source is WhySource.MIGRATION_CONDITION:
-        return _CONDITIONED.get(cause.reason, State.QUOTA)
-    found = _ENDED.get(classify_text(cause.message))
-    if found is not None:
-        return found
-    is_bare = cause.reason in _BEFORE_HAND_OFF
-    return Obstacle.UNEXPLAINED if is_bare else Obstacle.MIGRATION_ERROR
+def _is_deleted(doubt: Doubt) -> bool:
+    is_target = doubt.has_cause(WhySource.TARGET_CONTAINER)
+    return is_target and doubt.cause is not None and doubt.cause.reason == TERMINATING
 
 
+def _was_killed(doubt: Doubt) -> bool:
+    is_target = doubt.has_cause(WhySource.TARGET_CONTAINER)
+    return is_target and causes.is_target_lost(doubt.why)
+
+
+def _does_not_start(doubt: Doubt) -> bool:
+    """A target pod is there, or was for KubeVirt's limit, and nothing else is known to be wrong."""
+    if doubt.has_cause(WhySource.TARGET_POD) or doubt.has_cause(WhySource.TARGET_CONTAINER):
+        return True
+    is_bare = doubt.cause is None or _failed_before_hand_off(doubt)
+    if not doubt.asks_cause or not is_bare:
+        return False
+    if doubt.cause is not None and causes.timed_out(doubt.evidence, causes.PENDING_FOR):
+        return True
+    target = doubt.target
+    waits = target is not None and not target.ready
+    is_late = doubt.diagnosis.stuck or bool(doubt.diagnosis.failed_attempts)
+    return doubt.state is State.TARGET_NOT_READY and waits and is_late
+
+
+def _is_not_handed_off(doubt: Doubt) -> bool:
+    """The target pod is ready, and virt-controller does not go on."""
+    target = doubt.target
+    is_ready = target is not None and target.ready
+    return doubt.state is State.TARGET_NOT_READY and is_ready and doubt.diagnosis.stuck
+
+
+def _failed_before_hand_off(doubt: Doubt) -> bool:
+    return (
+        doubt.has_cause(WhySource.FAILED_ATTEMPT)
+        and doubt.cause is not None
+        and doubt.cause.reason in causes.BEFORE_HAND_OFF
+        and classify_text(doubt.cause.message) is EndReason.OTHER
+    )
+
+
+def _failed_in(phase: str) -> "_Test":
+    """The last attempt failed in this phase, and no text of libvirt says why."""
+
+    def test(doubt: Doubt) -> bool:
+        if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.cause is None:
+            return False
+        is_given_up = causes.gave_up(doubt.evidence)
+        text = classify_text(doubt.cause.message)
+        is_silent = text is EndReason.OTHER or (text is EndReason.TARGET_LOST and is_given_up)
+        return doubt.cause.reason == phase and is_silent
+
+    return test
+
+
+def _ended_by(*reasons: EndReason, disks: bool | None = None) -> "_Test":
+    def test(doubt: Doubt) -> bool:
+        if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.cause is None:
+            return False
+        newest = next(iter(doubt.evidence.newest_failures()), doubt.attempt)
+        is_kind = disks is None or copies_disks(doubt.evidence, newest) is disks
+        return is_kind and classify_text(doubt.cause.message) in reasons
+
+    return test
+
+
+def _waits_for(reason: str) -> "_Test":
+    """The VMIM's condition with this reason delayed the last attempt."""
+
+    def test(doubt: Doubt) -> bool:
+        is_condition = doubt.has_cause(WhySource.MIGRATION_CONDITION)
+        return is_condition and doubt.cause is not None and doubt.cause.reason == reason
+
+    return test
+
+
+def _has_room_words(doubt: Doubt) -> bool:
+    message = "" if doubt.cause is None else doubt.cause.message
+    return any(word in message for word in _ROOM)
+
+
+_Test: TypeAlias = Callable[[Doubt], bool]
+_ROOM = ("Insufficient ", "Too many pods", "free ports", "max volume count")
+"""Words of the scheduler about a node that matches, but has no room."""
+_MATCH = ("node affinity", "node selector")
+"""Words of the scheduler about a node without the labels that a pod requires."""
 FAILED_ON_ONE_NODE = 3
 """If this many attempts in a row fail on one node, the node may be the cause, and not the VM."""
-OF_AN_ATTEMPT = frozenset({Obstacle.MIGRATION_ERROR, Obstacle.UNEXPLAINED, Obstacle.TARGET_LOST})
+OF_AN_ATTEMPT = frozenset(
+    {
+        Obstacle.MIGRATION_ERROR,
+        Obstacle.UNEXPLAINED,
+        Obstacle.TARGET_LOST,
+        Obstacle.TARGET_HANDLER,
+    }
+)
 """The obstacles that a node can cause to every VM that comes."""
 BY_CAUSE = frozenset(
     {
@@ -225,17 +397,55 @@ BY_CAUSE = frozenset(
 """The states in which the last cause says what to do; in every other one, the state does."""
 WAITING = frozenset({State.MULTIPLE_ACTIVE_PODS, State.CAPACITY})
 """The states that say what to do until an attempt fails."""
-_SOURCES = {
-    State.SHUTTING_DOWN: WhySource.DELETION,
-    State.NOT_MIGRATABLE: WhySource.LIVE_MIGRATABLE,
-    State.TARGET_UNSCHEDULABLE: WhySource.POD_SCHEDULED,
-} | dict.fromkeys((wait.state for wait in VMIM_CONDITIONS.values()), WhySource.MIGRATION_CONDITION)
-"""By state: the source whose newest reason explains it. Other states: the last cause does."""
-_ENDED = {
-    EndReason.TIMEOUT_PROGRESS: Obstacle.NOT_CONVERGING,
-    EndReason.TIMEOUT_COMPLETION: Obstacle.NOT_CONVERGING,
-    EndReason.TARGET_LOST: Obstacle.TARGET_LOST,
-    EndReason.LIBVIRT: Obstacle.MIGRATION_ERROR,
-}
-"""The obstacles by what KubeVirt's text says of a failed attempt."""
-_CONDITIONED = {wait.reason: wait.state for wait in VMIM_CONDITIONS.values()}
+_TIMEOUTS = (EndReason.TIMEOUT_PROGRESS, EndReason.TIMEOUT_COMPLETION)
+STEPS: tuple[tuple[_Test, State | Obstacle | None], ...] = (
+    (_is_taint_left, Obstacle.TAINT_LEFT),
+    (_is_left_over, Obstacle.LEFTOVER),
+    (_is(State.SHUTTING_DOWN), None),
+    (_is_cut_off, Obstacle.SOURCE_SILENT),
+    (lambda d: d.state is State.ENDED_NOT_FINISHED and d.cause is not None, Obstacle.HOTPLUG_HANGS),
+    (_is_unfinalized, Obstacle.NOT_FINALIZED),
+    (lambda d: _is_stalled(d) and not may_cancel(d.evidence), Obstacle.POST_COPY),
+    (_hangs_in("Scheduled"), Obstacle.HAND_OFF_REFUSED),
+    (_hangs_in("PreparingTarget"), Obstacle.TARGET_HANDLER),
+    (_hangs_in("TargetReady"), Obstacle.SOURCE_HANDLER),
+    (_waits_after_hand_off, Obstacle.HAND_OFF),
+    (_exceeds_limit, Obstacle.STALLED),
+    (_is_stalled, Obstacle.LONG_COPY),
+    (_is_gated_by("ApplicationAwareQuota"), Obstacle.QUOTA_GATE),
+    (_is_gated_by("kueue.x-k8s.io"), Obstacle.QUEUE_GATE),
+    (_is_gated_by(""), State.TARGET_GATED),
+    (_lacks_handlers, Obstacle.HANDLERS_DOWN),
+    (_has_no_other_node, Obstacle.NO_OTHER_NODE),
+    (_lacks(_ROOM), State.TARGET_UNSCHEDULABLE),
+    (_lacks(_MATCH), Obstacle.NO_NODE_MATCHES),
+    (_is_unscheduled, State.TARGET_UNSCHEDULABLE),
+    (lambda d: not d.asks_cause, None),
+    (_waits_for_attachment, Obstacle.ATTACHMENT),
+    (_is_not_handed_off, Obstacle.HAND_OFF_REFUSED),
+    (_has_no_target, Obstacle.NO_TARGET_POD),
+    (_is_lost_in_post_copy, Obstacle.POST_COPY_LOST),
+    (lambda d: _is_deleted(d) and d.state is State.MULTIPLE_ACTIVE_PODS, Obstacle.STALE_POD),
+    (_is_deleted, Obstacle.TARGET_DELETED),
+    (_was_killed, Obstacle.TARGET_LOST),
+    (_does_not_start, Obstacle.TARGET_NOT_STARTED),
+    *((_waits_for(wait.reason), wait.state) for wait in VMIM_CONDITIONS.values()),
+    (_says(WhySource.MIGRATION_CONDITION), State.QUOTA),
+    (_ended_by(*_TIMEOUTS, disks=True), Obstacle.DISK_COPY_SLOW),
+    (_ended_by(*_TIMEOUTS), Obstacle.NOT_CONVERGING),
+    (_ended_by(EndReason.LIBVIRT), Obstacle.MIGRATION_ERROR),
+    (_failed_in("Scheduled"), Obstacle.HAND_OFF_REFUSED),
+    (_failed_in("PreparingTarget"), Obstacle.TARGET_HANDLER),
+    (_failed_in("TargetReady"), Obstacle.SOURCE_HANDLER),
+    (_ended_by(EndReason.TARGET_LOST), Obstacle.TARGET_LOST),
+    (_failed_before_hand_off, Obstacle.UNEXPLAINED),
+    (_says(WhySource.FAILED_ATTEMPT), Obstacle.MIGRATION_ERROR),
+    (lambda d: d.state is State.UNKNOWN, Obstacle.QUIET),
+    (lambda d: bool(d.diagnosis.failed_attempts), Obstacle.UNEXPLAINED),
+    (lambda d: d.state in WAITING and d.has_outlived, Obstacle.OUTLIVED_POD),
+    (lambda d: d.state in WAITING, None),
+    (lambda d: not d.diagnosis.stuck, Obstacle.NONE),
+    (lambda d: d.state is State.MIGRATING, Obstacle.LONG_COPY),
+    (lambda _: True, Obstacle.UNEXPLAINED),
+)
+"""The tests, and the obstacle of the first that holds; None: the state itself."""

@@ -3,20 +3,8 @@
 `status.evacuationNodeName`, or a taint on the node, makes KubeVirt move a VMI off its node.
 KubeVirt then creates evacuation VMIMs until one succeeds, the evacuation is cancelled or the VMI is
 gone. It retries forever, keeps five finished VMIMs, and raises no alert. People and controllers
-create VMIMs too; such a move has the same states (`diagnose_move`). The diagnosis maps the VMI, its
-VMIMs and its pods to one `State`, the first that applies in the order of the enum:
-
-1. KubeVirt does not retry: the VMI is being deleted, somebody else has to act, or the VMI has left
-   already.
-2. A migration is running. It is stalled `stuck.after` after its hand-off if it has not started, or
-   `stuck.after` after the VM's node stopped answering.
-3. Something prevents every attempt.
-4. Something delays the present attempt.
-
-A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
-or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as absent only if its
-watch has had contact since the VMI changed. While the watch of VMIs is dead, every state is
-`unknown` and nothing is stuck.
+create VMIMs too; such a move has the same states (`diagnose_move`). The module `situation` finds
+the state. While the watch of VMIs is dead, nothing is stuck.
 
 An evacuation is stuck if it is older than `stuck.after` and not migrating, or if it has failed
 `stuck.failedAttempts` times since the request. (A success ends an evacuation, so these are failures
@@ -34,19 +22,17 @@ from the end of the last successful migration in the cluster if that was earlier
 """
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.backoff import Backoff, compute_backoff
+from exporter.engine.evacuations.backoff import Backoff
+from exporter.engine.evacuations.situation import assess, find_target, find_unfinished_end
 from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
-    MigrationState,
     Outcome,
-    Pod,
     Resource,
     Seconds,
     Trigger,
@@ -54,7 +40,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
-from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import DrainPart, find_part
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
@@ -67,9 +53,6 @@ NEXT_ATTEMPT: Seconds = 120.0
 marker of a VMI that has left its node."""
 FAILED_WITHIN: Seconds = 3600.0
 """A move without an unfinished VMIM is over this long after its last failure."""
-TIMES_THE_LAST = 3
-"""A migration stalls only after this many times the duration of the VM's last one."""
-_COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
 
 
 class Cause(StrEnum):
@@ -96,8 +79,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     is when the age of the evacuation makes it stuck; None means never. `part`: which drain of its
     node it belongs to. `given_up`: it is a leftover, and an exporter saw how its drain ended.
     `missing` are the resources without which the state is unknown; `is_quiet`: they are visible,
-    but have not been read since the VMI changed. `last_seen` is set while the VMI's data are too
-    old.
+    but have not been read since the VMI changed. `overdue`: the VM's memory has been copied for
+    longer than KubeVirt allows. `last_seen` is set while the VMI's data are too old.
     """
 
     node: str
@@ -116,6 +99,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     tainted: bool
     missing: tuple[Resource, ...]
     is_quiet: bool
+    overdue: bool
     last_seen: LastSeen | None
 
     @property
@@ -149,7 +133,7 @@ def diagnose(
     source = find_source(evidence.vmi, evidence.vmims, marker)
     seen, evidence = evidence, evidence.believed_at(now)
     is_alive = evidence.trust.believes(Resource.VMIS)
-    found = _assess(evidence, stuck, load, now, nodes)
+    found = assess(evidence, stuck, load, now, nodes)
     state, attempt = found.state, found.attempt
     by_taint = marker.through is RequestedThrough.TAINT
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
@@ -179,6 +163,7 @@ def diagnose(
         attempt=attempt,
         missing=found.missing,
         is_quiet=found.is_quiet,
+        overdue=found.overdue,
         last_seen=None if is_alive else _find_last_seen(seen, stuck, load),
     )
 
@@ -200,6 +185,7 @@ class Move(Struct, frozen=True, kw_only=True):
     attempt: Vmim | None
     missing: tuple[Resource, ...]
     is_quiet: bool
+    overdue: bool
 
 
 def diagnose_move(
@@ -229,7 +215,7 @@ def diagnose_move(
     )
     if attempt is None and not has_failed:
         return None
-    found = _assess(evidence, stuck, load, now, nodes)
+    found = assess(evidence, stuck, load, now, nodes)
     begun = failures[-1] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
@@ -238,42 +224,16 @@ def diagnose_move(
         state=found.state,
         trigger=begun.trigger,
         since=created,
-        stuck=is_old or has_failed or found.state is State.MIGRATION_STALLED,
+        stuck=is_old
+        or has_failed
+        or found.state is State.MIGRATION_STALLED
+        or _hangs(evidence, found.state, stuck, now),
         failed_attempts=len(failures),
         attempt=attempt,
         missing=found.missing,
         is_quiet=found.is_quiet,
+        overdue=found.overdue,
     )
-
-
-class _Situation(NamedTuple):
-    """What delays a VM, whoever moves it; the fields are those of `Diagnosis`."""
-
-    state: State
-    attempt: Vmim | None
-    backoff: Backoff | None
-    missing: tuple[Resource, ...]
-    is_quiet: bool
-
-
-def _assess(
-    evidence: Evidence,
-    stuck: StuckPolicy,
-    load: Load | None,
-    now: Instant,
-    nodes: NodeIndex | None,
-) -> _Situation:
-    """The situation of a VMI by evidence without dead resources."""
-    attempt = evidence.unfinished()
-    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
-    holds = backoff if backoff is not None and now < backoff.next_try else None
-    state = State.UNKNOWN
-    if evidence.trust.believes(Resource.VMIS):
-        state = _find_state(evidence, attempt, stuck, now, load=load, backoff=holds, nodes=nodes)
-    missing = _find_missing(evidence) if state is State.UNKNOWN else ()
-    seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
-    is_quiet = bool(missing) and seen.issuperset(missing)
-    return _Situation(state, attempt, holds, missing, is_quiet)
 
 
 def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -> LastSeen | None:
@@ -287,157 +247,10 @@ def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -
     return None if found is None else LastSeen(at, found.state, found.stuck)
 
 
-def _find_missing(evidence: Evidence) -> tuple[Resource, ...]:
-    """The missing resources that make the state unknown; the KubeVirt object if no other is."""
-    if not evidence.trust.believes(Resource.VMIS):
-        return (Resource.VMIS,)
-    needed, since = (Resource.VMIMS, Resource.PODS), evidence.changed_at
-    missing = (one for one in needed if not evidence.trust.believes(one, since=since))
-    return tuple(missing) or (Resource.KUBEVIRTS,)
-
-
-def _find_state(
-    evidence: Evidence,
-    attempt: Vmim | None,
-    stuck: StuckPolicy,
-    now: Instant,
-    *,
-    load: Load | None,
-    backoff: Backoff | None,
-    nodes: NodeIndex | None,
-) -> State:
-    vmi, marker = evidence.vmi, evidence.marker
-    if vmi.deleted_at is not None:
-        return State.SHUTTING_DOWN
-    if marker is not None and vmi.is_external and attempt is None:
-        return State.EXTERNAL
-    if marker is not None and marker.node != vmi.node:
-        return State.STALE_MARKER
-    if _is_stalled(evidence, attempt, stuck, now, nodes):
-        return State.MIGRATION_STALLED
-    state = vmi.migration
-    if state is not None and state.running and not evidence.is_contradicted(now):
-        return State.MIGRATING
-    if attempt is not None and attempt.phase in _COPYING_PHASES:
-        return State.MIGRATING
-    hand_off = _judge_hand_off(evidence, now)
-    if hand_off is not None:
-        return hand_off
-    if not vmi.migratable:
-        return State.NOT_MIGRATABLE
-    since = evidence.changed_at if attempt is None else None
-    if not evidence.trust.believes(Resource.VMIMS, since=since):
-        return State.UNKNOWN
-    return _why_waiting(evidence, attempt, load, backoff)
-
-
-def _why_waiting(
-    evidence: Evidence, attempt: Vmim | None, load: Load | None, backoff: Backoff | None
-) -> State:
-    """Why a migratable VM is not being migrated."""
-    uid = "" if attempt is None else attempt.uid
-    active = (pod for pod in evidence.pods if not pod.finished)
-    if sum(not uid or pod.migration_uid != uid for pod in active) > 1:
-        return State.MULTIPLE_ACTIVE_PODS
-    pods_seen = evidence.trust.believes(Resource.PODS, since=evidence.changed_at)
-    if attempt is None:
-        # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with
-        # the gate MigrationPriorityQueue off, which is the default).
-        if not pods_seen:
-            return State.UNKNOWN
-        is_full = load is not None and load.is_full(evidence.vmi.node)
-        return State.CAPACITY if is_full else State.NO_MIGRATION
-    if attempt.wait_reason is not None:
-        return attempt.wait_reason
-    if backoff is not None:
-        return State.BACKOFF
-    target = find_target(attempt, evidence.pods)
-    if target is not None:
-        return State.TARGET_UNSCHEDULABLE if target.unschedulable else State.TARGET_NOT_READY
-    if not pods_seen:
-        return State.UNKNOWN
-    if attempt.phase == "Scheduling":
-        return State.TARGET_NOT_READY
-    if load is None:
-        return State.UNKNOWN
-    return State.CAPACITY if load.is_full(evidence.vmi.node) else State.TARGET_NOT_READY
-
-
-def _is_stalled(
-    evidence: Evidence,
-    attempt: Vmim | None,
-    stuck: StuckPolicy,
-    now: Instant,
-    nodes: NodeIndex | None,
-) -> bool:
-    state = evidence.vmi.migration
-    handed_off_at = find_hand_off(evidence, attempt)
-    if handed_off_at is not None and now - handed_off_at > stuck.after:
-        return True
-    if state is None or state.start is None or evidence.is_contradicted(now):
-        return False
-    if not state.ended:
-        source = None if nodes is None else nodes.find(evidence.vmi.node)
-        if source is not None and source.is_silent:
-            return now - max(state.start, source.silent_since or state.start) > stuck.after
-        return now - state.start > _find_time_limit(evidence, state, stuck)
-    end = evidence.migration_end
-    return (
-        attempt is not None
-        and attempt.phase == "Running"
-        and attempt.uid == state.uid
-        and end is not None
-        and now - end > stuck.migration_timeout
-    )
-
-
-def _find_time_limit(evidence: Evidence, state: MigrationState, stuck: StuckPolicy) -> Seconds:
-    """How long a migration may run before it counts as stalled.
-
-    KubeVirt aborts a copy after its own limit, unless its virt-handler hangs or may continue in
-    post-copy. A slow network makes honest migrations slow, but not so much slower than the last.
-    """
-    if state.time_limit is None or state.mode == "PostCopy":
-        return stuck.migration_timeout
-    last = evidence.history.last_duration() or 0.0
-    return min(stuck.migration_timeout, max(state.time_limit, TIMES_THE_LAST * last))
-
-
-def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
-    """When an attempt was handed off that has not begun to copy; None if it is not in between."""
-    if attempt is None or attempt.phase not in _COPYING_PHASES or attempt.start is not None:
-        return None
-    state = evidence.vmi.migration
-    own = () if state is None or state.start is None else (state.uid, *evidence.vmi.other_uids)
-    if attempt.uid in own:
-        return None
-    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
-
-
-def _judge_hand_off(evidence: Evidence, now: Instant) -> State | None:
-    """Whether a hand-off can never end, because its VMIM has failed or is gone (#18087).
-
-    If the watch of VMIMs has had no contact since the hand-off, this is not known yet, and the
-    state is `MIGRATING`.
-    """
-    if evidence.is_contradicted(now):
-        return State.ZOMBIE_STATE
-    state = evidence.vmi.migration
-    if state is None or not state.uid or state.start is not None or state.ended:
-        return None
-    if not evidence.trust.believes(Resource.VMIMS):
-        return None
-    owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
-    if owner is not None:
-        return State.ZOMBIE_STATE if owner.phase == "Failed" else None
-    is_gone = evidence.trust.believes(Resource.VMIMS, since=evidence.handed_off_at)
-    return State.ZOMBIE_STATE if is_gone else State.MIGRATING
-
-
-def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
-    """The active target pod of an attempt, or None."""
-    mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
-    return next(mine, None)
+def _hangs(evidence: Evidence, state: State, stuck: StuckPolicy, now: Instant) -> bool:
+    """Whether KubeVirt has not finished a VMIM within `stuck.after` since the migration's end."""
+    end = find_unfinished_end(evidence)
+    return state is State.ENDED_NOT_FINISHED and end is not None and now - end > stuck.after
 
 
 def _find_causes(
@@ -460,7 +273,7 @@ def _find_causes(
     causes = []
     if state is State.SHUTTING_DOWN:
         return (Cause.AGE,) if due is not None and now > due else ()
-    if state is State.MIGRATION_STALLED:
+    if state is State.MIGRATION_STALLED or _hangs(evidence, state, stuck, now):
         causes.append(Cause.AGE)
     elif due is not None and now > due:
         in_time = state is State.MIGRATING and (began is None or began <= due)
@@ -481,8 +294,8 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
-    if evidence.vmi.deleted_at is not None:
-        return evidence.vmi.deleted_at + stuck.after
+    if evidence.ends_at is not None:
+        return evidence.ends_at + stuck.after
     since = marker.requested_at - SAME_REQUEST
     made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)
     if evidence.vmi.is_external and not made and not marker.failed_since_request():

@@ -14,40 +14,32 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.diagnosis import (
-    Cause,
-    Diagnosis,
-    Move,
-    diagnose,
-    diagnose_move,
-)
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.diagnosis import Cause, Diagnosis
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
     MOVED,
+    OUTCOMES,
     DrainOutcome,
-    decide_outcome,
+    Ground,
+    decide_ground,
     measure_mobility,
 )
-from exporter.engine.facts.evidence import Evidence, Marker
+from exporter.engine.evacuations.outlook import Outlook, judge
+from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
-    DRAIN_TAINT,
     Instant,
     KubeVirtSettings,
     Mobility,
     Node,
-    Resource,
+    Pod,
     Seconds,
     Vmi,
     Why,
     WhySource,
 )
-from exporter.engine.facts.policy import StuckPolicy
-from exporter.engine.facts.states import NEEDS_PERSON, State
-from exporter.engine.facts.trust import Trust
-from exporter.engine.store.budgets import Budgets
-from exporter.engine.store.load import Load
+from exporter.engine.facts.states import State
 from exporter.engine.store.node_drains import Departed, DrainProgress, measure_progress
-from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import REASONS_SHOWN
 from exporter.engine.store.store import Store
 
@@ -55,92 +47,30 @@ from exporter.engine.store.store import Store
 Diagnosed: TypeAlias = tuple[Vmi, Diagnosis]
 
 
-class Conditions(Struct, frozen=True, kw_only=True):
-    """Everything that decides the outcomes of VMIs, apart from their own evidence.
-
-    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
-    """
-
-    kubevirt: KubeVirtSettings | None
-    load: Load | None
-    stuck: StuckPolicy
-    trust: Trust
-    now: Instant
-    nodes: NodeIndex | None = None
-    budgets: Budgets | None = None
-
-    def diagnose(self, evidence: Evidence) -> Diagnosis | None:
-        """The diagnosis of a VMI, or None if it is not evacuating."""
-        if evidence.marker is None:
-            return None
-        return diagnose(
-            self.update_trust(evidence),
-            self.stuck,
-            self.load,
-            self.now,
-            nodes=self.nodes,
-            drain_taint=self.drain_taint,
-        )
-
-    def diagnose_move(self, evidence: Evidence) -> Move | None:
-        """The move of a VMI that is not evacuating, or None if it is not being moved."""
-        if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
-            return None
-        evidence = self.update_trust(evidence)
-        return diagnose_move(evidence, self.stuck, self.load, self.now, nodes=self.nodes)
-
-    def update_trust(self, evidence: Evidence) -> Evidence:
-        """The evidence with the contacts at this instant, as those of an `Entry` may be older."""
-        return replace(evidence, trust=self.trust.of(evidence.vmi.namespace))
-
-    @property
-    def drain_taint(self) -> str:
-        """The key of the taint that makes KubeVirt evacuate a node."""
-        return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
-
-    def is_schedulable(self, node: str) -> bool | None:
-        """Whether pods can be scheduled onto a node; None if that is unknown."""
-        return None if self.nodes is None else not self.nodes.is_cordoned(node)
-
-    def find_budget(self, evidence: Evidence) -> str:
-        """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
-        return "" if self.budgets is None else self.budgets.find(evidence.launcher)
-
-    def is_full(self, node: str) -> bool:
-        """Whether KubeVirt is known to start no migration out of this node now."""
-        if self.load is None or not self.load.is_full(node):
-            return False
-        return self.trust.believes(Resource.VMIMS, Resource.PODS)
-
-
-def read_conditions(store: Store, stuck: StuckPolicy, trust: Trust, now: Instant) -> Conditions:
-    """The conditions at `now`."""
-    return Conditions(
-        kubevirt=store.kubevirt,
-        load=store.load(trust),
-        stuck=stuck,
-        trust=trust,
-        now=now,
-        nodes=store.node_index if trust.believes(Resource.NODES) else None,
-        budgets=store.budgets if trust.believes(Resource.BUDGETS) else None,
-    )
-
-
 class DrainCandidate(Struct, frozen=True, kw_only=True):
-    """A VMI of the node and its outcome.
+    """A VMI of the node and its outlook.
 
     `reasons` are those of `Store.reasons`; `failed_attempts` is a lower bound, as for evacuations.
     `last_duration` is how long its newest successful migration took; None if that is unknown.
-    `diagnosis` is that of its evacuation or, if it does not leave, of the evacuation that a drain
-    would request now; otherwise None.
     """
 
     evidence: Evidence
-    outcome: DrainOutcome
-    diagnosis: Diagnosis | None
+    outlook: Outlook
     reasons: tuple[Why, ...]
     failed_attempts: int
     last_duration: Seconds | None
+
+    @property
+    def outcome(self) -> DrainOutcome:
+        """What would happen to it."""
+        return self.outlook.outcome
+
+
+class OutlivedPod(Struct, frozen=True, kw_only=True):
+    """An active launcher pod on a node that its VMI has left."""
+
+    pod: Pod
+    evidence: Evidence
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
@@ -148,7 +78,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     `at_least` is the least time that the migrations take; None if that is unknown, or if the node
     cannot be emptied. `progress` is None if no VM is asked to leave the node.
-    `schedulable` is None if that is unknown. `facts` is None if the node cannot be read.
+    `schedulable` is None if that is unknown. `facts` is None if the node cannot be read. `outlived`
+    are the launcher pods that are still on the node after their VMIs have left it.
     """
 
     node: str
@@ -157,6 +88,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     progress: DrainProgress | None
     schedulable: bool | None
     facts: Node | None
+    outlived: Sequence[OutlivedPod] = ()
 
     @property
     def vmis(self) -> int:
@@ -165,8 +97,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     @property
     def can_be_emptied(self) -> bool:
-        """Whether no VM has an outcome of `KEPT`."""
-        return _can_be_emptied(self.outcomes)
+        """Whether no VM has an outcome of `KEPT`, and no pod has outlived its VM's move."""
+        return _can_be_emptied(self.outcomes) and not self.outlived
 
     @property
     def depends_on_others(self) -> bool:
@@ -213,7 +145,8 @@ def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Vmi]:
         pod, vmi = store.find_pod(*key) or (None, None)
         if vmi is None or vmi.finished or not vmi.node:
             continue
-        if decide_outcome(vmi.mobility, conditions.kubevirt) is DrainOutcome.RESTARTS:
+        outcome = OUTCOMES[decide_ground(vmi.mobility, conditions.kubevirt)]
+        if outcome is DrainOutcome.RESTARTS:
             evidence = store.evidence(vmi.namespace, vmi.name, conditions.trust)
             if evidence is not None and not evidence.unsettled and evidence.launcher == pod:
                 yield vmi
@@ -223,8 +156,8 @@ class OutcomeCount:
     """Counts the drain outcomes of the VMIs of a snapshot.
 
     Each step of the iteration visits one unsettled VMI. After the last step `counts` has the number
-    of VMIs by node and outcome, sorted by node, and `evacuations` has each evacuation with the
-    outcome of its VMI.
+    of VMIs by node and outcome, sorted by node, `evacuations` has each evacuation with the outcome
+    of its VMI, and `outlived` the pods by node that have outlived their VM's move.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -232,6 +165,7 @@ class OutcomeCount:
         self.evacuations: list[tuple[Diagnosed, DrainOutcome]] = []
         nodes = sorted({node for node, _ in snapshot.mobilities if node})
         self.counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in nodes}
+        self.outlived = defaultdict[str, list[OutlivedPod]](list)
         self._full = {node for node in nodes if snapshot.conditions.is_full(node)}
         for (node, mobility), vmis in snapshot.mobilities.items():
             if node:
@@ -244,7 +178,9 @@ class OutcomeCount:
         conditions = self.snapshot.conditions
         for evidence in self.snapshot.unsettled:
             vmi, diagnosis = evidence.vmi, conditions.diagnose(evidence)
-            outcome = find_outcome(evidence, conditions, diagnosis)
+            outcome = judge(evidence, conditions, diagnosis).outcome
+            for pod in evidence.find_outlived(conditions.now):
+                self.outlived[pod.node].append(OutlivedPod(pod=pod, evidence=evidence))
             if vmi.node:
                 self.counts[vmi.node][self._decide(vmi.node, vmi.mobility)] -= 1
                 self.counts[vmi.node][outcome] += 1
@@ -255,11 +191,20 @@ class OutcomeCount:
     def follow_drains(self) -> dict[str, DrainProgress]:
         """The progress of each drain, by node."""
         snapshot = self.snapshot
-        return follow_drains(snapshot.drains, self.counts, self.evacuations, snapshot.conditions)
+        return follow_drains(
+            snapshot.drains, self.counts, self.evacuations, snapshot.conditions, self.outlived
+        )
 
     def _decide(self, node: str, mobility: Mobility) -> DrainOutcome:
-        kubevirt = self.snapshot.conditions.kubevirt
-        return decide_outcome(mobility, kubevirt, waits=node in self._full)
+        conditions = self.snapshot.conditions
+        nodes = conditions.nodes
+        ground = decide_ground(
+            mobility,
+            conditions.kubevirt,
+            waits=Ground.LIMITS if node in self._full else None,
+            may_leave=nodes is None or nodes.may_leave(node, mobility.placement),
+        )
+        return OUTCOMES[ground]
 
 
 def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:
@@ -273,14 +218,21 @@ def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[Dr
 def forecast_nodes(
     count: OutcomeCount, durations: Mapping[str, list[Seconds]]
 ) -> Iterator[Forecast]:
-    """The forecast of every node with VMIs, sorted by name, from a complete count.
+    """The forecast of every node with VMIs or their pods, sorted by name, from a complete count.
 
     `durations`: the results of `find_duration`, by node.
     """
     progress, conditions = count.follow_drains(), count.snapshot.conditions
     return (
-        _forecast(node, outcomes, durations.get(node, ()), conditions, progress.get(node))
-        for node, outcomes in count.counts.items()
+        _forecast(
+            node,
+            count.counts.get(node, Counter()),
+            durations.get(node, ()),
+            conditions,
+            progress=progress.get(node),
+            outlived=count.outlived.get(node, ()),
+        )
+        for node in sorted({*count.counts, *count.outlived})
     )
 
 
@@ -294,8 +246,7 @@ def forecast_node(
     candidates = [
         DrainCandidate(
             evidence=evidence,
-            outcome=(outcome := find_outcome(evidence, conditions, diagnosis)),
-            diagnosis=_find_obstruction(evidence, conditions, diagnosis, outcome),
+            outlook=judge(evidence, conditions, diagnosis),
             reasons=_find_reasons(store, evidence, conditions),
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
@@ -310,28 +261,26 @@ def forecast_node(
         for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
         if diagnosis is not None
     )
+    pods = [
+        OutlivedPod(pod=pod, evidence=evidence)
+        for evidence in store.crowded(conditions.trust)
+        for pod in evidence.find_outlived(conditions.now)
+        if pod.node == node
+    ]
+    pods.sort(key=lambda one: (one.pod.namespace, one.pod.name))
     drains = store.drains.read()
     own = {node: drains[node]} if node in drains else {}
-    progress = follow_drains(own, {node: outcomes}, evacuating, conditions).get(node)
-    return _forecast(node, outcomes, known, conditions, progress), candidates
-
-
-def _find_obstruction(
-    evidence: Evidence,
-    conditions: Conditions,
-    diagnosis: Diagnosis | None,
-    outcome: DrainOutcome,
-) -> Diagnosis | None:
-    if diagnosis is None and outcome is DrainOutcome.FAILS:
-        return conditions.diagnose(_ask(evidence, conditions.now))
-    return diagnosis
+    outlived = {node: pods}
+    progress = follow_drains(own, {node: outcomes}, evacuating, conditions, outlived).get(node)
+    forecast = _forecast(node, outcomes, known, conditions, progress=progress, outlived=pods)
+    return forecast, candidates
 
 
 def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> tuple[Why, ...]:
     """The reasons of a VMI. If only a budget keeps it from restarting, the budget comes first."""
     reasons = store.reasons(evidence.vmi)
     budget = conditions.find_budget(evidence)
-    if budget and _find_own_outcome(evidence, conditions, None) is DrainOutcome.RESTARTS:
+    if budget and judge(evidence, conditions, None).ground is Ground.BUDGET:
         return (Why(WhySource.POD_DISRUPTION_BUDGET, budget), *reasons[: REASONS_SHOWN - 1])
     return reasons
 
@@ -341,12 +290,14 @@ def follow_drains(
     counts: Mapping[str, Mapping[DrainOutcome, int]],
     evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
     conditions: Conditions,
+    outlived: Mapping[str, Sequence[OutlivedPod]],
 ) -> dict[str, DrainProgress]:
     """The progress of each drain of `drains`, the drains in the store by node.
 
     `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations of VMIs. The
     evacuations that belong to the drain remain. On a closed node, so does a VMI that stays or fails
-    and is not evacuating: KubeVirt may have refused its eviction without marking it.
+    and is not evacuating: KubeVirt may have refused its eviction without marking it; and a pod of
+    `outlived`, which has outlived its VM's move.
     """
     remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
     others = {node: Counter(counts.get(node, {})) for node in drains}
@@ -361,6 +312,7 @@ def follow_drains(
         outcomes = Counter(outcome for _, outcome in mine)
         is_closed = departed.closed and conditions.nodes is not None
         refused = sum(others[node][one] for one in KEPT) if is_closed else 0
+        refused += len(outlived.get(node, ())) if is_closed else 0
         failing = refused + sum(outcomes[one] for one in KEPT)
         present = refused + len(mine)
         queued = sum(_is_queued(one) for (_, one), outcome in mine if outcome in KEPT)
@@ -384,44 +336,6 @@ def _is_queued(diagnosis: Diagnosis) -> bool:
     return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
 
 
-def find_outcome(
-    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
-) -> DrainOutcome:
-    """What would happen to a VMI with this diagnosis if its node were drained."""
-    outcome = _find_own_outcome(evidence, conditions, diagnosis)
-    if outcome is DrainOutcome.RESTARTS and conditions.find_budget(evidence):
-        return DrainOutcome.STAYS
-    return outcome
-
-
-def _find_own_outcome(
-    evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None
-) -> DrainOutcome:
-    """The outcome without regard to budgets."""
-    vmi, now = evidence.vmi, conditions.now
-    if vmi.deleted_at is not None:
-        is_late = now > vmi.deleted_at + conditions.stuck.after
-        return DrainOutcome.STAYS if is_late else DrainOutcome.ENDS
-    fails, waits = False, conditions.is_full(vmi.node)
-    evidence = evidence.believed_at(now)
-    mobility = measure_mobility(evidence)
-    if diagnosis is not None:
-        limit = conditions.stuck.failed_attempts
-        fails = diagnosis.stuck or diagnosis.failed_attempts >= limit
-    elif evidence.unsettled and decide_outcome(mobility, conditions.kubevirt) in MOVED:
-        move = conditions.diagnose_move(evidence)
-        fails = move is not None and move.stuck
-        diagnosis = conditions.diagnose(_ask(evidence, now))
-    if diagnosis is not None:
-        fails = fails or diagnosis.state in NEEDS_PERSON
-        waits = waits or diagnosis.state is State.MULTIPLE_ACTIVE_PODS
-    return decide_outcome(mobility, conditions.kubevirt, waits=waits, fails=fails)
-
-
-def _ask(evidence: Evidence, now: Instant) -> Evidence:
-    """The evidence about a VMI as if it were asked to leave its node now."""
-    marker = Marker(node=evidence.vmi.node, requested_at=now, seen_at=now)
-    return replace(evidence, marker=marker)
 
 
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
@@ -431,7 +345,7 @@ def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seco
     migrating, because the progress of that migration is unknown.
     """
     mobility = measure_mobility(evidence)
-    outcome = decide_outcome(mobility, settings)
+    outcome = OUTCOMES[decide_ground(mobility, settings)]
     if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
         return None
     return evidence.history.last_duration()
@@ -442,14 +356,16 @@ def _forecast(
     outcomes: Mapping[DrainOutcome, int],
     durations: Iterable[Seconds],
     conditions: Conditions,
+    *,
     progress: DrainProgress | None,
+    outlived: Sequence[OutlivedPod],
 ) -> Forecast:
     """The forecast of a node.
 
     Its bound is the longest duration, or the sum of the durations divided by KubeVirt's parallel
     limit, whichever is longer.
     """
-    known = tuple(durations) if _can_be_emptied(outcomes) else ()
+    known = tuple(durations) if _can_be_emptied(outcomes) and not outlived else ()
     bound = max(known, default=None)
     if bound is not None and conditions.kubevirt is not None:
         limits = conditions.kubevirt.limits
@@ -458,6 +374,7 @@ def _forecast(
     return Forecast(
         node=node,
         outcomes=outcomes,
+        outlived=outlived,
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),

@@ -3,8 +3,9 @@
 A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. `words.evacuations` says what
-each outcome means. The first of these that applies counts: `ends`, `external`, `stays` (not
-migratable), `fails`, `stays` (a budget forbids `restarts`), `restarts`, `waits`, `leaves`.
+each outcome means, and why a VM has it (`Ground`). The first of these that applies counts: `ends`,
+`external`, `stays` (not migratable), `fails`, `stays` (a budget forbids `restarts`), `restarts`,
+`waits`, `fails` (no other node), `leaves`.
 """
 
 from enum import StrEnum
@@ -45,32 +46,85 @@ KEPT = (DrainOutcome.STAYS, DrainOutcome.FAILS)
 """The outcomes of VMs that keep their node from being emptied."""
 
 
+class Ground(StrEnum):
+    """Why a VM has its outcome."""
+
+    MIGRATES = "migrates"
+    MIGRATING = "migrating"
+    NO_CONDITION = "no_condition"
+    LIMITS = "limits"
+    TWO_PODS = "two_pods"
+    EVACUATION = "evacuation"
+    MOVE = "move"
+    STATE = "state"
+    NO_NODE = "no_node"
+    NO_STRATEGY = "no_strategy"
+    IF_POSSIBLE = "if_possible"
+    NOT_MIGRATABLE = "not_migratable"
+    BUDGET = "budget"
+    DELETION_HANGS = "deletion_hangs"
+    EXTERNAL = "external"
+    DELETED = "deleted"
+    POD_DELETED = "pod_deleted"
+
+
+OUTCOMES = {
+    Ground.MIGRATES: DrainOutcome.LEAVES,
+    Ground.MIGRATING: DrainOutcome.WAITS,
+    Ground.NO_CONDITION: DrainOutcome.WAITS,
+    Ground.LIMITS: DrainOutcome.WAITS,
+    Ground.TWO_PODS: DrainOutcome.WAITS,
+    Ground.EVACUATION: DrainOutcome.FAILS,
+    Ground.MOVE: DrainOutcome.FAILS,
+    Ground.STATE: DrainOutcome.FAILS,
+    Ground.NO_NODE: DrainOutcome.FAILS,
+    Ground.NO_STRATEGY: DrainOutcome.RESTARTS,
+    Ground.IF_POSSIBLE: DrainOutcome.RESTARTS,
+    Ground.NOT_MIGRATABLE: DrainOutcome.STAYS,
+    Ground.BUDGET: DrainOutcome.STAYS,
+    Ground.DELETION_HANGS: DrainOutcome.STAYS,
+    Ground.EXTERNAL: DrainOutcome.EXTERNAL,
+    Ground.DELETED: DrainOutcome.ENDS,
+    Ground.POD_DELETED: DrainOutcome.ENDS,
+}
+"""The outcome by its ground."""
+
+
 def measure_mobility(evidence: Evidence) -> Mobility:
     """The mobility of a VMI; a VMI with an unfinished VMIM counts as migrating."""
     mobility = evidence.vmi.mobility
     return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
 
 
-def decide_outcome(
+def decide_ground(
     mobility: Mobility,
     settings: KubeVirtSettings | None,
     *,
-    waits: bool = False,
-    fails: bool = False,
-) -> DrainOutcome:
-    """The outcome without budgets; `waits`: KubeVirt starts no migration of the VMI now."""
+    waits: Ground | None = None,
+    fails: Ground | None = None,
+    may_leave: bool = True,
+    is_moving: bool | None = None,
+) -> Ground:
+    """The ground of the outcome without budgets.
+
+    `waits`: why KubeVirt starts no migration of the VMI now. `fails`: why none can succeed.
+    `may_leave`: some other node may take the VMI. `is_moving`: a migration has a node to go to; by
+    default it has if it is under way.
+    """
     strategy = mobility.strategy or ("" if settings is None else settings.eviction_strategy)
-    match strategy:
-        case "External":
-            return DrainOutcome.EXTERNAL
-        case "LiveMigrate" if not mobility.migratable:
-            return DrainOutcome.STAYS
-        case _ if fails:
-            return DrainOutcome.FAILS
-        case "LiveMigrate":
-            pass
-        case "LiveMigrateIfPossible" if mobility.migratable:
-            pass
-        case _:
-            return DrainOutcome.RESTARTS
-    return DrainOutcome.WAITS if mobility.migrating or waits else DrainOutcome.LEAVES
+    is_moved = strategy == "LiveMigrate" or (
+        strategy == "LiveMigrateIfPossible" and mobility.migratable
+    )
+    has_place = may_leave or (mobility.migrating if is_moving is None else is_moving)
+    stops = Ground.IF_POSSIBLE if strategy == "LiveMigrateIfPossible" else Ground.NO_STRATEGY
+    grounds = (
+        (strategy == "External", Ground.EXTERNAL),
+        (strategy == "LiveMigrate" and not mobility.migratable, Ground.NOT_MIGRATABLE),
+        (fails is not None, fails),
+        (not is_moved, stops),
+        (waits in (Ground.TWO_PODS, Ground.NO_CONDITION), waits),
+        (not has_place, Ground.NO_NODE),
+        (mobility.migrating, Ground.MIGRATING),
+        (waits is not None, waits),
+    )
+    return next((ground for applies, ground in grounds if applies and ground), Ground.MIGRATES)

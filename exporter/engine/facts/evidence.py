@@ -25,6 +25,8 @@ from exporter.engine.facts.trust import NamespaceTrust
 ASKED_WITHIN: Seconds = 30.0
 """The longest time between the webhook's review of an eviction and the evacuation's request, in
 either order. A webhook's timeout is never longer, and the two clocks may differ."""
+OUTLIVES_AFTER: Seconds = 600.0
+"""The launcher pod of a migration that has ended may run for this long, also after a failure."""
 FAILURES_KEPT = 64
 """How many failed attempts of an evacuation are kept by UID; older ones are only counted."""
 
@@ -208,6 +210,42 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         return None if self.marker is None else self.marker.requested_by
 
     @property
+    def ends_at(self) -> Instant | None:
+        """When the grace period of the VM's deletion ends: of its VMI's, or else of its own pod's.
+
+        None if neither is being deleted, or if the pod is the target of a migration.
+        """
+        if self.vmi.deleted_at is not None:
+            return self.vmi.deleted_at
+        pod = self.launcher
+        if pod is None or pod.finished or pod.deleted_at is None:
+            return None
+        attempt = self.unfinished()
+        is_target = attempt is not None and attempt.uid == pod.migration_uid
+        return None if is_target else pod.deleted_at
+
+    def find_outlived(self, now: Instant) -> Iterator[Pod]:
+        """The active launcher pods on other nodes than the VMI's that no migration uses.
+
+        KubeVirt ends a source within seconds after the migration, and the target of a failed one
+        within minutes, so they have `OUTLIVES_AFTER`.
+        """
+        attempt, state = self.unfinished(), self.vmi.migration
+        is_open = state is not None and bool(state.uid) and not state.ended
+        if is_open or not self.vmi.node:
+            return
+        if attempt is not None and attempt.handed_off:
+            return
+        ends = (self.migration_end, *(vmim.finished_at for vmim in self.vmims))
+        if any(end is not None and now - end <= OUTLIVES_AFTER for end in ends):
+            return
+        uid = "" if attempt is None else attempt.uid
+        for pod in self.pods:
+            is_used = bool(uid) and pod.migration_uid == uid
+            if not pod.finished and not is_used and pod.node not in ("", self.vmi.node):
+                yield pod
+
+    @property
     def contradicted_at(self) -> Instant | None:
         """When a start without an end is no longer believed; None if its VMIM has not finished."""
         state = self.vmi.migration
@@ -259,7 +297,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         vmi = self.vmi
         if vmi.finished:
             return False
-        if self.marker is not None or vmi.unsettled:
+        if self.marker is not None or vmi.unsettled or self.ends_at is not None:
             return True
         for vmim in self.vmims:  # not `any`: this is asked about each VMI that changes
             if not vmim.finished or vmim.phase == "Failed":

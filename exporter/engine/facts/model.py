@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
-from exporter.engine.facts.placement import NO_SCHEDULE, Placement, Requirement
+from exporter.engine.facts.placement import Placement, Requirement
 from exporter.engine.facts.states import State
 
 
@@ -136,7 +136,7 @@ class WhySource(StrEnum):
     MIGRATION_CONDITION = "MigrationCondition"
     """A condition of the VMIM that keeps it Pending: quota, backup, utility volumes."""
     DELETION = "Deletion"
-    """The finalizers that the deletion of the VMI waits for, or why its own pod is being deleted."""
+    """The finalizers that its deletion waits for, or why the VM's own pod is being deleted."""
     NODE = "Node"
     """The condition Ready of the VM's node or of the target's node, if it is Unknown; or why no
     other node can take the VM."""
@@ -347,8 +347,9 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
 
-    `gated`: a scheduling gate keeps the scheduler from looking at it; `unschedulable`: the scheduler
-    has found no node for it. `deleted_at` is its deletionTimestamp, at which its grace period ends.
+    `gated`: a scheduling gate keeps the scheduler from looking at it; `unschedulable`: the
+    scheduler has found no node for it. `deleted_at` is its deletionTimestamp, at which its grace
+    period ends.
     `labels` are the pod's labels by which a budget may select the pod.
     """
 
@@ -411,11 +412,11 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One node. `cordoned_at`: when it was made unschedulable (the taint's `timeAdded`).
 
     `taints` has all other taints with the effect NoSchedule, `evicting` those with NoExecute.
-    `conditions` has the conditions about drains (Kubernetes 1.37) that are true. `is_ready` is false
-    if its condition Ready is not True. `is_silent`: that condition is Unknown, because its kubelet
-    does not answer; `silent_since` is since when, if that is known. `takes_vms` is false if KubeVirt
-    has marked it with `kubevirt.io/schedulable=false`, for example because its virt-handler does
-    not answer.
+    `conditions` has the conditions about drains (Kubernetes 1.37) that are true. `is_ready` is
+    false if its condition Ready is not True. `is_silent`: that condition is Unknown, because its
+    kubelet does not answer; `silent_since` is since when, if that is known. `takes_vms` is false if
+    KubeVirt has marked it with `kubevirt.io/schedulable=false`, for example because its
+    virt-handler does not answer.
     """
 
     name: str

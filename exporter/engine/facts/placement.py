@@ -12,6 +12,8 @@ from msgspec import Struct
 
 NO_SCHEDULE, NO_EXECUTE = "NoSchedule", "NoExecute"
 """The effects of taints that keep pods away."""
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+"""The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
 HOSTNAME = "kubernetes.io/hostname"
 BY_DEFAULT = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 """Kubernetes lets every pod tolerate these taints with the effect NoExecute for five minutes."""
@@ -57,10 +59,10 @@ class Toleration(NamedTuple):
     effect: str
 
     def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether it tolerates a taint (`ToleratesTaint`)."""
+        """Whether it tolerates a taint (`ToleratesTaint`); an unknown operator may do so."""
         if self.effect not in ("", effect) or self.key not in ("", key):
             return False
-        return self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == value)
+        return self.operator not in ("", "Equal") or (bool(self.key) and self.value == value)
 
 
 class Term(NamedTuple):

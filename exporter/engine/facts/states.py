@@ -7,9 +7,10 @@ from typing import NamedTuple
 class State(StrEnum):
     """What delays an evacuation."""
 
-    # In the order of evaluation, see `engine.evacuations.diagnosis`.
+    # In the order of evaluation, see `engine.evacuations.situation`.
     SHUTTING_DOWN = "shutting_down"
     EXTERNAL = "external"
+    ENDED_NOT_FINISHED = "ended_not_finished"
     STALE_MARKER = "stale_marker"
     MIGRATION_STALLED = "migration_stalled"
     MIGRATING = "migrating"
@@ -21,6 +22,7 @@ class State(StrEnum):
     BACKUP = "backup"
     UTILITY_VOLUMES = "utility_volumes"
     BACKOFF = "backoff"
+    TARGET_GATED = "target_gated"
     TARGET_UNSCHEDULABLE = "target_unschedulable"
     TARGET_NOT_READY = "target_not_ready"
     CAPACITY = "capacity"
@@ -30,6 +32,7 @@ class State(StrEnum):
 
 NEEDS_PERSON = frozenset(
     {
+        State.ENDED_NOT_FINISHED,
         State.MIGRATION_STALLED,
         State.ZOMBIE_STATE,
         State.WAITING_FOR_SYNC,

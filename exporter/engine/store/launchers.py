@@ -14,7 +14,8 @@ _Key: TypeAlias = tuple[str, str]
 class LauncherIndex:
     """All launcher pods. A pod belongs to a VMI of the same namespace only.
 
-    `crowded` has the UIDs of the VMIs with more than one active pod.
+    `crowded` has the UIDs of the VMIs with more than one active pod, `ending` those with an active
+    pod that is being deleted.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,7 @@ class LauncherIndex:
         self._by_vmi = Table[_Key, dict[str, Pod]]()
         self._targets: Counter[_Key] = Counter()
         self.crowded: set[str] = set()
+        self.ending: set[str] = set()
 
     @property
     def pods(self) -> Mapping[_Key, Pod]:
@@ -58,10 +60,13 @@ class LauncherIndex:
             del self._by_vmi[owner]
 
     def _note_crowd(self, vmi_uid: str, pods: Mapping[str, Pod]) -> None:
-        if sum(not pod.finished for pod in pods.values()) > 1:
-            self.crowded.add(vmi_uid)
-        else:
-            self.crowded.discard(vmi_uid)
+        active = [pod for pod in pods.values() if not pod.finished]
+        is_ending = any(pod.deleted_at is not None for pod in active)
+        for uids, applies in ((self.crowded, len(active) > 1), (self.ending, is_ending)):
+            if applies:
+                uids.add(vmi_uid)
+            else:
+                uids.discard(vmi_uid)
 
     def _forget_target(self, pod: Pod) -> None:
         if pod.migration_uid:

@@ -68,8 +68,14 @@ class ReasonTable:
         since = self._evacuations.find_request(vmi.uid)
         objects = [_key(vmi)]
         objects += [_key(vmim) for vmim in self._vmims.owned_by(vmi)]
-        objects += [_key(pod) for pod in self._launchers.of(vmi)]
-        present = (why for key in objects for why in self._present.get(key, ()))
+        present = [why for key in objects for why in self._present.get(key, ())]
+        launcher = self._launchers.current(vmi)
+        targets = {vmim.uid for vmim in self._vmims.owned_by(vmi) if vmim.phase != "Succeeded"}
+        for pod in self._launchers.of(vmi):
+            # The deletion of the VM's own pod ends the VM; that of another pod does not.
+            is_own = pod is launcher and pod.migration_uid not in targets
+            hidden = WhySource.TARGET_CONTAINER if is_own else WhySource.DELETION
+            present += [why for why in self._present.get(_key(pod), ()) if why.source is not hidden]
         failed = WhySource.FAILED_ATTEMPT
         reasons = [why for why in present if why.source is not failed or _is_since(why, since)]
         reasons += [why for why in self._past.get(vmi.uid, ()) if _is_since(why, since)]
@@ -103,16 +109,21 @@ class ReasonTable:
 
     def end(self, vmi: Vmi) -> None:
         """Drop the reasons of an evacuation that is over."""
-        if not self._present and not self._past:
-            return  # the usual case for every VMI of the first list
         self._past.pop(vmi.uid, None)
-        attempts: tuple[Vmim | Pod, ...] = (
-            *self._vmims.owned_by(vmi),
-            *self._launchers.of(vmi),
-        )
-        for attempt in attempts:
+        for attempt in self._list_attempts(vmi):
             if attempt.finished:
                 self._present.pop(_key(attempt), None)
+
+    def settle(self, vmi: Vmi) -> None:
+        """Drop the reasons of attempts that were read before their VMI, if it is not moving."""
+        for attempt in self._list_attempts(vmi):
+            if not self._may_hold(attempt):
+                self._present.pop(_key(attempt), None)
+
+    def _list_attempts(self, vmi: Vmi) -> tuple[Vmim | Pod, ...]:
+        if not self._present:
+            return ()  # the usual case for every VMI of the first list
+        return *self._vmims.owned_by(vmi), *self._launchers.of(vmi)
 
     def _may_hold(self, fact: Vmi | Vmim | Pod) -> bool:
         if isinstance(fact, Vmi):
@@ -123,7 +134,7 @@ class ReasonTable:
         binding = self._vmims.find(fact.namespace, fact.name)
         owner = "" if binding is None else binding.owner
         nodes_come = self._evacuations.sees_nodes is None
-        is_early = bool(fact.evacuates) and (nodes_come or not owner or not fact.finished)
+        is_early = not owner or (bool(fact.evacuates) and nodes_come)
         return is_early or not fact.finished or self._is_moving(owner)
 
     def _is_moving(self, uid: str) -> bool:

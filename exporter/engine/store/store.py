@@ -197,6 +197,7 @@ class Store:
             and not vmi.evacuation_node
             and vmi.deleted_at is None
             and vmi.uid not in self._launchers.crowded
+            and vmi.uid not in self._launchers.ending
             and not self._vmims.naming(key)
         )
 
@@ -217,6 +218,11 @@ class Store:
         """The evidence about every VMI that is on a node and has not ended."""
         records = self._vmis.on_node(node)
         return [self._gather(one, trust) for one in records if not one.vmi.finished]
+
+    def crowded(self, trust: Trust) -> list[Evidence]:
+        """The evidence about every VMI that has more than one active launcher pod."""
+        records = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
+        return [self._gather(one, trust) for one in records if one is not None]
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons why a VMI does not move, newest first; see `ReasonTable`.
@@ -303,9 +309,11 @@ class Store:
             self._vmis.update(record, vmi)
         record.changed_at = at
         self._merger.merge_vmi(record, before, at)
-        was_evacuating = before is None or record.marker is not None
+        was_evacuating = record.marker is not None
         self.evacuations.update(record, before, at)
-        if was_evacuating and record.marker is None:
+        if before is None:
+            self._reasons.settle(vmi)
+        elif was_evacuating and record.marker is None:
             self._reasons.end(vmi)
         record.seen_at = at
         self._note_evidence(record)

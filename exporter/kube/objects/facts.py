@@ -12,25 +12,27 @@ from functools import lru_cache
 from sys import intern
 from typing import Any
 
+import msgspec
+
 from exporter.engine.facts.model import (
     Budget,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
-    Node,
     Outcome,
     Pod,
     Priority,
-    Requirement,
     Seconds,
-    Taint,
     Trigger,
     Vmi,
     Vmim,
 )
+from exporter.engine.facts.placement import Requirement
 from exporter.engine.facts.states import VMIM_CONDITIONS, State
+from exporter.errors import MALFORMED
 from exporter.kube.objects import wire
 from exporter.kube.objects.instants import parse_instant
+from exporter.kube.objects.places import read_placement
 from exporter.text import clean
 
 
@@ -43,15 +45,10 @@ HOTPLUGS = ("HotVCPUChange", "HotMemoryChange")
 MODIFIED_BY = "kubevirt.io/last-modified-by"
 """The user who made a VMIM; from KubeVirt 1.10 on, only virt-api may set it (VEP 373)."""
 USER_LIMIT = 253
+NAME_LIMIT = 63
 EVICTION_SOURCE = "kubevirt.io/eviction-source"
 CREATED_BY = "kubevirt.io/created-by"
 MIGRATION_UID = "kubevirt.io/migrationJobUID"
-UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-"""The taint of an unschedulable node (`k8s.io/api/core/v1/well_known_taints.go`)."""
-MAINTENANCE = frozenset(
-    {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
-)
-"""The conditions of a node about a present, past or planned drain (Kubernetes 1.37, KEP-5683)."""
 _OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
 """These labels differ from pod to pod. No user's PodDisruptionBudget selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
@@ -67,6 +64,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 _QUANTITY = re.compile(r"(\d+(?:\.\d*)?)([a-zA-Z]*)", re.ASCII)
 _OUTCOMES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 """The final phases of a VMIM."""
+_NAMED = msgspec.json.Decoder(list[wire.Named]).decode
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
@@ -76,7 +74,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
     status = found.status or wire.VmiStatus()
-    state = status.migrationState
+    state, spec = status.migrationState, found.spec or wire.VmiSpec()
     conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
     requested = conditions.get("EvictionRequested")
     annotations = metadata.annotations or {}
@@ -89,7 +87,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         evacuation_node=intern(status.evacuationNodeName or ""),
         migration=None if state is None else _read_state(state, _read_time_limit(found)),
         other_uids=() if state is None else _other_uids(state),
-        eviction_strategy=intern((found.spec.evictionStrategy if found.spec else None) or ""),
+        eviction_strategy=intern(spec.evictionStrategy or ""),
         eviction_requested_at=(
             None if requested is None else parse_instant(requested.lastTransitionTime)
         ),
@@ -100,28 +98,60 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         phase=intern(status.phase or ""),
         deleted_at=parse_instant(metadata.deletionTimestamp),
         hotplugs_volumes=any(one.hotplugVolume is not None for one in status.volumeStatus or ()),
+        copies_disks=_copies_disks(status),
+        placement=read_placement(spec),
+        paused="Paused" in conditions,
+        utility_volumes=_read_names(spec.utilityVolumes),
     )
 
 
+def _copies_disks(status: wire.VmiStatus) -> bool:
+    return status.migrationMethod == "BlockMigration" or bool(status.migratedVolumes)
+
+
+def _read_names(raw: msgspec.Raw) -> tuple[str, ...]:
+    """The names in a list of objects that have names; empty if it cannot be read."""
+    try:
+        named = _NAMED(raw) if raw else None
+    except MALFORMED:
+        return ()
+    return tuple(clean(one.name or "", NAME_LIMIT) for one in named or ())
+
+
 def _read_time_limit(found: wire.VmiObject) -> Seconds | None:
-    """How long KubeVirt lets a migration copy the VM's memory.
+    """How long KubeVirt lets a migration copy the VM's memory and disks.
 
     `completionTimeoutPerGiB` for each GB, rounded up (`live-migration-source.go`,
-    `getVMIMigrationDataSize`). None if disks are copied too, because their size is unknown.
+    `getVMIMigrationDataSize`). None if a size is unknown, as that of a container disk's changes.
     """
     spec, status = found.spec or wire.VmiSpec(), found.status or wire.VmiStatus()
     state = status.migrationState
     configuration = None if state is None else state.migrationConfiguration
-    if spec.domain is None or configuration is None or status.migrationMethod == "BlockMigration":
+    if spec.domain is None or configuration is None or not configuration.completionTimeoutPerGiB:
         return None
     memory, resources = spec.domain.memory, spec.domain.resources
     size = None if memory is None else _read_quantity(memory.guest)
     if size is None and resources is not None:
         size = _read_quantity((resources.requests or {}).get("memory"))
-    per_gigabyte = configuration.completionTimeoutPerGiB
-    if size is None or not per_gigabyte:
+    disks = _measure_disks(status)
+    if size is None or disks is None:
         return None
-    return float(per_gigabyte * math.ceil(size / _UNITS["G"]))
+    return float(configuration.completionTimeoutPerGiB * math.ceil((size + disks) / _UNITS["G"]))
+
+
+def _measure_disks(status: wire.VmiStatus) -> float | None:
+    """The bytes of the disks that a migration copies (`GetTotalSizeMigratedVolumes`)."""
+    if not status.migratedVolumes:
+        return None if _copies_disks(status) else 0.0
+    total = 0.0
+    for volume in status.migratedVolumes:
+        claim = volume.sourcePVCInfo or wire.Claim()
+        sizes = (claim.capacity or {}).get("storage"), (claim.requests or {}).get("storage")
+        known = [size for size in map(_read_quantity, sizes) if size is not None]
+        if not known:
+            return None
+        total += min(known)
+    return total
 
 
 @lru_cache(maxsize=1024)
@@ -194,6 +224,7 @@ def read_vmim(found: wire.VmimObject) -> Vmim | str:
         phase=intern(phase),
         finished=phase in _OUTCOMES,
         finished_at=parse_instant(entered.get(phase)) if phase in _OUTCOMES else None,
+        scheduling_at=parse_instant(entered.get("Scheduling")),
         scheduled_at=parse_instant(entered.get("Scheduled")),
         # KubeVirt copies `migrationState` from the VMI, which has it only after the hand-off.
         handed_off=not _HANDED_OFF_PHASES.isdisjoint({phase, *entered})
@@ -228,6 +259,7 @@ def read_pod(found: wire.PodObject) -> Pod:
     metadata, status = found.metadata, found.status or wire.PodStatus()
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     met = {c.type: c.status for c in status.conditions or []}
+    gated = bool(found.spec and found.spec.schedulingGates) and met.get("PodScheduled") != "True"
     owners = (
         one.uid for one in metadata.ownerReferences or () if one.kind == _VMI_KIND and one.uid
     )
@@ -241,7 +273,9 @@ def read_pod(found: wire.PodObject) -> Pod:
         created=parse_instant(metadata.creationTimestamp),
         ready=met.get("Ready") == "True",
         scheduled=met.get("PodScheduled") == "True",
-        unschedulable=met.get("PodScheduled") == "False",
+        unschedulable=met.get("PodScheduled") == "False" and not gated,
+        gated=gated,
+        deleted_at=parse_instant(metadata.deletionTimestamp),
         eviction_in_progress=EVICTION_IN_PROGRESS in annotations,
         migration_uid=text_of(labels.get(MIGRATION_UID)),
         labels=_share_labels(
@@ -276,29 +310,7 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
         intern(configuration.evictionStrategy or ""),
         drain_taint=migrations.nodeDrainTaintKey or KubeVirtSettings().drain_taint,
         updating=bool(found.status and found.status.outdatedVirtualMachineInstanceWorkloads),
-    )
-
-
-def read_node(found: wire.NodeObject) -> Node:
-    """A node."""
-    spec = found.spec or wire.NodeSpec()
-    cordons = [one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE]
-    taints = tuple(
-        Taint(intern(one.key), parse_instant(one.timeAdded))
-        for one in spec.taints or ()
-        if one.key and one.key != UNSCHEDULABLE and one.effect == "NoSchedule"
-    )
-    conditions = (found.status and found.status.conditions) or []
-    met = {c.type for c in conditions if c.status == "True"}
-    silent = [c for c in conditions if c.type == "Ready" and c.status == "Unknown"]
-    return Node(
-        name=intern(found.metadata.name or ""),
-        schedulable=not spec.unschedulable,
-        cordoned_at=parse_instant(next(iter(cordons), None)) if spec.unschedulable else None,
-        taints=taints,
-        conditions=tuple(sorted(MAINTENANCE & met)),
-        is_silent=bool(silent),
-        silent_since=parse_instant(silent[0].lastTransitionTime) if silent else None,
+        namespace=intern(found.metadata.namespace or ""),
     )
 
 

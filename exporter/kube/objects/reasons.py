@@ -42,7 +42,14 @@ _CONTAINERS = msgspec.json.Decoder(list[wire.Container])
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _NAMES = msgspec.json.Decoder(list[Any])
 _SECONDARY = "PodInitializing"
-"""The reason of a container that waits for another container."""
+"""The reason of a container that waits for another container, or for the pod's network."""
+SANDBOX = "PodReadyToStartContainers"
+"""The condition of a pod that has its network and its volumes (since Kubernetes 1.29)."""
+DISRUPTION = "DisruptionTarget"
+"""The condition of a pod that says why it is being deleted."""
+VCPU_CHANGE = "HotVCPUChange"
+UNFINISHED = frozenset({VCPU_CHANGE, "HotMemoryChange", "MigrationRequired"})
+"""While a VMI has one of these conditions, KubeVirt leaves its VMIM Running after the end."""
 
 _Decoded = TypeVar("_Decoded")
 
@@ -50,21 +57,22 @@ _Decoded = TypeVar("_Decoded")
 def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
-    It also says what holds the deletion of a VMI. An idle VMI gets only the condition's reason, so
-    that many VMIs share one value.
+    It also says what holds the deletion of a VMI, and what keeps its ended migration from being
+    finished. An idle VMI gets only the condition, so that many VMIs share one value.
     """
     status = found.status or wire.VmiStatus()
     state = status.migrationState
     is_followed = bool(vmi.evacuation_node) or vmi.deleted_at is not None
+    hotplugs = _of_hotplugs(status, vmi)
     if vmi.migratable and not is_followed:
-        return ()
+        return hotplugs
     condition = next(
         (c for c in status.conditions or () if c.type == "LiveMigratable" and c.status == "False"),
         None,
     )
     if not is_followed:
-        return () if condition is None else _word_only(_word(condition.reason))
-    said = []
+        return hotplugs if condition is None else (*hotplugs, *_share(condition))
+    said = [*hotplugs]
     if vmi.deleted_at is not None:
         said.append(_of_deletion(found.metadata, vmi.deleted_at))
     if condition is not None:
@@ -75,6 +83,18 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
         said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
     spec = found.spec or wire.VmiSpec()
     return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+
+
+def _of_hotplugs(status: wire.VmiStatus, vmi: Vmi) -> tuple[Why, ...]:
+    """The conditions without which KubeVirt finishes no VMIM (`updateStatus` of `migration.go`)."""
+    if vmi.migration is None or not vmi.migration.ended:
+        return ()
+    return tuple(
+        _of_condition(WhySource.HOTPLUG, condition)
+        for condition in status.conditions or ()
+        if condition.type in UNFINISHED
+        and (condition.status == "True" or condition.type == VCPU_CHANGE)
+    )
 
 
 def _of_deletion(metadata: wire.VmiMetadata, deleted_at: Instant) -> Why:
@@ -155,32 +175,98 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
 
 
 def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
-    """Why the target pod of an attempt does not run, or that the pod is being deleted.
+    """Why the target pod of an attempt does not run, or that a pod is being deleted.
 
     After the deletion, KubeVirt 1.8.4 goes on with the migration: it fails, or the VM moves to that
     pod and is killed with it.
     """
-    if not pod.migration_uid:
-        return ()
-    message = f"{clean(pod.name, MESSAGE_LIMIT - 64)} is being deleted"
-    terminating = Why(WhySource.TARGET_CONTAINER, TERMINATING, message)
-    deleted = (terminating,) if found.metadata.deletionTimestamp else ()
-    if pod.ready:
-        return deleted
     status = found.status or wire.PodStatus()
+    deleted = _of_deleted_pod(pod, status, found.metadata.deletionGracePeriodSeconds)
+    if pod.ready or not pod.migration_uid:
+        return deleted
     said = []
     if word := _word(status.reason):
         changes = (parse_instant(c.lastTransitionTime) for c in status.conditions or ())
         at = max((one for one in changes if one is not None), default=pod.created)
         said.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
-    said += [
-        _of_condition(WhySource.POD_SCHEDULED, condition)
-        for condition in status.conditions or ()
-        if condition.type == "PodScheduled" and condition.status == "False"
-    ]
+    spec = found.spec or wire.PodSpec()
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            said.append(_of_scheduler(spec, condition))
+            said += _of_selector(NODE_SELECTOR, spec.nodeSelector)
     said += _of_containers(status.initContainerStatuses)
     said += _of_containers(status.containerStatuses)
+    if not pod.finished and not deleted:
+        said += _of_start(status)
     return (*said[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
+
+
+def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tuple[Why, ...]:
+    """That a pod is being deleted: a target, or, with the reason of its deletion, the VM's own.
+
+    `grace` is the seconds that the pod has to end.
+    """
+    if pod.deleted_at is None:
+        return ()
+    name = clean(pod.name, MESSAGE_LIMIT - 64)
+    said = [Why(WhySource.TARGET_CONTAINER, TERMINATING, f"{name} is being deleted")]
+    if not pod.migration_uid:
+        said = []
+    if not pod.finished:
+        target = next(
+            (c for c in status.conditions or () if c.type == DISRUPTION), wire.Condition()
+        )
+        cause = _text(target.message)
+        why = f": {cause}" if cause else ""
+        within = "" if grace is None else f", and ends within {write_span(grace)}"
+        text = f"the launcher pod {name} is being deleted{within}{why}"
+        message = clean(text, MESSAGE_LIMIT)
+        at = parse_instant(target.lastTransitionTime)
+        said.append(Why(WhySource.DELETION, _word(target.reason) or TERMINATING, message, at))
+    return tuple(said)
+
+
+def _of_scheduler(spec: wire.PodSpec, condition: wire.Condition) -> Why:
+    """The scheduler's message, or the names of the scheduling gates, which it waits for."""
+    why = _of_condition(WhySource.POD_SCHEDULED, condition)
+    gates = ", ".join(gate.name for gate in spec.schedulingGates or () if gate.name)
+    return replace(why, message=clean(gates, MESSAGE_LIMIT)) if gates else why
+
+
+def _of_start(status: wire.PodStatus) -> Iterator[Why]:
+    """What keeps a scheduled pod from starting, as its conditions say.
+
+    While its network or volumes are missing, the kubelet writes `PodInitializing` or
+    `ContainerCreating` for every container, and no reason in the condition.
+    """
+    conditions = {condition.type: condition for condition in status.conditions or ()}
+    scheduled, sandbox = conditions.get("PodScheduled"), conditions.get(SANDBOX)
+    if scheduled is None or scheduled.status != "True":
+        return
+    if sandbox is not None and sandbox.status == "False":
+        message = "its network or a volume is not ready"
+        at = parse_instant(sandbox.lastTransitionTime)
+        yield Why(WhySource.TARGET_POD, SANDBOX, message, at)
+        return
+    initialized = conditions.get("Initialized")
+    if initialized is not None and initialized.status == "False":
+        at = parse_instant(initialized.lastTransitionTime)
+        message = _of_init_containers(status) or _text(initialized.message)
+        yield Why(WhySource.TARGET_POD, "Initialized", message, at)
+
+
+def _of_init_containers(status: wire.PodStatus) -> str:
+    """The init container for which the pod waits, and what it does; "" if none has started."""
+    for container in _decode(status.initContainerStatuses, _CONTAINERS) or ():
+        state = container.state or wire.ContainerState()
+        name = clean(container.name or "?", WORD_LIMIT)
+        if state.terminated is not None and state.terminated.exitCode:
+            return f"its init container {name} fails with exit code {state.terminated.exitCode}"
+        if state.running is not None and not container.started:
+            return f"its init container {name} is still running"
+        if state.waiting is not None and (word := _word(state.waiting.reason)) != _SECONDARY:
+            return f"its init container {name} waits: {word}"
+    return ""
 
 
 def _of_condition(source: WhySource, condition: wire.Condition) -> Why:
@@ -203,7 +289,9 @@ def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
         if waiting is not None and (reason := _word(waiting.reason)) != _SECONDARY:
             yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
         if ended is not None and ended.exitCode:
-            message = _text(ended.message) or f"exit code {ended.exitCode}"
+            code = f"exit code {ended.exitCode}"
+            said = _text(ended.message, MESSAGE_LIMIT - len(code) - 3)
+            message = f"{said} ({code})" if said else code
             at = parse_instant(ended.finishedAt)
             yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
 
@@ -250,9 +338,14 @@ def _word(raw: msgspec.Raw) -> str:
     return intern(_text(raw, WORD_LIMIT))
 
 
-@lru_cache(maxsize=64)
-def _word_only(word: str) -> tuple[Why, ...]:
-    return (Why(WhySource.LIVE_MIGRATABLE, word),)
+def _share(condition: wire.Condition) -> tuple[Why, ...]:
+    """The reason in a condition; the same value for all VMIs with these texts."""
+    return _share_texts(_word(condition.reason), _text(condition.message))
+
+
+@lru_cache(maxsize=1024)
+def _share_texts(word: str, message: str) -> tuple[Why, ...]:
+    return (Why(WhySource.LIVE_MIGRATABLE, word, message),)
 
 
 def _text(raw: msgspec.Raw, most: int = MESSAGE_LIMIT) -> str:

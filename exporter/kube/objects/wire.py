@@ -35,6 +35,7 @@ class LabelledMetadata(Metadata, gc=False):
 
 class PodMetadata(LabelledMetadata, gc=False):
     ownerReferences: list[Owner] | None = None
+    deletionGracePeriodSeconds: int | None = None
 
 
 class LooseMetadata(Struct, gc=False):
@@ -107,6 +108,9 @@ class VmiSpec(Struct, gc=False):
     evictionStrategy: str | None = None
     priorityClassName: str | None = None
     nodeSelector: msgspec.Raw = NO_TEXT
+    affinity: msgspec.Raw = NO_TEXT
+    tolerations: msgspec.Raw = NO_TEXT
+    utilityVolumes: msgspec.Raw = NO_TEXT
     domain: Domain | None = None
 
 
@@ -118,6 +122,15 @@ class Volume(Struct, gc=False):
     hotplugVolume: HotplugVolume | None = None
 
 
+class Claim(Struct, gc=False):
+    capacity: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class MigratedVolume(Struct, gc=False):
+    sourcePVCInfo: Claim | None = None
+
+
 class VmiStatus(Struct, gc=False):
     phase: str | None = None
     nodeName: str | None = None
@@ -126,6 +139,7 @@ class VmiStatus(Struct, gc=False):
     migrationState: ReportedState | None = None
     conditions: list[Condition] | None = None
     volumeStatus: list[Volume] | None = None
+    migratedVolumes: list[MigratedVolume] | None = None
 
 
 class VmiObject(Object, gc=False):
@@ -158,8 +172,14 @@ class VmimObject(Object, gc=False):
     status: VmimStatus | None = None
 
 
+class Named(Struct, gc=False):
+    name: str | None = None
+
+
 class PodSpec(Struct, gc=False):
     nodeName: str | None = None
+    nodeSelector: msgspec.Raw = NO_TEXT
+    schedulingGates: list[Named] | None = None
 
 
 class Waiting(Struct, gc=False):
@@ -172,12 +192,20 @@ class Terminated(Waiting, gc=False):
     finishedAt: Any = None
 
 
+class Running(Struct, gc=False):
+    startedAt: Any = None
+
+
 class ContainerState(Struct, gc=False):
     waiting: Waiting | None = None
+    running: Running | None = None
     terminated: Terminated | None = None
 
 
 class Container(Struct, gc=False):
+    name: str | None = None
+    ready: bool | None = None
+    started: bool | None = None
     state: ContainerState | None = None
 
 
@@ -215,6 +243,7 @@ class Taint(Struct, gc=False):
     key: str | None = None
     effect: str | None = None
     timeAdded: Any = None
+    value: str | None = None
 
 
 class NodeSpec(Struct, gc=False):
@@ -227,6 +256,7 @@ class NodeStatus(Struct, gc=False):
 
 
 class NodeObject(Object, gc=False):
+    metadata: LabelledMetadata
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
@@ -235,6 +265,30 @@ class Expression(Struct, gc=False):
     key: str = ""
     operator: str = ""
     values: list[str] | None = None
+
+
+class AffinityTerm(Struct, gc=False):
+    matchExpressions: list[Expression] | None = None
+    matchFields: list[Expression] | None = None
+
+
+class RequiredNodes(Struct, gc=False):
+    nodeSelectorTerms: list[AffinityTerm] | None = None
+
+
+class NodeAffinity(Struct, gc=False):
+    requiredDuringSchedulingIgnoredDuringExecution: RequiredNodes | None = None
+
+
+class Affinity(Struct, gc=False):
+    nodeAffinity: NodeAffinity | None = None
+
+
+class Toleration(Struct, gc=False):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
 
 
 class LabelSelector(Struct, gc=False):

@@ -9,10 +9,13 @@ from typing import TypeVar
 from msgspec import Struct, convert, structs
 
 from exporter import __version__
-from exporter.engine.evacuations.advice import find_blocker, may_cancel
+from exporter.engine.evacuations.advice import Obstacle, may_cancel
+from exporter.engine.evacuations.causes import find_blocker
+from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
-from exporter.engine.evacuations.drain import Conditions, DrainCandidate, Forecast, Snapshot
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.drain import DrainCandidate, Forecast, OutlivedPod, Snapshot
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome, Ground
+from exporter.engine.evacuations.outlook import Outlook
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Seconds, Vmi, Vmim, Why
 from exporter.engine.facts.policy import Reason, Verdict
@@ -28,6 +31,8 @@ from exporter.server.api.evacuation_schemas import (
     NodeAnswer,
     NodeCandidate,
     NodesAnswer,
+    ObstructionAnswer,
+    OutlivedPodAnswer,
     PendingAnswer,
     StuckMove,
 )
@@ -39,7 +44,16 @@ from exporter.server.api.schemas import (
     VmiCounts,
 )
 from exporter.text import to_datetime, to_optional_datetime, to_release
-from exporter.words.evacuations import advise, write_cancel, write_cancel_path
+from exporter.words.advice import (
+    ACTIONS,
+    Advice,
+    advise,
+    advise_outlook,
+    write_action,
+    write_cancel,
+    write_cancel_path,
+)
+from exporter.words.evacuations import GROUNDS
 
 
 A = TypeVar("A", bound=Struct)
@@ -172,6 +186,7 @@ def write_node(forecast: Forecast) -> NodeAnswer:
         depends_on_others=forecast.depends_on_others,
         at_least_seconds=_round(forecast.at_least),
         schedulable=forecast.schedulable,
+        outlived_pods=len(forecast.outlived),
         cordoned_at=to_optional_datetime(facts.cordoned_at if facts else None),
         conditions=facts.conditions if facts else (),
         drain=None
@@ -186,7 +201,10 @@ def write_node(forecast: Forecast) -> NodeAnswer:
 
 
 def describe_drain(
-    forecast: Forecast, candidates: Sequence[DrainCandidate], conditions: Conditions, health: Health
+    forecast: Forecast,
+    candidates: Sequence[DrainCandidate],
+    conditions: Conditions,
+    health: Health,
 ) -> DrainAnswer:
     """The forecast of one node and of each VMI on it."""
     now = conditions.now
@@ -194,26 +212,54 @@ def describe_drain(
         as_of=to_datetime(now),
         stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
         candidates=[_write_candidate(one, conditions) for one in candidates],
+        outlived=[_write_outlived(one, conditions) for one in forecast.outlived],
         **structs.asdict(write_node(forecast)),
     )
 
 
 def _write_candidate(one: DrainCandidate, conditions: Conditions) -> NodeCandidate:
-    advice = None
-    if one.diagnosis is not None:
-        advice = advise(one.evidence, one.diagnosis, one.reasons, taint=conditions.drain_taint)
+    advice = advise_outlook(one.evidence, one.outlook, one.reasons, conditions)
     return fill(
         NodeCandidate,
         one,
         one.evidence.vmi,
-        state=None if one.diagnosis is None else one.diagnosis.state,
+        _write_advice(advice, one.reasons),
+        reason=GROUNDS[one.outlook.ground],
+        state=None if one.outlook.diagnosis is None else one.outlook.diagnosis.state,
         why=one.reasons,
-        cause=find_blocker(one.reasons),
         last_duration_seconds=_round(one.last_duration),
-        next_step=None if advice is None else advice.sentence,
-        command=None if advice is None else advice.command,
-        runbook=None if advice is None else advice.runbook,
     )
+
+
+def write_obstruction(
+    evidence: Evidence, outlook: Outlook, conditions: Conditions, why: tuple[Why, ...]
+) -> ObstructionAnswer | None:
+    """Why a drain would not simply move a VMI; None if it would."""
+    if outlook.ground is Ground.MIGRATES:
+        return None
+    advice = _write_advice(advise_outlook(evidence, outlook, why, conditions), why)
+    return fill(ObstructionAnswer, advice, reason=GROUNDS[outlook.ground])
+
+
+def _write_advice(advice: Advice | None, why: tuple[Why, ...]) -> SimpleNamespace:
+    """The fields of an answer for an advice; without one, only the cause."""
+    if advice is None:
+        cause = find_blocker(why)
+        return SimpleNamespace(cause=cause, next_step=None, command=None, runbook=None)
+    return SimpleNamespace(
+        cause=advice.cause,
+        next_step=advice.sentence,
+        command=advice.command,
+        runbook=advice.runbook,
+    )
+
+
+def _write_outlived(one: OutlivedPod, conditions: Conditions) -> OutlivedPodAnswer:
+    is_ending = one.pod.deleted_at is not None
+    action = ACTIONS[Obstacle.STALE_POD if is_ending else Obstacle.OUTLIVED_POD]
+    sentence, command = write_action(action, one.evidence, conditions, outlived=one.pod)
+    vmi = one.evidence.vmi
+    return fill(OutlivedPodAnswer, vmi, pod=one.pod.name, next_step=sentence, command=command)
 
 
 def describe_status(
@@ -272,7 +318,7 @@ def write_evacuation(
 ) -> EvacuationAnswer:
     """The evacuation of a VMI; `why` are the reasons in the cluster's own words."""
     vmi, backoff, now = evidence.vmi, diagnosis.backoff, conditions.now
-    advice = advise(evidence, diagnosis, why, load=conditions.load, taint=conditions.drain_taint)
+    advice = advise(evidence, diagnosis, why, conditions)
     return fill(
         EvacuationAnswer,
         vmi,
@@ -307,7 +353,7 @@ def write_move(
     evidence: Evidence, move: Move, conditions: Conditions, why: tuple[Why, ...]
 ) -> MoveAnswer:
     """The move of a VMI without an evacuation; `why` are the cluster's reasons."""
-    advice = advise(evidence, move, why, load=conditions.load)
+    advice = advise(evidence, move, why, conditions)
     return fill(MoveAnswer, move, advice, why=why, next_step=advice.sentence)
 
 

@@ -58,7 +58,7 @@ class WhyAnswer(Struct, rename="camel", kw_only=True):
     reason: str
     """a word, such as Unschedulable; empty: none"""
     message: str
-    """the message, cut to 1,024 characters; empty: none, or the VMI is not evacuating"""
+    """the message, cut to 1,024 characters; empty: none"""
     at: Timestamp | None
     """since when; null: the cluster does not say, and the reason applies now"""
 
@@ -230,7 +230,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     external: int
     ends: int
     can_be_emptied: bool
-    """false while `stays` or `fails` is above 0"""
+    """false while `stays`, `fails` or `outlivedPods` is above 0"""
     depends_on_others: bool
     """true while `external` is above 0"""
     at_least_seconds: float | None
@@ -240,6 +240,8 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
     """false: it is cordoned; null: the exporter may not read nodes"""
     cordoned_at: Timestamp | None
     """since when the node is cordoned"""
+    outlived_pods: int
+    """launcher pods that are active on the node although their VMs have left it"""
     conditions: tuple[str, ...]
     """which of DrainInProgress, Drained, MaintenanceInProgress and MaintenancePlanned (Kubernetes
     1.37) are true"""
@@ -248,7 +250,7 @@ class NodeAnswer(Struct, rename="camel", kw_only=True):
 
 
 class NodesAnswer(Struct, rename="camel", kw_only=True):
-    """Every node that has VMs."""
+    """Every node that has VMs or their launcher pods."""
 
     as_of: AsOf
     stale: Stale
@@ -263,9 +265,11 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     name: str
     outcome: DrainOutcome
     """what would happen to the VM"""
+    reason: str
+    """why, to complete "in a drain it ..."; one of the sentences of `explain`"""
     state: State | None
-    """the state of its evacuation or, if the outcome is `fails`, of the one that a drain would
-    request"""
+    """the state of its evacuation, of the move that the outcome comes from, or of the evacuation
+    that a drain would request"""
     why: list[WhyAnswer]
     """as in an evacuation; without one, only why the VM is not migratable"""
     cause: WhyAnswer | None
@@ -276,11 +280,39 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     last_duration_seconds: float | None
     """how long its last successful migration took"""
     next_step: str | None
-    """what to do; null: no `state`"""
+    """what to do; null: nothing"""
     command: str | None
-    """the command to begin with; null: no `state`"""
+    """the command to begin with; null: nothing to do"""
     runbook: str | None
-    """the name of the runbook; null: no `state`"""
+    """the name of the runbook; null: nothing to do"""
+
+
+class ObstructionAnswer(Struct, rename="camel", kw_only=True):
+    """Why a drain would not simply move the VM, and what to do."""
+
+    reason: str
+    """why, to complete "in a drain it ..."; the same as in `/v1/nodes/{node}`"""
+    cause: BestReason
+    next_step: str | None
+    """what to do; null: nothing"""
+    command: str | None
+    """the command to begin with; null: nothing to do"""
+    runbook: str | None
+    """the name of the runbook; null: nothing to do"""
+
+
+class OutlivedPodAnswer(Struct, rename="camel", kw_only=True):
+    """A launcher pod that is active on the node although its VM has left it."""
+
+    namespace: str
+    name: str
+    """the VM's name"""
+    pod: str
+    """the pod's name"""
+    node: str
+    """the node on which the VM runs now"""
+    next_step: NextStep
+    command: FirstCommand
 
 
 class DrainAnswer(NodeAnswer, kw_only=True):
@@ -290,3 +322,5 @@ class DrainAnswer(NodeAnswer, kw_only=True):
     stale: Stale
     candidates: list[NodeCandidate]
     """sorted by namespace and name"""
+    outlived: list[OutlivedPodAnswer]
+    """sorted by namespace and pod"""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from msgspec import UNSET, structs
 
 from exporter.counters import BlockedEviction
-from exporter.engine.evacuations.drain import Conditions, find_outcome
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.outlook import judge
 from exporter.engine.facts.history import History
 from exporter.engine.facts.model import Checkpoint, Instant, Outcome, Resource, Why
 from exporter.engine.facts.policy import Policy
@@ -19,6 +20,7 @@ from exporter.server.api.answers import (
     fill,
     write_evacuation,
     write_move,
+    write_obstruction,
     write_verdict,
     write_vmim,
 )
@@ -53,7 +55,8 @@ def explain_vmi(
     policy = policy.of(vmi)
     diagnosis = conditions.diagnose(evidence)
     move = conditions.diagnose_move(evidence)
-    drain = None if vmi.finished else find_outcome(evidence, conditions, diagnosis)
+    outlook = None if vmi.finished else judge(evidence, conditions, diagnosis)
+    drain = None if outlook is None else outlook.outcome
 
     def verdict(checkpoint: Checkpoint) -> VerdictAnswer:
         answer = entry.verdict(checkpoint)
@@ -78,6 +81,9 @@ def explain_vmi(
         else write_evacuation(evidence, diagnosis, conditions, why),
         move=None if move is None else write_move(evidence, move, conditions, why),
         drain=drain,
+        obstruction=None
+        if outlook is None
+        else write_obstruction(evidence, outlook, conditions, why),
         verdicts=CheckpointVerdicts(
             filter=verdict(Checkpoint.FILTER), pre_eviction=verdict(Checkpoint.PRE_EVICTION)
         ),

@@ -14,20 +14,20 @@ import structlog
 from aiohttp import hdrs, web
 
 from exporter.counters import Counters
+from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import (
-    Conditions,
     Forecast,
     OutcomeCount,
     Snapshot,
     find_duration,
-    find_outcome,
     forecast_node,
     forecast_nodes,
     sum_outcomes,
     take_snapshot,
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.outlook import judge
 from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
@@ -271,15 +271,15 @@ class Service:
         """GET /v1/nodes/{node}."""
         self._require_ready()
         node = read_name(request, "node", LONGEST_NAME)
-        if node not in self.store.nodes:
+        answer = self.describe_node(node, self.clock())
+        if not answer.vmis and not answer.outlived:
             raise Refusal(404, "No such node", f"no VMI is on a node {node!r}")
-        return _json(self.describe_node(node, self.clock()))
+        return _json(answer)
 
     def describe_node(self, node: str, now: Instant) -> DrainAnswer:
         """What a drain of a node would do to each of its VMs."""
         conditions = self.read_conditions(now)
-        forecast, candidates = forecast_node(self.store, node, conditions)
-        return describe_drain(forecast, candidates, conditions, self.health)
+        return describe_drain(*forecast_node(self.store, node, conditions), conditions, self.health)
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
@@ -382,7 +382,7 @@ class Service:
                 evacuation = conditions.diagnose(entry.evidence)
                 diagnosis = evacuation or conditions.diagnose_move(entry.evidence)
                 if not entry.evidence.vmi.finished:
-                    drain = find_outcome(entry.evidence, conditions, evacuation)
+                    drain = judge(entry.evidence, conditions, evacuation).outcome
             if not asked.dry_run:
                 verdicts[checkpoint, verdict.allowed] += 1
                 if verdict.reason is not None or not verdict.known:

@@ -12,6 +12,7 @@ from exporter.health import Staleness
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
     MoveAnswer,
+    ObstructionAnswer,
     PendingAnswer,
     RequesterAnswer,
 )
@@ -243,6 +244,12 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     row"""
     drain: DrainOutcome | None
     """the outcome of a drain of its node; null: it has stopped"""
+    obstruction: ObstructionAnswer | None
+    """why a drain would not simply move it; null: it would, or the VM has stopped"""
+    paused: bool
+    """whether its guest is paused"""
+    utility_volumes: tuple[str, ...]
+    """its utility volumes: KubeVirt does not migrate it while they are attached"""
     verdicts: CheckpointVerdicts
     rules: list[RuleAnswer]
     """in the order of evaluation; the first that blocks gives the reason"""

@@ -21,7 +21,7 @@ from exporter.engine.facts.states import State
 from exporter.metrics.families import FAMILIES
 from exporter.server.api.openapi import ROUTES
 from exporter.settings import Settings
-from exporter.words.evacuations import ACTIONS, BOTH_LIMITS
+from exporter.words.advice import ACTIONS, BOTH_LIMITS
 from tests.cluster import PODS, VMIMS, VMIS, find_binary, launcher_pod, vmi, vmim
 from tests.cluster.rig import Rig
 from tests.cluster.users import open_kubeconfig

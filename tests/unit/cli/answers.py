@@ -6,7 +6,8 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
-from exporter.engine.evacuations.drain import Conditions, Snapshot
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.drain import Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Checkpoint, EndReason, Requester, Trigger, Why

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from exporter.cli.client import Exporter, NoSuchNode
 from exporter.cli.drain import follow_drain, show_drain, show_nodes, write_bound
-from exporter.engine.evacuations.drain import forecast_node, forecast_nodes, read_conditions
+from exporter.engine.evacuations.conditions import read_conditions
+from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
 from exporter.engine.facts.model import (
     KubeVirtSettings,
     MigrationLimits,

@@ -13,7 +13,7 @@ from exporter.engine.facts.states import State
 from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.verdicts.rules import RULES
-from exporter.words import evacuations, health, verdicts
+from exporter.words import advice, evacuations, health, verdicts
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_every_value_has_its_words(table: Mapping[str, Any], values: Iterable[st
 
 def test_every_obstacle_has_its_action() -> None:
     """There is an action for each obstacle, and for each state that says by itself what to do."""
-    assert set(evacuations.ACTIONS) == set(State) - (BY_CAUSE - WAITING) | set(Obstacle)
+    assert set(advice.ACTIONS) == set(State) - (BY_CAUSE - WAITING) | set(Obstacle)

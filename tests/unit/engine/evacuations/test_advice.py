@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.advice import Obstacle, find_blocker, find_cause, may_cancel
+from exporter.engine.evacuations.advice import Obstacle, may_cancel
+from exporter.engine.evacuations.causes import find_blocker, find_cause
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, WhySource
 from exporter.engine.facts.states import State
-from exporter.words.evacuations import ACTIONS, advise, write_cancel
+from exporter.words.advice import ACTIONS, advise, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,

@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import (
-    Conditions,
     find_duration,
     forecast_node,
     forecast_nodes,
-    read_conditions,
     sum_outcomes,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome, decide_outcome
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome, Ground, decide_ground
 from exporter.engine.facts.model import (
     OPTIONAL_RESOURCES,
     Fact,
@@ -115,7 +114,7 @@ def test_the_strategy_decides(
 def test_nothing_else_delays_a_movable_vm() -> None:
     """Unless something else is known, a movable VM leaves."""
     movable = Mobility("LiveMigrate", migratable=True, migrating=False)
-    assert decide_outcome(movable, None) is LEAVES
+    assert decide_ground(movable, None) is Ground.MIGRATES
 
 
 def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
@@ -211,8 +210,8 @@ def test_a_vm_whose_evacuation_is_stuck_fails(
     forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
 
     assert candidate.outcome is outcome
-    assert candidate.diagnosis is not None
-    assert candidate.diagnosis.failed_attempts == failures
+    assert candidate.outlook.diagnosis is not None
+    assert candidate.outlook.diagnosis.failed_attempts == failures
     assert forecast.can_be_emptied == (outcome in (LEAVES, EXTERNAL))
     assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({outcome: 1})}
 
@@ -500,7 +499,7 @@ def test_what_counts_before_anybody_drains(facts: list[Fact], outcome: DrainOutc
     assert outcomes_of(store) == {"db1": outcome}
     assert +count_outcomes(store, now_in(store)).counts["n1"] == {outcome: 1}
     _, (candidate,) = forecast_node(store, "n1", now_in(store))
-    assert (candidate.diagnosis is not None) is (outcome is FAILS)
+    assert (candidate.outlook.diagnosis is not None) is (outcome is FAILS)
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,17 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.evacuations.drain import (
-    Conditions,
-    forecast_node,
-    read_conditions,
-)
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
+from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.model import (
     Budget,
     Pod,
-    Requirement,
     Resource,
     Why,
     WhySource,
 )
+from exporter.engine.facts.placement import Requirement
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.budgets import Budgets
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_store, a_vmim

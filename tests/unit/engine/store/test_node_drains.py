@@ -2,12 +2,8 @@
 
 import pytest
 
-from exporter.engine.evacuations.drain import (
-    Conditions,
-    forecast_node,
-    forecast_nodes,
-    read_conditions,
-)
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
+from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
 from exporter.engine.facts.model import (
     Fact,
     KubeVirtSettings,
@@ -240,8 +236,11 @@ def test_a_queue_behind_full_limits_needs_nobody(failures: int, hours: int, *, s
     store = a_store(a_cordon(cordoned_at=since), limits, vmi, *failed, vmim, now=since)
     store.now = NOW
     forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
-    assert candidate.diagnosis is not None
-    assert (candidate.diagnosis.state, candidate.diagnosis.stuck) == (State.CAPACITY, True)
+    assert candidate.outlook.diagnosis is not None
+    assert (candidate.outlook.diagnosis.state, candidate.outlook.diagnosis.stuck) == (
+        State.CAPACITY,
+        True,
+    )
     assert forecast.progress is not None
     assert forecast.progress.stuck is stuck
 

@@ -5,13 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis
-from exporter.engine.evacuations.drain import (
-    Conditions,
-    forecast_node,
-    forecast_nodes,
-    read_conditions,
-)
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
+from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
@@ -23,7 +20,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.nodes import NodeIndex
-from exporter.words.evacuations import advise
+from exporter.words.advice import advise
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore, a_trust, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_movable

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis
-from exporter.engine.evacuations.drain import Conditions, forecast_node, read_conditions
+from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import RequestedThrough, SavedVmi
 from exporter.engine.facts.model import (
@@ -24,7 +25,7 @@ from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.tracker import ENDS_AFTER
-from exporter.words.evacuations import advise
+from exporter.words.advice import advise
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore, a_verdict_view
 

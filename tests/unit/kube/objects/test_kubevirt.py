@@ -22,14 +22,14 @@ from exporter.engine.facts.model import (
     Node,
     Outcome,
     Pod,
-    Requirement,
     Resource,
     Taint,
     Vmi,
     Vmim,
 )
+from exporter.engine.facts.placement import UNSCHEDULABLE, Requirement
 from exporter.kube.client import split_lines
-from exporter.kube.objects.facts import EVICTION_IN_PROGRESS, UNSCHEDULABLE
+from exporter.kube.objects.facts import EVICTION_IN_PROGRESS
 from exporter.kube.objects.instants import parse_instant
 from exporter.kube.objects.kubevirt import (
     INITIAL_EVENTS_END,

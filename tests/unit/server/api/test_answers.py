@@ -11,7 +11,8 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from exporter.counters import BlockedEviction
-from exporter.engine.evacuations.drain import Conditions, Forecast, Snapshot
+from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.drain import Forecast, Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence, RequestedThrough
 from exporter.engine.facts.history import History

@@ -1,0 +1,90 @@
+"""What decides the diagnoses and the drain outcomes of VMIs, apart from their own evidence."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, diagnose_move
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import DRAIN_TAINT, Instant, KubeVirtSettings, Resource
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
+from exporter.engine.store.budgets import Budgets
+from exporter.engine.store.load import Load
+from exporter.engine.store.nodes import NodeIndex
+from exporter.engine.store.store import Store
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """Everything that decides the outcomes of VMIs, apart from their own evidence.
+
+    `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
+    """
+
+    kubevirt: KubeVirtSettings | None
+    load: Load | None
+    stuck: StuckPolicy
+    trust: Trust
+    now: Instant
+    nodes: NodeIndex | None = None
+    budgets: Budgets | None = None
+
+    def diagnose(self, evidence: Evidence) -> Diagnosis | None:
+        """The diagnosis of a VMI, or None if it is not evacuating."""
+        if evidence.marker is None:
+            return None
+        return diagnose(
+            self.update_trust(evidence),
+            self.stuck,
+            self.load,
+            self.now,
+            nodes=self.nodes,
+            drain_taint=self.drain_taint,
+        )
+
+    def diagnose_move(self, evidence: Evidence) -> Move | None:
+        """The move of a VMI that is not evacuating, or None if it is not being moved."""
+        if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
+            return None
+        evidence = self.update_trust(evidence)
+        return diagnose_move(evidence, self.stuck, self.load, self.now, nodes=self.nodes)
+
+    def update_trust(self, evidence: Evidence) -> Evidence:
+        """The evidence with the contacts at this instant, as those of an `Entry` may be older."""
+        return replace(evidence, trust=self.trust.of(evidence.vmi.namespace))
+
+    @property
+    def drain_taint(self) -> str:
+        """The key of the taint that makes KubeVirt evacuate a node."""
+        return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
+
+    def is_schedulable(self, node: str) -> bool | None:
+        """Whether pods can be scheduled onto a node; None if that is unknown."""
+        return None if self.nodes is None else not self.nodes.is_cordoned(node)
+
+    def find_budget(self, evidence: Evidence) -> str:
+        """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
+        return "" if self.budgets is None else self.budgets.find(evidence.launcher)
+
+    def may_leave(self, evidence: Evidence) -> bool:
+        """Whether some other node may take a VMI, as far as nodes are known."""
+        vmi = evidence.vmi
+        return self.nodes is None or self.nodes.may_leave(vmi.node, vmi.placement)
+
+    def is_full(self, node: str) -> bool:
+        """Whether KubeVirt is known to start no migration out of this node now."""
+        if self.load is None or not self.load.is_full(node):
+            return False
+        return self.trust.believes(Resource.VMIMS, Resource.PODS)
+
+
+def read_conditions(store: Store, stuck: StuckPolicy, trust: Trust, now: Instant) -> Conditions:
+    """The conditions at `now`."""
+    return Conditions(
+        kubevirt=store.kubevirt,
+        load=store.load(trust),
+        stuck=stuck,
+        trust=trust,
+        now=now,
+        nodes=store.node_index if trust.believes(Resource.NODES) else None,
+        budgets=store.budgets if trust.believes(Resource.BUDGETS) else None,
+    )

@@ -1,0 +1,275 @@
+"""Finds what delays a VM, whoever moves it: its `State`.
+
+`ORDER` has the states in the order in which they are tested; the first whose test holds counts:
+
+1. KubeVirt does not retry: the VM ends, somebody else has to act, or its migration has ended.
+2. A migration is running. It is stalled `stuck.after` after its hand-off if it has not started, or
+   `stuck.after` after the VM's node stopped answering.
+3. Something prevents every attempt.
+4. Something delays the present attempt.
+
+A state that depends on an invisible resource is not guessed: without permission for VMIMs or pods,
+or while their watch is dead, it is `unknown`. A missing VMIM or pod counts as absent only if its
+watch has had contact since the VMI changed. While the watch of VMIs is dead, every state is
+`unknown`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from exporter.engine.evacuations.backoff import Backoff, compute_backoff
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.model import Instant, MigrationState, Pod, Resource, Seconds, Vmim
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import VMIM_CONDITIONS, State
+from exporter.engine.store.load import RUNNING_PHASES, Load
+from exporter.engine.store.nodes import NodeIndex
+
+
+FINISHES_WITHIN: Seconds = 300.0
+"""KubeVirt may take this long to finish the VMIM of a migration that has ended."""
+TIMES_THE_LAST = 3
+"""A migration stalls only after this many times the duration of the VM's last one."""
+_COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
+
+
+class Situation(NamedTuple):
+    """What delays a VM; the fields are those of `Diagnosis`."""
+
+    state: State
+    attempt: Vmim | None
+    backoff: Backoff | None
+    missing: tuple[Resource, ...]
+    is_quiet: bool
+    overdue: bool
+
+
+class Case(NamedTuple):
+    """What the tests of `ORDER` look at. `attempt` is the unfinished VMIM, `backoff` its pause."""
+
+    evidence: Evidence
+    attempt: Vmim | None
+    stuck: StuckPolicy
+    now: Instant
+    load: Load | None
+    backoff: Backoff | None
+    nodes: NodeIndex | None
+
+    @property
+    def migration(self) -> MigrationState | None:
+        """The VMI's last migration."""
+        return self.evidence.vmi.migration
+
+    @property
+    def target(self) -> Pod | None:
+        """The active target pod of the attempt."""
+        return None if self.attempt is None else find_target(self.attempt, self.evidence.pods)
+
+    def believes(self, resource: Resource) -> bool:
+        """Whether an object of this resource that is missing does not exist."""
+        return self.evidence.trust.believes(resource, since=self.evidence.changed_at)
+
+
+def assess(
+    evidence: Evidence,
+    stuck: StuckPolicy,
+    load: Load | None,
+    now: Instant,
+    nodes: NodeIndex | None,
+) -> Situation:
+    """The situation of a VMI by evidence without dead resources."""
+    attempt = evidence.unfinished()
+    backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
+    holds = backoff if backoff is not None and now < backoff.next_try else None
+    case = Case(evidence, attempt, stuck, now, load, holds, nodes)
+    state = next(state for applies, state in ORDER if applies(case))
+    missing = _find_missing(evidence) if state is State.UNKNOWN else ()
+    seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
+    return Situation(
+        state,
+        attempt,
+        holds,
+        missing,
+        is_quiet=bool(missing) and seen.issuperset(missing),
+        overdue=_is_overdue(evidence.vmi.migration, now),
+    )
+
+
+def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
+    """The active target pod of an attempt, or None."""
+    mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
+    return next(mine, None)
+
+
+def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
+    """When an attempt was handed off that has not begun to copy; None if it is not in between."""
+    if attempt is None or attempt.phase not in _COPYING_PHASES or attempt.start is not None:
+        return None
+    state = evidence.vmi.migration
+    own = () if state is None or state.start is None else (state.uid, *evidence.vmi.other_uids)
+    if attempt.uid in own:
+        return None
+    return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
+
+
+def find_unfinished_end(evidence: Evidence) -> Instant | None:
+    """When the migration of an unfinished VMIM ended, as its VMI says; None if it has not ended."""
+    attempt, state = evidence.unfinished(), evidence.vmi.migration
+    if attempt is None or attempt.phase not in _COPYING_PHASES or state is None or not state.ended:
+        return None
+    is_own = attempt.uid in (state.uid, *evidence.vmi.other_uids)
+    return evidence.migration_end if is_own else None
+
+
+def _find_missing(evidence: Evidence) -> tuple[Resource, ...]:
+    """The missing resources that make the state unknown; the KubeVirt object if no other is."""
+    if not evidence.trust.believes(Resource.VMIS):
+        return (Resource.VMIS,)
+    needed, since = (Resource.VMIMS, Resource.PODS), evidence.changed_at
+    missing = (one for one in needed if not evidence.trust.believes(one, since=since))
+    return tuple(missing) or (Resource.KUBEVIRTS,)
+
+
+def _has_left(case: Case) -> bool:
+    marker = case.evidence.marker
+    return marker is not None and marker.node != case.evidence.vmi.node
+
+
+def _is_external(case: Case) -> bool:
+    evidence = case.evidence
+    return evidence.marker is not None and evidence.vmi.is_external and case.attempt is None
+
+
+def _has_ended(case: Case) -> bool:
+    """KubeVirt does not finish the VMIM of a migration that has ended."""
+    end = find_unfinished_end(case.evidence)
+    return end is not None and case.now - end > FINISHES_WITHIN
+
+
+def _is_stalled(case: Case) -> bool:
+    evidence, state, now = case.evidence, case.migration, case.now
+    handed_off_at = find_hand_off(evidence, case.attempt)
+    if handed_off_at is not None and now - handed_off_at > case.stuck.after:
+        return True
+    if state is None or state.start is None or state.ended or evidence.is_contradicted(now):
+        return False
+    source = None if case.nodes is None else case.nodes.find(evidence.vmi.node)
+    if source is not None and source.is_silent:
+        return now - max(state.start, source.silent_since or state.start) > case.stuck.after
+    return now - state.start > _find_time_limit(evidence, state, case.stuck)
+
+
+def _find_time_limit(evidence: Evidence, state: MigrationState, stuck: StuckPolicy) -> Seconds:
+    """How long a migration may run before it counts as stalled.
+
+    KubeVirt aborts a copy after its own limit, unless its virt-handler hangs or may continue in
+    post-copy. A slow network makes honest migrations slow, but not so much slower than the last.
+    """
+    if state.time_limit is None or state.mode == "PostCopy":
+        return stuck.migration_timeout
+    last = evidence.history.last_duration() or 0.0
+    return min(stuck.migration_timeout, max(state.time_limit, TIMES_THE_LAST * last))
+
+
+def _is_overdue(state: MigrationState | None, now: Instant) -> bool:
+    """Whether a copy has run for longer than KubeVirt allows, so that its own end of it failed.
+
+    KubeVirt doubles the time of a VM that it has paused for the rest of the copy.
+    """
+    if state is None or not state.running or state.start is None or state.time_limit is None:
+        return False
+    return now - state.start > state.time_limit * (2 if state.mode == "Paused" else 1)
+
+
+def _is_migrating(case: Case) -> bool:
+    state = case.migration
+    if state is not None and state.running and not case.evidence.is_contradicted(case.now):
+        return True
+    return case.attempt is not None and case.attempt.phase in _COPYING_PHASES
+
+
+def _find_handed_off(case: Case) -> MigrationState | None:
+    """A hand-off that has not begun to copy, if VMIMs can be read."""
+    state = case.migration
+    if state is None or not state.uid or state.start is not None or state.ended:
+        return None
+    return state if case.evidence.trust.believes(Resource.VMIMS) else None
+
+
+def _is_zombie(case: Case) -> bool:
+    """A migration that can never end, because its VMIM has failed or is gone (#18087)."""
+    evidence = case.evidence
+    if evidence.is_contradicted(case.now):
+        return True
+    state = _find_handed_off(case)
+    if state is None:
+        return False
+    owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
+    if owner is not None:
+        return owner.phase == "Failed"
+    return evidence.trust.believes(Resource.VMIMS, since=evidence.handed_off_at)
+
+
+def _is_handed_off(case: Case) -> bool:
+    """The VMIM of a hand-off is not known yet."""
+    state = _find_handed_off(case)
+    return state is not None and all(vmim.uid != state.uid for vmim in case.evidence.vmims)
+
+
+def _lacks_vmims(case: Case) -> bool:
+    if case.attempt is None:
+        return not case.believes(Resource.VMIMS)
+    return not case.evidence.trust.believes(Resource.VMIMS)
+
+
+def _is_crowded(case: Case) -> bool:
+    uid = "" if case.attempt is None else case.attempt.uid
+    active = (pod for pod in case.evidence.pods if not pod.finished)
+    return sum(not uid or pod.migration_uid != uid for pod in active) > 1
+
+
+def _is_full(case: Case) -> bool:
+    return case.load is not None and case.load.is_full(case.evidence.vmi.node)
+
+
+def _waits_for(state: State) -> "_Test":
+    return lambda case: case.attempt is not None and case.attempt.wait_reason is state
+
+
+_Test: TypeAlias = Callable[[Case], bool]
+ORDER: tuple[tuple[_Test, State], ...] = (
+    (lambda case: not case.evidence.trust.believes(Resource.VMIS), State.UNKNOWN),
+    (lambda case: case.evidence.ends_at is not None, State.SHUTTING_DOWN),
+    (_is_external, State.EXTERNAL),
+    (_has_ended, State.ENDED_NOT_FINISHED),
+    (_has_left, State.STALE_MARKER),
+    (_is_stalled, State.MIGRATION_STALLED),
+    (_is_migrating, State.MIGRATING),
+    (_is_zombie, State.ZOMBIE_STATE),
+    (_is_handed_off, State.MIGRATING),
+    (lambda case: not case.evidence.vmi.migratable, State.NOT_MIGRATABLE),
+    (_lacks_vmims, State.UNKNOWN),
+    (_is_crowded, State.MULTIPLE_ACTIVE_PODS),
+    # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with the
+    # gate MigrationPriorityQueue off, which is the default).
+    (lambda case: case.attempt is None and not case.believes(Resource.PODS), State.UNKNOWN),
+    (lambda case: case.attempt is None and _is_full(case), State.CAPACITY),
+    (lambda case: case.attempt is None, State.NO_MIGRATION),
+    *((_waits_for(wait.state), wait.state) for wait in VMIM_CONDITIONS.values()),
+    (lambda case: case.backoff is not None, State.BACKOFF),
+    (lambda case: case.target is not None and case.target.gated, State.TARGET_GATED),
+    (
+        lambda case: case.target is not None and case.target.unschedulable,
+        State.TARGET_UNSCHEDULABLE,
+    ),
+    (lambda case: case.target is not None, State.TARGET_NOT_READY),
+    (lambda case: not case.believes(Resource.PODS), State.UNKNOWN),
+    (
+        lambda case: case.attempt is not None and case.attempt.phase == "Scheduling",
+        State.TARGET_NOT_READY,
+    ),
+    (lambda case: case.load is None, State.UNKNOWN),
+    (_is_full, State.CAPACITY),
+    (lambda _: True, State.TARGET_NOT_READY),
+)
+"""The tests, and the state of the first that holds."""

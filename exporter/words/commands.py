@@ -1,0 +1,61 @@
+"""What a person can do about a VM that does not move, and the commands that begin it."""
+
+from msgspec import Struct
+
+
+STUCK_RUNBOOK = "KubeVirtEvacuationStuck"
+FAILING_RUNBOOK = "KubeVirtEvacuationFailingRepeatedly"
+MOVE_RUNBOOK = "KubeVirtMigrationStuck"
+"""The runbook of every move without an evacuation: that of the only alert about it."""
+FIND_KUBEVIRT = "$(kubectl get kubevirts -A -o jsonpath='{.items[0].metadata.namespace}')"
+"""KubeVirt's own namespace in a command, if the exporter does not know it."""
+
+
+class Action(Struct, frozen=True):
+    """A sentence that says what to do, a shell command, and the runbook with the details.
+
+    Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{vmim}`
+    (the same, or the VMIM that failed last), `{uid}` (the unfinished VMIM's UID), `{cancel}` (the
+    command that cancels), `{node}` (the node that the VM is to leave), `{kubevirt}` (KubeVirt's own
+    namespace), `{on_source}` and `{on_target}` (selectors of the pods on those nodes), `{pod}` (the
+    launcher pod that the VM has left) and `{taint}` (the key of KubeVirt's drain taint). In the
+    sentence also `{launcher}` (the pod that runs the VM), `{vm_node}` (its node), `{missing}` (the
+    resources that are not seen), `{target}` (the target pod's node), `{limit}` (the limit of
+    migrations that is reached, and who uses it), `{setting}` (its name), `{copied}` (what a
+    migration copies), `{gate}` (the scheduling gate), `{handlers}` (the nodes without virt-handler)
+    and `{refusals}` (why other nodes cannot take the VM).
+    """
+
+    sentence: str
+    command: str
+    runbook: str = STUCK_RUNBOOK
+
+
+VMI = "kubectl -n {namespace} get virtualmachineinstance {name}"
+ATTEMPTS = (
+    "kubectl -n {namespace} get virtualmachineinstancemigrations -l kubevirt.io/vmi-name={name}"
+)
+CONDITIONS = (
+    """ -o jsonpath='{{range .status.conditions[?(@.status=="False")]}}"""
+    """{{.type}} {{.reason}}: {{.message}}{{"\\n"}}{{end}}'"""
+)
+EVENTS = "kubectl -n {namespace} get events | grep -e {vmim} -e virt-launcher-{name}"
+VMIM_EVENTS = (
+    "kubectl -n {namespace} get events"
+    " --field-selector involvedObject.kind=VirtualMachineInstanceMigration"
+)
+CONTROLLER_LOG = (
+    "kubectl -n {kubevirt} logs -l kubevirt.io=virt-controller --tail=-1 --prefix"
+    " | sed -n /{name}/p"
+)
+HANDLERS = "kubectl -n {kubevirt} get pods -l kubevirt.io=virt-handler -o wide"
+RESTART = "virtctl -n {namespace} restart {name}"
+DESCRIBE_PODS = "kubectl -n {namespace} describe pods -l vmi.kubevirt.io/id={name}"
+MIGRATION_SETTINGS = (
+    "kubectl get kubevirts -A"
+    """ -o jsonpath='{{.items[*].spec.configuration.migrations}}{{"\\n"}}'"""
+)
+LAUNCHER_LOG = (
+    "kubectl -n {namespace} logs -l vmi.kubevirt.io/id={name} -c compute --tail=200 --prefix"
+)
+PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
