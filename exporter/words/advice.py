@@ -85,12 +85,12 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.HOTPLUG_HANGS: Action(
         "Restart the VM, which interrupts it: its migration has ended, but the hotplug that needed"
-        " it has not, so KubeVirt does not finish the VMIM. Deleting the VMIM does not help,"
+        " it has not, so KubeVirt cannot finish the VMIM, and deleting the VMIM does not help,"
         " because it then hangs at its finalizer.",
         RESTART,
     ),
     Obstacle.NOT_FINALIZED: Action(
-        "Check virt-handler on {target} (its pod and its log): the migration has ended, but"
+        "Read the log of virt-handler on {target}, and check its pod: the migration has ended, but"
         " virt-handler there does not report that it is completed.",
         HANDLERS + "{on_target}",
     ),
@@ -101,8 +101,8 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.LONG_COPY: Action(
         "Look whether the copy of the VM's {copied} makes progress, and let it run if it does:"
-        " kubevirt_vmi_migration_data_remaining_bytes falls then. KubeVirt itself ends a copy after"
-        " completionTimeoutPerGiB for each GB, or after progressTimeout without progress;"
+        " kubevirt_vmi_migration_data_remaining_bytes falls then, and KubeVirt itself ends a copy"
+        " after completionTimeoutPerGiB for each GB, or after progressTimeout without progress;"
         " stuck.migrationTimeout is only the exporter's own limit.",
         VMI + """ -o jsonpath='{{.status.migrationState}}{{"\\n"}}'""",
     ),
@@ -113,16 +113,16 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.HAND_OFF_REFUSED: Action(
         "Read the VMIM's events (such as FailedHandOver), and virt-controller's log: it does not"
-        " hand the migration off to the target pod, which runs. No launcher has begun anything.",
+        " hand the migration off to the target pod, so nothing has begun in either launcher.",
         VMIM_EVENTS,
     ),
     Obstacle.TARGET_HANDLER: Action(
-        "Check virt-handler on {target} (its pod and its log): the migration does not get beyond"
-        " PreparingTarget, in which virt-handler there has to act.",
+        "Check the target's virt-handler, on {target} (its pod and its log): the migration does not"
+        " get beyond PreparingTarget, in which virt-handler there has to act.",
         HANDLERS + "{on_target}",
     ),
     Obstacle.SOURCE_HANDLER: Action(
-        "Check virt-handler on {vm_node}, the VM's own node (its pod and its log): the target was"
+        "Check virt-handler on the VM's own node {vm_node} (its pod and its log): the target was"
         " ready, and virt-handler on the source did not begin the migration.",
         HANDLERS + "{on_source}",
     ),
@@ -172,8 +172,8 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.NO_NODE_MATCHES: Action(
         "Give another node the labels that the target pod selects, or restart a VM with a host"
-        " model, which then loses the labels of its first node: no other node matches. A node"
-        " whose virt-handler is down has kubevirt.io/schedulable=false, and does not match either.",
+        " model, which then loses the labels of its first node: no other node matches, and neither"
+        " does one whose virt-handler is down (kubevirt.io/schedulable=false).",
         "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o"
         """ jsonpath='{{range .items[*]}}{{.metadata.name}} {{.spec.nodeSelector}}"""
         """{{"\\n"}}{{end}}'""",

@@ -39,7 +39,7 @@ CONDITIONS = (
     """ -o jsonpath='{{range .status.conditions[?(@.status=="False")]}}"""
     """{{.type}} {{.reason}}: {{.message}}{{"\\n"}}{{end}}'"""
 )
-EVENTS = "kubectl -n {namespace} get events | grep -e {vmim} -e virt-launcher-{name}"
+EVENTS = "kubectl -n {namespace} get events | sed -n -e /{vmim}/p -e /virt-launcher-{name}/p"
 VMIM_EVENTS = (
     "kubectl -n {namespace} get events"
     " --field-selector involvedObject.kind=VirtualMachineInstanceMigration"

@@ -55,7 +55,7 @@ STATES = {
         Action(
             "Read virt-controller's log, and repair what it names, such as the PVC of the VM's"
             " backend storage: the migration has ended and the VM runs on {vm_node}, but KubeVirt"
-            " cannot finish its VMIM. Deleting the VMIM does not help, because it then hangs at"
+            " cannot finish its VMIM, and deleting the VMIM does not help, because it then hangs at"
             " its finalizer.",
             CONTROLLER_LOG,
         ),

@@ -118,7 +118,7 @@ def gave_up(evidence: Evidence) -> bool:
     """Whether the launcher of the newest failed attempt waited for minutes after the hand-off."""
     failed = next(iter(evidence.newest_failures()), None)
     if failed is None or failed.scheduled_at is None or failed.finished_at is None:
-        return True
+        return False
     return failed.finished_at - failed.scheduled_at >= GIVES_UP_AFTER
 
 

@@ -99,7 +99,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     tainted: bool
     missing: tuple[Resource, ...]
     is_quiet: bool
-    overdue: bool
+    overdue: bool = False
     last_seen: LastSeen | None
 
     @property
@@ -185,7 +185,7 @@ class Move(Struct, frozen=True, kw_only=True):
     attempt: Vmim | None
     missing: tuple[Resource, ...]
     is_quiet: bool
-    overdue: bool
+    overdue: bool = False
 
 
 def diagnose_move(

@@ -374,7 +374,7 @@ def _forecast(
     return Forecast(
         node=node,
         outcomes=outcomes,
-        outlived=outlived,
+        outlived=tuple(outlived),
         at_least=bound,
         progress=progress,
         schedulable=conditions.is_schedulable(node),

@@ -88,7 +88,7 @@ def test_a_quiet_watch_is_no_missing_permission() -> None:
         pytest.param(an_evacuation(vmims=(STARTS,)), Obstacle.NONE, id="has-just-begun"),
         pytest.param(
             an_evacuation(age=7200.0, vmims=(STARTS,), pods=(SOURCE, a_target(ready=False))),
-            Obstacle.UNEXPLAINED,
+            Obstacle.TARGET_NOT_STARTED,
             id="has-a-target-pod",
         ),
     ],
@@ -242,16 +242,22 @@ def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
     ("mode", "attempt", "obstacle"),
     [
         ("PostCopy", True, Obstacle.POST_COPY),
-        ("PreCopy", True, Obstacle.STALLED),
-        ("PreCopy", False, Obstacle.UNEXPLAINED),
+        ("PreCopy", True, Obstacle.LONG_COPY),
+        ("PreCopy", False, Obstacle.LONG_COPY),
+        ("PreCopy-4800", True, Obstacle.STALLED),
+        ("PreCopy-12000", True, Obstacle.LONG_COPY),
+        ("Paused-4800", True, Obstacle.STALLED),
+        ("Paused-6000", True, Obstacle.LONG_COPY),
     ],
 )
-def test_post_copy_is_never_to_be_aborted(
+def test_only_a_copy_beyond_kubevirts_own_limit_is_to_be_aborted(
     mode: str, attempt: bool, obstacle: State | Obstacle
 ) -> None:
-    """The advice is to abort a stalled migration in pre-copy, but never in post-copy."""
+    """A pre-copy that KubeVirt should have ended is to be aborted, and never a post-copy."""
+    mode, _, limit = mode.partition("-")
+    state = a_running_state(**STALLED, mode=mode, time_limit=float(limit) if limit else None)
     evidence = an_evacuation(
-        vmi={"migration": a_running_state(**STALLED, mode=mode)},
+        vmi={"migration": state},
         vmims=(an_attempt(phase="Running"),) if attempt else (),
     )
     found = diagnosis(evidence)

@@ -204,9 +204,9 @@ CASES = {
         State.MIGRATING,
         moving(a_running_state(start=NOW - 1201, time_limit=1200.0, mode="PostCopy")),
     ),
-    "never-finalised": (State.MIGRATION_STALLED, moving(finalised(7201), RUNS)),
+    "never-finalised": (State.ENDED_NOT_FINISHED, moving(finalised(301), RUNS)),
     "started-not-too-long-ago": (State.MIGRATING, moving(a_running_state(start=NOW - 7200))),
-    "finalised-just-in-time": (State.MIGRATING, moving(finalised(7200), RUNS)),
+    "finalised-just-in-time": (State.MIGRATING, moving(finalised(300), RUNS)),
     "waits-after-an-older-migration": (
         State.TARGET_NOT_READY,
         moving(replace(finalised(8000), uid="older"), an_attempt()),
@@ -237,6 +237,10 @@ CASES = {
         an_evacuation(vmims=(an_attempt(wait_reason=State.UTILITY_VOLUMES),)),
     ),
     "backoff": (State.BACKOFF, an_evacuation(vmims=(a_failed_attempt(1, 12), an_attempt()))),
+    "gated": (
+        State.TARGET_GATED,
+        an_evacuation(vmims=(STARTS,), pods=(SOURCE, a_target(node="", ready=False, gated=True))),
+    ),
     "unschedulable": (
         State.TARGET_UNSCHEDULABLE,
         an_evacuation(

@@ -35,6 +35,8 @@ VERSION = "{0.parent.name}".format
 ENDED = {"succeeded", "cancelled"}
 """Recordings of evacuations that are over."""
 DERIVED = {
+    State.ENDED_NOT_FINISHED: "migrating",
+    State.TARGET_GATED: "target_unschedulable",
     State.SHUTTING_DOWN: "target_not_ready",
     State.MIGRATION_STALLED: "migrating",
     State.WAITING_FOR_SYNC: "target_not_ready",
@@ -114,6 +116,32 @@ def test_a_vmi_that_is_deleted_is_not_moved_any_more(path: Path) -> None:
     store.put(parse_object(Resource.VMIS, msgspec.json.encode(recorded["vmi"])).fact)
     (evidence,) = store.evacuating()
     assert diagnosed(store, evidence, now).state is State.SHUTTING_DOWN
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_unschedulable.json")), ids=VERSION)
+def test_a_gated_target_pod_was_not_refused_by_a_node(path: Path) -> None:
+    """A target pod with a scheduling gate has a state of its own: no node was asked."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    store, _, now = load(path)
+    for pod in recorded["pods"]:
+        if not pod["spec"].get("nodeName"):
+            pod["spec"]["schedulingGates"] = [{"name": "ApplicationAwareQuotaGate"}]
+            store.put(parse_object(Resource.PODS, msgspec.json.encode(pod)).fact)
+    (evidence,) = store.evacuating()
+    assert diagnosed(store, evidence, now).state is State.TARGET_GATED
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/migrating.json")), ids=VERSION)
+def test_a_vmim_that_is_not_finished_after_the_end(path: Path) -> None:
+    """A VMIM that stays Running for minutes after its migration has ended is not migrating."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    store, _, now = load(path)
+    state = recorded["vmi"]["status"]["migrationState"]
+    state |= {"endTimestamp": recorded["now"], "completed": True}
+    store.put(parse_object(Resource.VMIS, msgspec.json.encode(recorded["vmi"])).fact)
+    (evidence,) = store.evacuating()
+    assert diagnosed(store, evidence, now + 300.0).state is State.MIGRATING
+    assert diagnosed(store, evidence, now + 302.0).state is State.ENDED_NOT_FINISHED
 
 
 def test_every_state_is_recorded() -> None:
