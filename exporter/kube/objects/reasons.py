@@ -259,7 +259,7 @@ def _of_init_containers(status: wire.PodStatus) -> str:
     """The init container for which the pod waits, and what it does; "" if none has started."""
     for container in _decode(status.initContainerStatuses, _CONTAINERS) or ():
         state = container.state or wire.ContainerState()
-        name = clean(container.name or "?", WORD_LIMIT)
+        name = _word(container.name)
         if state.terminated is not None and state.terminated.exitCode:
             return f"its init container {name} fails with exit code {state.terminated.exitCode}"
         if state.running is not None and not container.started:

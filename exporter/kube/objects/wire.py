@@ -203,7 +203,7 @@ class ContainerState(Struct, gc=False):
 
 
 class Container(Struct, gc=False):
-    name: str | None = None
+    name: msgspec.Raw = NO_TEXT
     ready: bool | None = None
     started: bool | None = None
     state: ContainerState | None = None

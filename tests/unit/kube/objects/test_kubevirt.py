@@ -489,11 +489,15 @@ def test_a_bare_pod(pod: Json) -> None:
 @pytest.mark.parametrize(
     ("spec", "settings"),
     [
-        pytest.param({}, KubeVirtSettings(), id="defaults"),
-        pytest.param({"configuration": {"migrations": {}}}, KubeVirtSettings(), id="empty"),
+        pytest.param({}, KubeVirtSettings(namespace="kubevirt"), id="defaults"),
+        pytest.param(
+            {"configuration": {"migrations": {}}},
+            KubeVirtSettings(namespace="kubevirt"),
+            id="empty",
+        ),
         pytest.param(
             {"configuration": {"migrations": LIMITS, "evictionStrategy": "LiveMigrate"}},
-            KubeVirtSettings(MigrationLimits(0, 1), "LiveMigrate"),
+            KubeVirtSettings(MigrationLimits(0, 1), "LiveMigrate", namespace="kubevirt"),
             id="set",
         ),
     ],
@@ -508,7 +512,9 @@ def test_an_update_of_kubevirt(outdated: int | None, *, updating: bool) -> None:
     """KubeVirt is being updated while its status counts VMIs of the earlier version."""
     status = {"outdatedVirtualMachineInstanceWorkloads": outdated}
     found = a_kubevirt_json() | {"status": status}
-    assert read(Resource.KUBEVIRTS, found) == KubeVirtSettings(updating=updating)
+    assert read(Resource.KUBEVIRTS, found) == KubeVirtSettings(
+        updating=updating, namespace="kubevirt"
+    )
 
 
 NODES = {
@@ -531,7 +537,11 @@ NODES = {
                 {"key": "kubevirt.io/drain", "effect": "NoExecute", "timeAdded": rfc3339(NOW)},
             ]
         },
-        Node(name="n1", taints=(Taint("kubevirt.io/drain", NOW),)),
+        Node(
+            name="n1",
+            taints=(Taint("kubevirt.io/drain", NOW),),
+            evicting=(Taint("kubevirt.io/drain", NOW),),
+        ),
     ),
     "the-taint-alone": ({"taints": [{"key": UNSCHEDULABLE}]}, Node(name="n1")),
 }

@@ -65,11 +65,11 @@ def test_why_a_vmi_is_not_migratable() -> None:
     assert read(Resource.VMIS, an_evacuating_vmi(STAYS)) == (why,)
 
 
-def test_of_an_idle_vmi_the_word_is_enough() -> None:
-    """The reason of an idle VMI has no message, and idle VMIs share one object for it."""
+def test_idle_vmis_share_their_reason() -> None:
+    """Idle VMIs that are not migratable for the same reason share one object for it."""
     (one,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
     (other,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS], nodeName="n2"))
-    assert one == Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable")
+    assert one == Why(WhySource.LIVE_MIGRATABLE, STAYS["reason"], STAYS["message"])
     assert one is other
 
 
@@ -193,14 +193,95 @@ def test_the_scheduler_s_message() -> None:
 
 
 def test_a_target_that_is_deleted() -> None:
-    """A running target pod gives a reason only while it is being deleted."""
+    """A pod gives the reason of its deletion, and what that means if it is a migration's target."""
     pod = a_target(a_condition("Ready", "True"))
     assert read(Resource.PODS, pod) == ()
 
     pod["metadata"] |= {"name": "virt-launcher-db1-x", "deletionTimestamp": rfc3339(NOW)}
     message = "virt-launcher-db1-x is being deleted"
     why = Why(WhySource.TARGET_CONTAINER, "Terminating", message)
+    assert read(Resource.PODS, pod) == (
+        why,
+        Why(WhySource.DELETION, "Terminating", f"the launcher pod {message}"),
+    )
+
+
+def test_the_deletion_of_a_launcher_pod() -> None:
+    """A launcher pod that is being deleted says who wants that, and how long it may take."""
+    pod = a_pod_json(
+        metadata={"deletionTimestamp": rfc3339(NOW), "deletionGracePeriodSeconds": 3600},
+        conditions=[
+            a_condition(
+                "DisruptionTarget",
+                "True",
+                reason="PreemptionByScheduler",
+                message="preempting to accommodate a higher priority pod",
+                lastTransitionTime=rfc3339(NOW - 60.0),
+            )
+        ],
+    )
+    message = (
+        "the launcher pod virt-launcher-db1-x is being deleted, and ends within 1h: preempting to"
+        " accommodate a higher priority pod"
+    )
+    why = Why(WhySource.DELETION, "PreemptionByScheduler", message, NOW - 60.0)
     assert read(Resource.PODS, pod) == (why,)
+    pod["status"]["phase"] = "Succeeded"
+    assert read(Resource.PODS, pod) == ()
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "initialized", "init", "why"),
+    [
+        pytest.param(
+            "False",
+            "False",
+            {"waiting": {"reason": "PodInitializing"}},
+            ("PodReadyToStartContainers", "its network or a volume is not ready"),
+            id="no-volume",
+        ),
+        pytest.param(
+            "True",
+            "False",
+            {"running": {"startedAt": rfc3339(NOW)}},
+            ("Initialized", "its init container setup is still running"),
+            id="runs",
+        ),
+        pytest.param(
+            None,
+            "False",
+            {"waiting": {"reason": "PodInitializing"}},
+            ("Initialized", "containers with incomplete status: [setup]"),
+            id="an-older-kubelet",
+        ),
+        pytest.param("True", "True", {"waiting": {"reason": "PodInitializing"}}, None, id="well"),
+    ],
+)
+def test_a_target_that_does_not_start(
+    sandbox: str | None, initialized: str, init: Json, why: tuple[str, str] | None
+) -> None:
+    """A scheduled target pod has a reason by its conditions, with their date."""
+    said = {"lastTransitionTime": rfc3339(NOW - 60.0)}
+    conditions = [
+        a_condition("PodScheduled", "True"),
+        a_condition(
+            "Initialized",
+            initialized,
+            message="containers with incomplete status: [setup]",
+            **said,
+        ),
+    ]
+    if sandbox is not None:
+        conditions.append(a_condition("PodReadyToStartContainers", sandbox, **said))
+    pod = a_target(
+        *conditions,
+        initContainerStatuses=[{"name": "setup", "state": init}],
+        containerStatuses=[
+            {"name": "compute", "state": {"waiting": {"reason": "PodInitializing"}}}
+        ],
+    )
+    expected = () if why is None else (Why(WhySource.TARGET_POD, *why, NOW - 60.0),)
+    assert read(Resource.PODS, pod) == expected
 
 
 def test_the_containers_of_a_target() -> None:
@@ -250,6 +331,7 @@ def objects(text: str) -> dict[Resource, Json]:
         initContainerStatuses=[{"name": text, "state": {"waiting": said}}],
         containerStatuses=[{"name": text, "state": {"terminated": said | {"exitCode": 1}}}],
     )
+    vmi["status"]["conditions"].append(a_condition("HotVCPUChange", **said))
     return {Resource.VMIS: vmi, Resource.VMIMS: vmim, Resource.PODS: pod}
 
 
@@ -257,7 +339,7 @@ def objects(text: str) -> dict[Resource, Json]:
 def test_hostile_texts(text: str) -> None:
     """An object with a malicious text can be read; the text is cut and made printable."""
     reasons = [why for one, value in objects(text).items() for why in read(one, value)]
-    without = {WhySource.POD_DISRUPTION_BUDGET, WhySource.NODE}
+    without = {WhySource.POD_DISRUPTION_BUDGET, WhySource.NODE, WhySource.TARGET_POD}
     assert {why.source for why in reasons} == {*WhySource} - without
     for why in reasons:
         assert len(why.reason) <= WORD_LIMIT + len("Abort")
