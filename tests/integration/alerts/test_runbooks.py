@@ -112,15 +112,28 @@ def test_runbook_has_the_action_that_names_it(obstacle: State | Obstacle) -> Non
     """The runbook has the sentence and the command that `explain` prints."""
     action = ACTIONS[obstacle]
     text = TEXTS[action.runbook]
-    values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt", "node")}
+    values = {key: f'"${key.upper()}"' for key in ("namespace", "name", "attempt", "node", "pod")}
     command = action.command.format(
-        **values, uid='"$ATTEMPT_UID"', taint=DRAIN_TAINT, cancel=CANCEL
+        **values,
+        kubevirt='"$KUBEVIRT_NAMESPACE"',
+        vmim='"$ATTEMPT"',
+        uid='"$ATTEMPT_UID"',
+        taint=DRAIN_TAINT,
+        on_source=' --field-selector spec.nodeName="$NODE"',
+        on_target=' --field-selector spec.nodeName="$TARGET"',
+        cancel=CANCEL,
     )
 
     sentence = action.sentence.format(
         launcher="the one on $NODE",
         missing="$RESOURCE",
         node="$NODE",
+        vm_node="$NODE",
+        pod="$POD",
+        copied="memory",
+        gate="$GATE",
+        handlers="$NODES",
+        refusals="$REASONS",
         taint=DRAIN_TAINT,
         target="the target's node",
         limit="KubeVirt's limits are reached",
