@@ -38,6 +38,7 @@ from exporter.metrics.families import (
     FAILED_TARGETS,
     LEFT_OUT,
     MIGRATIONS,
+    MOVE_STATES,
     MOVES,
     NODE_DRAINS,
     STUCK_EVACUATIONS,
@@ -298,6 +299,10 @@ def _sample_admitted(
     yield (
         MOVES,
         [Sample((*_name(v, v.node), m.trigger), m.stuck) for v, m in moves if v in admitted],
+    )
+    yield (
+        MOVE_STATES,
+        [Sample((*_name(v, v.node), m.state), 1) for v, m in moves if v in admitted],
     )
     yield DENIED, [Sample(_name(v, v.node), since) for v, since in others.denied if v in admitted]
     yield (

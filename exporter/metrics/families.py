@@ -327,6 +327,14 @@ MOVES = Family(
     ),
     labels=(*ONE_VMI, "trigger"),
 )
+MOVE_STATES = Family(
+    name="kubevirt_vmi_migration_state",
+    help=(
+        "1 for the state of a migration of a VMI that is not being evacuated; present while such a "
+        "migration goes on."
+    ),
+    labels=(*ONE_VMI, "state"),
+)
 DENIED = Family(
     name="kubevirt_vmi_eviction_denied_timestamp_seconds",
     help=(
@@ -459,6 +467,7 @@ FAMILIES: tuple[Family, ...] = (
     *NODE_DRAINS,
     *EVACUATIONS,
     MOVES,
+    MOVE_STATES,
     DENIED,
     FAILED_TARGETS,
     *COOLING,

@@ -336,8 +336,6 @@ def _is_queued(diagnosis: Diagnosis) -> bool:
     return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
 
 
-
-
 def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
     """How long this VMI's migration in a drain should take: as long as its last successful one.
 

@@ -1,5 +1,5 @@
-"""The nodes: which of them are closed, because they are cordoned or have KubeVirt's drain taint, and
-which of them can take a VM.
+"""The nodes: which of them are closed, because they are cordoned or have KubeVirt's drain taint,
+and which of them can take a VM.
 """
 
 from collections import Counter

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis
-from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
