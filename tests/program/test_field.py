@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from exporter.demo.store import KUBEVIRTS
 from tests.cluster import poll
 from tests.cluster.users import open_kubeconfig
 from tests.support.faulty_apiserver import FaultyApiServer
@@ -46,6 +47,11 @@ def stuck(state: str, *explain: str, drain: str = "fails", **fields: Any) -> Rig
     """A stuck evacuation in this state, from a node that cannot be emptied."""
     evacuation = {"state": state, "stuck": True, **fields}
     return Right(drain, {"evacuation": evacuation}, explain, node="cannot be emptied")
+
+
+def moved(state: str, *explain: str) -> Right:
+    """A stuck move of a VM in this state, on a node that cannot be emptied."""
+    return Right("fails", {"move": {"state": state, "stuck": True}}, explain, "cannot be emptied")
 
 
 RIGHT: dict[str, list[Right]] = {
@@ -157,6 +163,107 @@ RIGHT: dict[str, list[Right]] = {
         stuck("shutting_down", "the deletion waits for kubevirt.io", drain="stays"),
         Right("stays", {"evacuation": None}, node="cannot be emptied"),
     ],
+    "disk-copy-times-out": [
+        moved(
+            "backoff",
+            "Raise completionTimeoutPerGiB in the KubeVirt object or in a MigrationPolicy",
+        )
+    ],
+    "ended-but-running": [
+        moved(
+            "ended_not_finished",
+            "Read virt-controller's log",
+            "the migration has ended and the VM runs on n2",
+            "deleting the VMIM does not help",
+            "kubectl -n kubevirt logs",
+        )
+    ],
+    "hand-off-refused": [
+        stuck(
+            "target_not_ready", "Read the VMIM's events (such as FailedHandOver)", failedAttempts=4
+        )
+    ],
+    "handlers-down-elsewhere": [
+        stuck(
+            "target_unschedulable",
+            "Repair virt-handler on n2, n3: it does not answer",
+            "kubectl -n kubevirt get pods -l kubevirt.io=virt-handler",
+        )
+    ],
+    "launcher-preempted": [
+        Right(
+            "ends",
+            {"evacuation": None, "move": None},
+            ("PreemptionByScheduler", "and ends within 1h", "in a drain it ends"),
+            node="n1 can be emptied",
+        )
+    ],
+    "long-copy-under-way": [
+        moved(
+            "migration_stalled",
+            "Look whether the copy of the VM's memory and disks makes progress",
+            "stuck.migrationTimeout is only the exporter's own limit",
+        )
+    ],
+    "not-migratable-strategies": [
+        Right(
+            "stays",
+            {"evacuation": None, "move": None},
+            (
+                "in a drain it never leaves: it is not migratable",
+                "cannot migrate VMI: Backend storage PVC is not RWX",
+                "Remove what makes the VM non-migratable, or shut it down",
+                ".status.conditions",
+            ),
+            node="Remove what makes the VM non-migratable",
+        )
+    ],
+    "one-node": [
+        Right(
+            "fails",
+            {"evacuation": None, "move": None},
+            ("no other node can take it", "no other node exists"),
+            node="kind-control-plane cannot be emptied: default/idle fails",
+        )
+    ],
+    "pod-refused-at-creation": [
+        stuck(
+            "target_not_ready",
+            "Read the VM's events (such as FailedCreate), and virt-controller's log",
+            "kubectl -n openshift-cnv logs",
+        )
+    ],
+    "scheduling-gate": [
+        stuck(
+            "target_gated",
+            "Raise the ApplicationAwareResourceQuota of the namespace",
+            "the scheduling gate ApplicationAwareQuotaGate, so no node was asked yet",
+        )
+    ],
+    "source-handler-down": [
+        stuck(
+            "target_not_ready",
+            "Check virt-handler on the VM's own node n1 (its pod and its log)",
+            "--field-selector spec.nodeName=n1",
+            failedAttempts=4,
+        )
+    ],
+    "stale-source-pod": [
+        Right(
+            "waits",
+            {"evacuation": None, "move": None},
+            ("it cannot migrate while more than one of its launcher pods is active",),
+            node="launcher pod virt-launcher-testvmi-src of default/testvmi, which runs on n2, is",
+        )
+    ],
+    "target-waits-for-volume": [
+        stuck(
+            "target_not_ready",
+            "PodReadyToStartContainers: its network or a volume is not ready",
+            "the kubelet's events are on the pod",
+            "describe pods",
+        )
+    ],
     "zombie-before-a-drain": [
         Right("fails", {"evacuation": None, "move": None}, node="KubeVirt never ended the VM's"),
         stuck("zombie_state", "Restart the VM"),
@@ -171,7 +278,8 @@ FURTHER = {"users-migration-over-quota": [{"ask": "default/un", "node": "n1"}]}
 @asynccontextmanager
 async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
     """An exporter on an API server with these objects, and a KubeVirt object with its defaults."""
-    store.apply("kubevirts", KUBEVIRT)
+    if not store.caches[KUBEVIRTS].entries:
+        store.apply("kubevirts", KUBEVIRT)
     async with FaultyApiServer(store, bookmark_seconds=0.2) as server:
         login = open_kubeconfig(directory / "login", server.url)
         async with program(directory, "--kubeconfig", str(login)) as exporter:
@@ -218,9 +326,16 @@ async def test_a_report_is_answered(name: str, tmp_path: Path) -> None:
         assert next(rights, None) is None, "each row of RIGHT is asked"
 
 
-async def answer(exporter: Program, asked: dict[str, str], right: Right) -> None:
+def name_vm(ask: str | list[str]) -> str:
+    """The VM that a question is about, as namespace/name."""
+    if isinstance(ask, list):
+        return "/".join(ask)
+    return ask if "/" in ask else "default/vm"
+
+
+async def answer(exporter: Program, asked: dict[str, Any], right: Right) -> None:
     """Check the answers to one question."""
-    vm = asked["ask"] if "/" in asked["ask"] else "default/vm"
+    vm = name_vm(asked["ask"])
     seen: Any = None
 
     async def is_right() -> bool:

@@ -240,8 +240,8 @@ def _of_start(status: wire.PodStatus) -> Iterator[Why]:
     `ContainerCreating` for every container, and no reason in the condition.
     """
     conditions = {condition.type: condition for condition in status.conditions or ()}
-    scheduled, sandbox = conditions.get("PodScheduled"), conditions.get(SANDBOX)
-    if scheduled is None or scheduled.status != "True":
+    bound, sandbox = conditions.get("PodScheduled"), conditions.get(SANDBOX)
+    if bound is None or bound.status != "True":
         return
     if sandbox is not None and sandbox.status == "False":
         message = "its network or a volume is not ready"

@@ -810,7 +810,7 @@ class TestEvacuations:
         answer = await api.get("/v1/evacuations")
         (found,) = answer.json["evacuations"]
 
-        assert found.pop("nextStep").startswith("Read the VM's events")
+        assert found.pop("nextStep").startswith("Read the events of the VMIM")
         assert found["cancel"].pop("command").endswith(" -f -")
         assert found == {
             "namespace": "shop",
@@ -836,8 +836,8 @@ class TestEvacuations:
             "requestedThrough": "eviction",
             "why": [],
             "cause": None,
-            "command": "kubectl -n shop get events --field-selector involvedObject.name=db1",
-            "runbook": "KubeVirtEvacuationFailingRepeatedly",
+            "command": "kubectl -n shop get events | sed -n -e /db1/p -e /virt-launcher-db1/p",
+            "runbook": "KubeVirtEvacuationStuck",
             "cancel": {
                 "method": "PUT",
                 "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"
@@ -916,6 +916,7 @@ class TestNodes:
             "atLeastSeconds": None,
             "schedulable": True,
             "cordonedAt": None,
+            "outlivedPods": 0,
             "conditions": [],
             "drain": None,
         }
@@ -931,6 +932,7 @@ class TestNodes:
         (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
         found = (await drained.get("/v1/nodes/n1")).json
         candidates = found.pop("candidates")
+        assert found.pop("outlived") == []
 
         assert found == listed | {"asOf": "2027-01-15T08:00:00Z", "stale": False}
         assert [one["name"] for one in candidates] == sorted(one["name"] for one in candidates)
@@ -939,6 +941,7 @@ class TestNodes:
             "namespace": "shop",
             "name": "leaves",
             "outcome": "leaves",
+            "reason": "is migrated",
             "why": [],
             "cause": None,
             "failedAttempts": 0,
