@@ -85,8 +85,7 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     ),
     Obstacle.HOTPLUG_HANGS: Action(
         "Restart the VM, which interrupts it: its migration has ended, but the hotplug that needed"
-        " it has not, so KubeVirt cannot finish the VMIM, and deleting the VMIM does not help,"
-        " because it then hangs at its finalizer.",
+        " it has not, and until then KubeVirt neither finishes the VMIM nor lets it be deleted.",
         RESTART,
     ),
     Obstacle.NOT_FINALIZED: Action(
@@ -157,8 +156,8 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
         "kubectl -n {namespace} describe applicationawareresourcequotas",
     ),
     Obstacle.QUEUE_GATE: Action(
-        "Make room in Kueue's queue of the namespace: Kueue holds the target pod with the"
-        " scheduling gate {gate}, so no node was asked yet.",
+        "Make room in Kueue's queue of the namespace, whose scheduling gate {gate} keeps the target"
+        " pod from every node.",
         "kubectl -n {namespace} describe workloads.kueue.x-k8s.io",
     ),
     Obstacle.HANDLERS_DOWN: Action(
