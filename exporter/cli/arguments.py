@@ -174,9 +174,9 @@ def _add_replay(commands: "_Commands") -> None:
         action="append",
         default=[],
         metavar="NAME[=FILE]",
-        help="reference, restarted, ours, recommended or none; or NAME=FILE, to use policy: and"
-        " stuck: of this configuration file; can be repeated (default: reference, ours, recommended"
-        " and none)",
+        help="reference, restarted, ours, recommended, successes or none; or NAME=FILE, to use"
+        " policy: and stuck: of this configuration file; can be repeated (default: all of these"
+        " but restarted)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_scenario(parser)

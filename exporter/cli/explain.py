@@ -1,12 +1,13 @@
 """The command `explain`: why a VM may or may not be moved now, and the evidence for that."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import MOVED
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import EndReason, WhySource
+from exporter.engine.facts.model import EndReason, Trigger, WhySource
 from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.server.api.evacuation_schemas import (
     EvacuationAnswer,
@@ -23,7 +24,7 @@ from exporter.server.api.schemas import (
     RuleAnswer,
     VmiAnswer,
 )
-from exporter.text import write_span
+from exporter.text import write_count, write_span
 from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, describe_stuck_move
 from exporter.words.verdicts import REASONS, describe_policy
 
@@ -238,9 +239,34 @@ def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
     took = write_span(cooldown.duration_seconds)
     return [
         ["arithmetic", write_arithmetic(cooldown, vmi.policy)],
+        ["counted", count_migrations([one for one in vmi.migrations if one.in_window])],
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
         ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]
+
+
+def count_migrations(counted: Sequence[MigrationAnswer]) -> str:
+    """The migrations that count, oldest first, in words: 6 migrations, 5 of them failed attempts of
+    one evacuation. The failures in a row of evacuations from one node are of one evacuation.
+    """
+    failed = [one for one in counted if one.outcome == "failed"]
+    attempts = evacuations = 0
+    leaves = ""
+    for one in counted:
+        if one.outcome == "failed" and one.trigger is Trigger.EVACUATION:
+            node = one.source_node or "?"
+            attempts, evacuations = attempts + 1, evacuations + (node != leaves)
+            leaves = node
+        elif one.outcome != "failed":
+            leaves = ""
+    parts = [write_count(len(counted), "migration")]
+    if attempts:
+        whose = "one evacuation" if evacuations == 1 else f"{evacuations} evacuations"
+        kind = "a failed attempt" if attempts == 1 else "failed attempts"
+        parts.append(f"{attempts} of them {kind} of {whose}")
+    if others := len(failed) - attempts:
+        parts.append(f"{others} of them failed otherwise")
+    return ", ".join(parts)
 
 
 def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:

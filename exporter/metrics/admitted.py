@@ -6,7 +6,10 @@ from exporter.engine.facts.model import Vmi
 
 
 class AdmittedVms:
-    """The first `most` VMs that are added; `left_out` counts the others. Each VM counts once."""
+    """All VMs but those that are added after `most` others; each VM counts once.
+
+    If there are at most `most` VMs, none need be added.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,7 +24,7 @@ class AdmittedVms:
                 (self._left_out if is_full else self._admitted).add(vmi.uid)
 
     def __contains__(self, vmi: Vmi) -> bool:
-        return vmi.uid in self._admitted
+        return vmi.uid not in self._left_out
 
     @property
     def left_out(self) -> int:

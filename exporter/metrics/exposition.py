@@ -273,12 +273,18 @@ def _sample_vmis(
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
     diagnosed = [one for one, _ in count.evacuations]
+    groups: tuple[Sequence[tuple[Vmi, object]], ...] = (
+        diagnosed,
+        moves,
+        others.denied,
+        others.failed_targets,
+    )
     admitted = AdmittedVms(view.vmi_series)
-    for group in (diagnosed, moves, others.denied, others.failed_targets):
-        admitted.add(vmi for vmi, _ in group)
-    for entries in _cut(summary.cooling, ADMITTED_AT_ONCE):
-        admitted.add(entry.evidence.vmi for entry in entries)
-        if len(entries) == ADMITTED_AT_ONCE:
+    if sum(map(len, groups)) + len(summary.cooling) > view.vmi_series:
+        for group in groups:
+            admitted.add(vmi for vmi, _ in group)
+        for entries in _cut(summary.cooling, ADMITTED_AT_ONCE):
+            admitted.add(entry.evidence.vmi for entry in entries)
             yield NODE_DRAINS[-1], ()
     yield from _sample_admitted(admitted, diagnosed, moves, others, summary.cooling)
     yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
@@ -311,7 +317,11 @@ def _sample_admitted(
     )
     for place, column in enumerate(COOLING):
         for entries in _cut(cooling):
-            yield column, Column(place, [one for one in entries if one.evidence.vmi in admitted])
+            if not admitted.left_out:
+                yield column, Column(place, entries)
+            else:
+                mine = [one for one in entries if one.evidence.vmi in admitted]
+                yield column, Column(place, mine)
 
 
 def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:

@@ -396,7 +396,7 @@ def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None
         remarks.append(
             f"policy.migrationHistoryWindow: {format_duration(window)} is not longer than six"
             f" times maxMigrationCooldown ({format_duration(6 * cap)}): migrations leave the"
-            " window too early, and the cooldown does not stay at its maximum"
+            " window before the cooldown of a VM that moves all the time stays at its maximum"
         )
 
 

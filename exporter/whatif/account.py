@@ -44,13 +44,19 @@ _UNGUARDED = replace(
 _REFERENCE = Contender(
     name="reference", policy=replace(_UNGUARDED, migration_history_window=172_800.0)
 )
+_RECOMMENDED = Contender(name="recommended", policy=Policy(migration_history_window=172_800.0))
 BUILTIN: Mapping[str, Contender] = {
     contender.name: contender
     for contender in (
         _REFERENCE,
         replace(_REFERENCE, name="restarted", restarts_every=86_400.0),
         Contender(name="ours"),
-        Contender(name="recommended", policy=Policy(migration_history_window=172_800.0)),
+        _RECOMMENDED,
+        replace(
+            _RECOMMENDED,
+            name="successes",
+            policy=replace(_RECOMMENDED.policy, count_failed_migrations=False),
+        ),
         Contender(
             name="none",
             policy=replace(
@@ -64,9 +70,10 @@ BUILTIN: Mapping[str, Contender] = {
     )
 }
 """`reference` has the defaults of the reference plugin, and `ours` has our defaults. `restarted` is
-the reference plugin if it restarts every day at 0:00 UTC. `recommended` has ours with the window
-that the documents recommend. `none` has no cooldown and no guard."""
-DEFAULT = ("reference", "ours", "recommended", "none")
+the reference plugin if it restarts every day at 0:00 UTC. `recommended` has the policy of our
+manifests, and `successes` the same without failed migrations. `none` has no cooldown and no
+guard."""
+DEFAULT = ("reference", "ours", "recommended", "successes", "none")
 """The policies that are compared if none is given."""
 
 

@@ -109,6 +109,10 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
         return [cell(account) for account in accounts]
 
     yield "Cooldown, cap, window", [_write_settings(policy) for policy in policies]
+    yield (
+        "Failed migrations count",
+        ["yes" if p.count_failed_migrations else "no" for p in policies],
+    )
     guards = [write_policy(policy)["guards"] for policy in policies]
     for key in guards[0]:
         yield f"Guard {key}", ["on" if one[key] else "off" for one in guards]

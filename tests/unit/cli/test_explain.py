@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.cli.explain import show_vmi, write_arithmetic
+from exporter.cli.explain import count_migrations, show_vmi, write_arithmetic
 from exporter.counters import BlockedEviction
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Outcome, Requester, Trigger, Why, WhySource
 from exporter.engine.facts.policy import Override, Reason
+from exporter.server.api.schemas import MigrationAnswer
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,
@@ -54,6 +55,7 @@ Rules, in the order in which they are checked
 
 Cooldown
   arithmetic      max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h
+  counted         2 migrations
   last migration  ended 2027-01-15T07:50:00Z (10m ago), took 3m12s
   until           2027-01-15T08:20:00Z (in 20m)
 
@@ -70,6 +72,43 @@ Based on
   policy        default: minimum 15m, maximum 6h, window 1d
 """
     )
+
+
+def a_move(
+    outcome: str, trigger: Trigger = Trigger.EVACUATION, node: str = "n1"
+) -> MigrationAnswer:
+    """A migration from a node that counts."""
+    return MigrationAnswer(
+        uid=None, start=None, end=None, outcome=outcome, handed_off=True, in_window=True,
+        source_node=node, target_node=None, trigger=trigger, reason=None, requested_by=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ([], "0 migrations"),
+        ([a_move("succeeded")], "1 migration"),
+        (
+            [*[a_move("failed")] * 5, a_move("succeeded")],
+            "6 migrations, 5 of them failed attempts of one evacuation",
+        ),
+        (
+            [a_move("failed"), a_move("succeeded"), a_move("failed", node="n2")],
+            "3 migrations, 2 of them failed attempts of 2 evacuations",
+        ),
+        (
+            [a_move("failed"), a_move("failed", Trigger.MANUAL), a_move("succeeded")],
+            (
+                "3 migrations, 1 of them a failed attempt of one evacuation, "
+                "1 of them failed otherwise"
+            ),
+        ),
+    ],
+)
+def test_failures_that_count_are_named(counted: list[MigrationAnswer], said: str) -> None:
+    """What counts says how many attempts of how many evacuations have failed."""
+    assert count_migrations(counted) == said
 
 
 def test_the_policy_of_a_vm_is_named() -> None:

@@ -51,6 +51,7 @@ def test_each_policy_has_its_column() -> None:
     assert cells(table, "Evictions requested") == ["4", "4", "4", "4"]
     assert cells(table, "Migrations that happened") == ["2", "2", "3", "3"]
     assert cells(table, "cooling down") == ["1", "1", "0", "0"]
+    assert cells(table, "Failed migrations count") == ["yes"] * 4
     assert cells(table, "Guard pendingMigrations") == ["off", "on", "off", "on"]
     assert cells(table, "Guard platformUpdate") == ["off"] * 4
 

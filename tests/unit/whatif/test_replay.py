@@ -611,6 +611,9 @@ def test_the_reference_is_the_plugin_s_defaults() -> None:
     )
     assert BUILTIN["ours"].policy == Policy()
     assert BUILTIN["recommended"].policy == Policy(migration_history_window=48 * HOUR)
+    assert BUILTIN["successes"].policy == Policy(
+        migration_history_window=48 * HOUR, count_failed_migrations=False
+    )
 
 
 _PLAY = """
