@@ -147,6 +147,7 @@ def test_events_add_a_setting_and_the_component(namespace: str) -> None:
     before = without.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
     assert config == {"config.yaml": {**before, "events": True}}
     added = {f"{kind} {NAME}-events" for kind in ("ClusterRole", "ClusterRoleBinding")}
+    added |= {f"{kind} {NAME}-lease" for kind in ("Role", "RoleBinding")}
     assert ours.keys() - without.keys() == added
     assert all(ours[name] == theirs[name] for name in added)
 
