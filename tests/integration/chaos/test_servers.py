@@ -118,7 +118,7 @@ async def holding(
     user = await real.cluster.user(f"holder-{namespace}", EXPORTER_READS)
     rule = {"apiGroups": [LEASES.group], "resources": [LEASES.plural]}
     rule |= {"verbs": ["get", "create", "update"], "resourceNames": [LEASE]}
-    await allow(real.admin, user, f"holder-{namespace}", rule, namespace=user.namespace)
+    await allow(real.admin, user, f"holder-{namespace}-lease", rule, namespace=user.namespace)
     login = real.cluster.kubeconfig(user)
     await real.admin.create(VMIS, vmi("db", namespace))
     config = {
