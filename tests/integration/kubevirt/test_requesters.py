@@ -106,7 +106,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
             evictors[user.name] = await stack.enter_async_context(
                 Evictor.opened(control, user, "replicas")
             )
-        login = control.kubeconfig(await control.user("exporter", EXPORTER_READS))
+        login = control.kubeconfig(await control.user("observer", EXPORTER_READS))
         yield Stage(rig, folder, make_pair(folder / "pair"), login, evictors)
 
 
