@@ -315,9 +315,8 @@ def write_action(
     node = vmi.node if diagnosis is None else diagnosis.node
     newest = attempt or next(iter(evidence.newest_failures()), None)
     target = None if attempt is None else find_target(attempt, evidence.pods)
-    target_node = "" if target is None else target.node
-    if not target_node and newest is not None:
-        target_node = newest.target_node
+    tried = [one.target_node for one in (attempt, *evidence.newest_failures()) if one is not None]
+    target_node = next(filter(None, ("" if target is None else target.node, *tried)), "")
     load = None if conditions is None else conditions.load
     limit = None if load is None else load.find_limit(vmi.node)
     active = [pod for pod in evidence.pods if not pod.finished and pod.node == vmi.node]

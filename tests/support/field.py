@@ -16,6 +16,17 @@ _RESOURCES = {resource.plural: resource for resource in RESOURCES}
 _AGO = re.compile(r"@now-(-?\d+)s")
 
 
+def read_steps(name: str, now: float) -> list[dict[str, Any]]:
+    """The steps of a report, with the instants that they had if it were asked at `now`."""
+    at = datetime.fromtimestamp(now, UTC)
+    text = _AGO.sub(
+        lambda found: format_time(at - timedelta(seconds=int(found[1]))),
+        (FIELD / f"{name}.json").read_text(encoding="utf-8"),
+    )
+    steps: list[dict[str, Any]] = json.loads(text)["steps"]
+    return steps
+
+
 class FieldStore(ObjectStore):
     """An object store that takes objects as they are, with their UIDs, times and status."""
 
@@ -32,13 +43,7 @@ class FieldStore(ObjectStore):
 
     def play(self, name: str) -> Iterator[dict[str, str]]:
         """Apply the objects of a report in order, up to each question that it asks."""
-        now = self.clock()
-        text = _AGO.sub(
-            lambda found: format_time(now - timedelta(seconds=int(found[1]))),
-            (FIELD / f"{name}.json").read_text(encoding="utf-8"),
-        )
-        steps: list[dict[str, Any]] = json.loads(text)["steps"]
-        for step in steps:
+        for step in read_steps(name, self.clock().timestamp()):
             if "apply" in step:
                 self.apply(step["apply"], step["object"])
             else:

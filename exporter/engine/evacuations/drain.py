@@ -307,6 +307,7 @@ def follow_drains(
         if diagnosis.part.is_drained:
             remaining[vmi.node].append(((vmi, diagnosis), outcome))
     progress = {}
+    departures = {} if conditions.load is None else conditions.load.departures
     for node, departed in drains.items():
         mine = remaining[node]
         outcomes = Counter(outcome for _, outcome in mine)
@@ -327,6 +328,8 @@ def follow_drains(
                 or any(one.stuck and not _is_queued(one) for (_, one), _ in mine),
                 stuck_after=conditions.stuck.after,
                 now=conditions.now,
+                moved_at=departures.get(node),
+                watched_since=None if conditions.nodes is None else conditions.nodes.known_since,
             )
     return progress
 

@@ -41,11 +41,15 @@ def find_end(
 ) -> EvacuationEnd:
     """How the evacuation of a VMI ended that is over at `now`.
 
-    A success ended it when the migration ended; anything else ended it now.
+    A success ended it when the migration ended; anything else ended it now. A VM that is lost at
+    the end of its migration may have the new node already.
     """
     vmi, end = record.vmi, now
     success = settle(record.history.newest_success(), now)
-    if (vmi.node and vmi.node != marker.node) or marker.was_left(vmi, success):
+    has_moved = success is not None and success >= marker.requested_at
+    is_lost = vmi.finished and (vmi.phase == "Failed" or not has_moved)
+    is_elsewhere = bool(vmi.node) and vmi.node != marker.node
+    if not is_lost and (is_elsewhere or marker.was_left(vmi, success)):
         outcome = EvacuationOutcome.SUCCEEDED
         if success is not None and success >= marker.requested_at:
             end = success

@@ -232,21 +232,26 @@ def measure_progress(
     needs_person: bool,
     stuck_after: Seconds,
     now: Instant,
+    moved_at: Instant | None = None,
+    watched_since: Instant | None = None,
 ) -> DrainProgress:
     """The progress of a drain with `remaining` VMIs.
 
     `evacuating` are the UIDs of those that are asked to leave: a VMI that has come back is one of
     them, and has not left. `needs_person`: the state of a VMI that remains needs a person. Then the
-    drain is stuck if no VMI has left within `stuck_after`.
+    drain is stuck if no VMI has left within `stuck_after`. `moved_at`: when the newest successful
+    migration out of the node ended, which this process may not have seen. `watched_since`: since
+    when it sees nodes; earlier departures may be unknown.
     """
     ends = sorted(departed.left.values())
-    last = ends[-1] if ends else None
+    known = (*ends, moved_at)
+    last = max((at for at in known if at is not None and at >= departed.since), default=None)
     pace = estimate = None
     if len(ends) >= FEWEST_DEPARTURES:
         pace = median(later - earlier for earlier, later in pairwise(ends))
     if pace is not None and last is not None and not failing and not external:
         estimate = max(0.0, last + pace * remaining - now)
-    idle = now - max(departed.since, last or departed.since)
+    idle = now - max(departed.since, last or 0.0, watched_since or 0.0)
     return DrainProgress(
         since=departed.since,
         left=len(departed.left.keys() - evacuating),

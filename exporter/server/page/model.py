@@ -356,15 +356,19 @@ async def build_page(
         nodes=Rows(shown=tuple(nodes[:ROWS]), matching=len(nodes), total=len(outcomes)),
         node_names=tuple(outcomes)[:HINTS],
         blocked_by=blocked.by_node,
-        drained=service.describe_node(filters.node, now)
-        if named and filters.node in outcomes
-        else None,
+        drained=_describe_drain(service, filters.node, now) if named and filters.node else None,
         vms=await _list_vms(
             service, blocked, filters, moving=moving, described=described, searched=searched
         )
         if named
         else None,
     )
+
+
+def _describe_drain(service: Service, node: str, now: Instant) -> DrainAnswer | None:
+    """The drain of a node; None if neither a VM nor a pod that has outlived its move is on it."""
+    answer = service.describe_node(node, now)
+    return answer if answer.vmis or answer.outlived else None
 
 
 async def _list_vms(

@@ -381,6 +381,31 @@ def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
     assert not measure(NOW - 239.0, needs_person=False).stuck
 
 
+def test_a_restart_within_a_drain() -> None:
+    """After a restart, the newest success counts, and the time before the start does not."""
+    departed = Departed(closed=True, since=NOW - 9000.0, left={})
+
+    def restarted(**seen: float) -> DrainProgress:
+        return measure_progress(
+            departed,
+            1,
+            evacuating=set(),
+            failing=1,
+            external=0,
+            needs_person=True,
+            stuck_after=60.0,
+            now=NOW,
+            **seen,
+        )
+
+    assert restarted().stuck
+    assert not restarted(watched_since=NOW - 59.0).stuck
+    assert restarted(watched_since=NOW - 60.0).stuck
+    assert restarted(moved_at=NOW - 59.0).last_left_at == NOW - 59.0
+    assert not restarted(moved_at=NOW - 59.0).stuck
+    assert restarted(moved_at=NOW - 9001.0).last_left_at is None
+
+
 def measure(last: float, *, needs_person: bool = True) -> DrainProgress:
     """The progress after three departures, ten seconds apart, the last one at `last`."""
     left = {"a": last - 20.0, "b": last - 10.0, "c": last}
