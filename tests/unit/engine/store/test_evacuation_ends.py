@@ -40,6 +40,12 @@ def a_marked_store() -> tuple[ClockedStore, list[EvacuationEnd]]:
         pytest.param(
             a_vmi(**MARKED, phase="Succeeded"), EvacuationOutcome.VM_STOPPED, 600, id="final-phase"
         ),
+        pytest.param(
+            a_vmi(node="n2", phase="Failed"),
+            EvacuationOutcome.VM_STOPPED,
+            600,
+            id="lost-at-the-end",
+        ),
         pytest.param(None, EvacuationOutcome.VM_DELETED, 600, id="deleted"),
         pytest.param(a_vmi(uid="new"), EvacuationOutcome.VM_DELETED, 600, id="recreated"),
         pytest.param(
