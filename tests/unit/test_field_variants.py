@@ -57,7 +57,8 @@ def play(report: str, edit: Edit) -> str:
         changed = parse_object(Resource(resource), json.dumps(step["object"]).encode())
         store.apply(Observed(changed.fact, changed.reasons), NOW)
     store.apply(Listed(Resource.NODES, {"": frozenset(names)}, None), NOW)
-    vmi = service.describe_vmi(*asked["ask"], NOW)
+    namespace, name = asked["ask"]
+    vmi = service.describe_vmi(namespace, name, NOW)
     assert vmi is not None
     node = service.describe_node(asked["node"], NOW)
     return show_vmi(vmi, Screen()) + show_drain(node, Screen())

@@ -294,7 +294,8 @@ def _find_due(
     load: Load | None,
 ) -> Instant | None:
     """When the evacuation's age makes it stuck, if nothing changes until then; None for never."""
-    if evidence.ends_at is not None:
+    is_ending = evidence.vmi.deleted_at is not None or state is State.SHUTTING_DOWN
+    if is_ending and evidence.ends_at is not None:
         return evidence.ends_at + stuck.after
     since = marker.requested_at - SAME_REQUEST
     made = any(vmim.created is None or vmim.created >= since for vmim in evidence.vmims)

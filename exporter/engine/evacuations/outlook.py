@@ -13,6 +13,7 @@ from exporter.engine.evacuations.drain_outcomes import (
     decide_ground,
     measure_mobility,
 )
+from exporter.engine.evacuations.situation import is_ending
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.model import Instant, Why, WhySource
 from exporter.engine.facts.states import NEEDS_PERSON, State
@@ -51,7 +52,7 @@ def _judge_alone(
 ) -> Outlook:
     """The outlook without regard to budgets."""
     now, settings = conditions.now, conditions.kubevirt
-    if evidence.ends_at is not None:
+    if evidence.ends_at is not None and is_ending(evidence, conditions.nodes):
         is_late = now > evidence.ends_at + conditions.stuck.after
         ends = Ground.POD_DELETED if evidence.vmi.deleted_at is None else Ground.DELETED
         return Outlook(Ground.DELETION_HANGS if is_late else ends, diagnosis)

@@ -112,6 +112,17 @@ def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
     return attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
 
 
+def is_ending(evidence: Evidence, nodes: NodeIndex | None) -> bool:
+    """Whether the VMI is being deleted, or its own pod on a node that answers.
+
+    A silent node ends no pod: Kubernetes deletes its pods, and they stay until it is back.
+    """
+    if evidence.vmi.deleted_at is not None:
+        return True
+    node = None if nodes is None else nodes.find(evidence.vmi.node)
+    return evidence.ends_at is not None and (node is None or not node.is_silent)
+
+
 def find_unfinished_end(evidence: Evidence) -> Instant | None:
     """When the migration of an unfinished VMIM ended, as its VMI says; None if it has not ended."""
     attempt, state = evidence.unfinished(), evidence.vmi.migration
@@ -239,7 +250,7 @@ def _waits_for(state: State) -> "_Test":
 _Test: TypeAlias = Callable[[Case], bool]
 ORDER: tuple[tuple[_Test, State], ...] = (
     (lambda case: not case.evidence.trust.believes(Resource.VMIS), State.UNKNOWN),
-    (lambda case: case.evidence.ends_at is not None, State.SHUTTING_DOWN),
+    (lambda case: is_ending(case.evidence, case.nodes), State.SHUTTING_DOWN),
     (_is_external, State.EXTERNAL),
     (_has_ended, State.ENDED_NOT_FINISHED),
     (_has_left, State.STALE_MARKER),
