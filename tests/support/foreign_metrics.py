@@ -42,6 +42,7 @@ OTHERS = {
     "apiserver_admission_webhook_fail_open_count": Foreign("counter", ("name", "type")),
     "node_pressure_cpu_waiting_seconds_total": Foreign("counter", ()),
     "node_pressure_memory_waiting_seconds_total": Foreign("counter", ()),
+    "kubevirt_vmi_migration_data_remaining_bytes": Foreign("gauge", ("namespace", "name")),
     "node_cpu_seconds_total": Foreign("counter", ("cpu", "mode")),
     "node_uname_info": Foreign("gauge", ("nodename",)),
     "ALERTS": Foreign("gauge", ("alertname", "alertstate", "severity")),

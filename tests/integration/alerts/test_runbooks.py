@@ -29,7 +29,7 @@ from tests.generate.reference import BLIND_SPOT, fill_losses
 from tests.generate.rules import all_alerts, all_rules, fenced, load_groups, load_runbooks
 from tests.support.api_servers import RealStage
 from tests.support.documents import REFERENCE, bare, read, table
-from tests.support.foreign_metrics import PLUGIN
+from tests.support.foreign_metrics import FOREIGN
 from tests.support.kubectl_plugin import write_plugin
 from tests.support.program import Program, program
 from tests.support.serving import serving
@@ -42,7 +42,7 @@ SELECTOR = "app.kubernetes.io/name=kubevirt-eviction-exporter"
 KNOWN = {
     *(family.name for family in FAMILIES),
     *(f"{family.name}_count" for family in FAMILIES if family.type == "histogram"),
-    *PLUGIN,
+    *FOREIGN,
     *(rule["record"] for rule in all_rules(load_groups()) if "record" in rule),
 }
 METRIC = re.compile(r"\b(?:\w+:)?(?:kubevirt_|descheduler_kubevirt_)\w+(?::\w+)?")
