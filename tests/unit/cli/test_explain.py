@@ -44,6 +44,7 @@ def test_a_vm_that_cools_down_is_explained() -> None:
         """\
 shop/db1 may not be moved now: it is cooling down after its last migration, until \
 2027-01-15T08:20:00Z (in 20m).
+  in a drain  it goes down: its strategy is None
 
 Rules, in the order in which they are checked
   running_migration     allows it  the last migration has ended: endTimestamp is \
@@ -153,16 +154,13 @@ FIRST_SENTENCES = {
     "not-migratable": (
         some_evidence(vmi=a_vmi(eviction_strategy="LiveMigrate")),
         (
-            "is blocked by no rule, but in a drain it never leaves: not migratable, a budget"
-            " forbids it, or its deletion hangs."
+            "is blocked by no rule, but in a drain it never leaves: it is not migratable, and"
+            " KubeVirt refuses its eviction."
         ),
     ),
     "goes-down": (
         some_evidence(vmi=a_vmi(eviction_strategy="None")),
-        (
-            "is blocked by no rule, but in a drain it goes down: strategy None, or"
-            " LiveMigrateIfPossible and not migratable."
-        ),
+        ("is blocked by no rule, but in a drain it goes down: its strategy is None."),
     ),
     "external": (
         some_evidence(vmi=a_vmi(eviction_strategy="External")),
