@@ -1,0 +1,303 @@
+"""What the whole program calls a drain, a left-over, a duration and a full limit."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import poll
+from tests.cluster.users import open_kubeconfig
+from tests.program.test_field import KUBEVIRT, read
+from tests.support.builders import rfc3339
+from tests.support.faulty_apiserver import FaultyApiServer
+from tests.support.field import FieldStore
+from tests.support.program import Program, program
+from tests.support.stored_history import BRISK
+
+
+Object = dict[str, Any]
+
+DAY = 86_400.0
+LEFT = "kubevirt_eviction_exporter_drains_total"
+STUCK = "kubevirt_node_drain_stuck"
+TOOK = "kubevirt_eviction_exporter_drain_duration_seconds_sum"
+
+
+def ago(seconds: float) -> str:
+    """The time so many seconds ago; a negative number is a time ahead."""
+    return rfc3339(float(int(time.time() - seconds)))
+
+
+def a_node(name: str = "n1", *, closed_by: str = "", since: float = 0.0) -> Object:
+    """A node that is open, or closed by a `cordon`, a `taint` or `both` since so many seconds."""
+    taints = []
+    if closed_by in ("cordon", "both"):
+        taints.append({"key": "node.kubernetes.io/unschedulable"})
+    if closed_by in ("taint", "both"):
+        taints.append({"key": "kubevirt.io/drain"})
+    for taint in taints:
+        taint |= {"effect": "NoSchedule", "timeAdded": ago(since)}
+    is_cordoned = closed_by in ("cordon", "both")
+    spec = {"taints": taints} | ({"unschedulable": True} if is_cordoned else {})
+    return {"metadata": {"name": name, "uid": name}, "spec": spec, "status": {}}
+
+
+def a_vmi(
+    name: str = "db1",
+    *,
+    uid: str = "",
+    node: str = "n1",
+    evicted: float | None = None,
+    state: Object | None = None,
+) -> Object:
+    """A running VM; `evicted`: how many seconds ago somebody evicted it from its node."""
+    conditions = [{"type": "LiveMigratable", "status": "True"}]
+    status: Object = {"phase": "Running", "nodeName": node, "conditions": conditions}
+    if evicted is not None:
+        status["evacuationNodeName"] = node
+        requested = {"type": "EvictionRequested", "status": "True"}
+        conditions.append(requested | {"lastTransitionTime": ago(evicted)})
+    if state is not None:
+        status["migrationState"] = state
+    metadata = {"namespace": "shop", "name": name, "uid": uid or f"u-{name}"}
+    metadata |= {"creationTimestamp": ago(2 * DAY)}
+    return {"metadata": metadata, "spec": {"evictionStrategy": "LiveMigrate"}, "status": status}
+
+
+def a_vmim(
+    name: str, of: str = "db1", *, phases: dict[str, float], evacuates: str = "", **spec: str
+) -> Object:
+    """A migration that entered these phases so many seconds ago."""
+    entered = [
+        {"phase": phase, "phaseTransitionTimestamp": ago(since)} for phase, since in phases.items()
+    ]
+    metadata: Object = {"namespace": "shop", "name": name, "uid": name}
+    metadata |= {"creationTimestamp": ago(max(phases.values()))}
+    if evacuates:
+        metadata["annotations"] = {"kubevirt.io/evacuationMigration": evacuates}
+    status = {"phase": list(phases)[-1], "phaseTransitionTimestamps": entered}
+    return {"metadata": metadata, "spec": {"vmiName": of, **spec}, "status": status}
+
+
+def by_a_person(evicted: float) -> Object:
+    """An attempt that says that a person evicted db1 from n1."""
+    phases = {"Pending": evicted - 1.0}
+    return a_vmim("evac-1", phases=phases, evacuates="n1", priority="system-critical")
+
+
+class Cluster(FieldStore):
+    """The objects of a cluster."""
+
+    def put(self, *bodies: Object) -> None:
+        """Create or replace objects."""
+        for body in bodies:
+            spec = body["spec"]
+            kind = "virtualmachineinstances" if "evictionStrategy" in spec else "nodes"
+            is_vmim = "vmiName" in spec
+            self.apply("virtualmachineinstancemigrations" if is_vmim else kind, body)
+
+
+@asynccontextmanager
+async def exporters(
+    directory: Path, cluster: Cluster, count: int = 1, **config: object
+) -> AsyncIterator[list[Program]]:
+    """Some exporters that watch the cluster during the block."""
+    cluster.apply("kubevirts", KUBEVIRT)
+    async with (
+        FaultyApiServer(cluster, bookmark_seconds=0.2) as server,
+        AsyncExitStack() as stack,
+    ):
+        login = str(open_kubeconfig(directory / "login", server.url))
+        running = []
+        for _ in range(count):
+            exporter = program(directory, "--kubeconfig", login, config=config)
+            running.append(await stack.enter_async_context(exporter))
+            await running[-1].ready()
+        yield running
+
+
+async def drain_of(exporter: Program, node: str = "n1") -> Any:
+    """The drain of a node, or None."""
+    _, body = await exporter.get(f"/v1/nodes/{node}")
+    return body["drain"]
+
+
+async def until_drained(exporter: Program, *, drained: bool = True) -> Any:
+    """Wait until n1 is drained, or no more."""
+
+    async def is_so() -> bool:
+        return (await drain_of(exporter) is not None) is drained
+
+    await poll(is_so, what=f"drained: {drained}")
+    return await drain_of(exporter)
+
+
+async def check_left_over(exporter: Program) -> None:
+    """Every answer says that the evacuation of db1 is left over, and that n1 has no drain."""
+    await exporter.until(
+        "/v1/evacuations",
+        lambda _, body: [one["leftover"] for one in body["evacuations"]] == [True],
+    )
+    assert await drain_of(exporter) is None
+    _, text = await exporter.get("/metrics")
+    assert [line for line in text.splitlines() if line.startswith("kubevirt_node_drain_")] == []
+    assert "left over" in (await exporter.get("/"))[1]
+    assert "left over" in await read(exporter, "explain", "shop/db1")
+
+
+@pytest.mark.parametrize(
+    ("closed_by", "clock_ahead", "replicas"),
+    [("cordon", 0.0, 1), ("taint", 0.0, 1), ("both", 0.0, 1), ("cordon", 900.0, 2)],
+)
+async def test_a_left_over_is_no_drain(
+    tmp_path: Path, closed_by: str, clock_ahead: float, replicas: int
+) -> None:
+    """After an uncordon, what KubeVirt still evacuates is in no drain, until the next cordon.
+
+    So it is if the control plane's clock is ahead, if the taint stays, after a restart, and in each
+    replica. A VM that is recreated under the name has no evacuation.
+    """
+    cluster, evicted = Cluster(), -2.0 - clock_ahead
+    config: Object = {"kube": BRISK}
+    if replicas == 1:
+        config["history"] = f"file:{tmp_path / 'history'}"
+    cluster.put(a_node(), a_node("n2"), a_vmi())
+    async with exporters(tmp_path, cluster, replicas, **config) as running:
+        closed = a_node(closed_by=closed_by)
+        cluster.put(closed, a_vmi(evicted=evicted), by_a_person(evicted))
+        for exporter in running:
+            assert (await until_drained(exporter))["remaining"] == 1
+        taint_left = {**closed, "spec": {"taints": closed["spec"]["taints"][1:]}}
+        cluster.put(taint_left if closed_by == "both" else a_node())
+        for exporter in running:
+            await check_left_over(exporter)
+        if replicas == 2:
+            await check_next_cordon(cluster, running)
+        else:
+            await running[0].end()
+    if replicas == 1:
+        async with exporters(tmp_path, cluster, **config) as (exporter,):
+            await check_left_over(exporter)
+
+
+async def check_next_cordon(cluster: Cluster, running: list[Program]) -> None:
+    """The next cordon takes over what is left over, and its end leaves it over again."""
+    cluster.put(a_node(closed_by="cordon", since=10.0))
+    for exporter in running:
+        drain = await until_drained(exporter)
+        assert (drain["remaining"], drain["since"] >= ago(90.0)) == (1, True)
+    cluster.put(a_node())
+    for exporter in running:
+        await check_left_over(exporter)
+    cluster.put(a_vmi(uid="another"))
+    for exporter in running:
+        await exporter.until("/v1/evacuations", lambda _, body: body["evacuations"] == [])
+
+
+@pytest.mark.parametrize("closed_by", ["cordon", "taint"])
+async def test_a_drain_begins_with_its_cordon(tmp_path: Path, closed_by: str) -> None:
+    """A cordon inherits no age from a VM that hangs since yesterday."""
+    cluster = Cluster()
+    cluster.put(a_node(), a_node("n2"), a_vmi(evicted=DAY), by_a_person(DAY), a_vmi("db2"))
+    async with exporters(tmp_path, cluster) as (exporter,):
+        cluster.put(a_node(closed_by=closed_by, since=10.0))
+        assert (await until_drained(exporter))["since"] >= ago(60.0)
+    async with exporters(tmp_path, cluster) as (exporter,):
+        assert (await until_drained(exporter))["since"] >= ago(60.0)
+        assert await exporter.sample(STUCK, node="n1") == 0
+        cluster.put(a_vmi(node="n2"), a_vmi("db2", node="n2"))
+        await until_counted(exporter, 1)
+        assert 0 < await exporter.sample(TOOK) < 600
+
+
+async def until_counted(exporter: Program, drains: int) -> None:
+    """Wait until so many drains are counted as succeeded."""
+
+    async def is_so() -> bool:
+        return await exporter.sample(LEFT, outcome="succeeded") == drains
+
+    await poll(is_so, what=f"{drains} drains")
+
+
+async def test_an_eviction_by_nobody_knows_whom_is_no_drain(tmp_path: Path) -> None:
+    """Before KubeVirt 1.7, an eviction from an open node is no drain; a cordon begins one."""
+    cluster = Cluster()
+    cluster.put(a_node(), a_node("n2"), a_vmi(), a_vmi("db2"))
+    async with exporters(tmp_path, cluster) as (exporter,):
+        cluster.put(a_vmi(evicted=60.0))
+        await exporter.until("/v1/evacuations", lambda _, body: len(body["evacuations"]) == 1)
+        assert await drain_of(exporter) is None
+        cluster.put(a_vmi(node="n2"))
+        await exporter.until("/v1/evacuations", lambda _, body: body["evacuations"] == [])
+        assert await exporter.sample(LEFT) == 0
+        cluster.put(a_node(closed_by="cordon", since=60.0), a_vmi("db2", evicted=60.0))
+        assert (await until_drained(exporter))["remaining"] == 1
+        cluster.put(a_vmi("db2", node="n2"))
+        await until_counted(exporter, 1)
+
+
+@pytest.mark.parametrize(
+    ("source_ahead", "target_ahead", "away"),
+    [
+        pytest.param(-2700.0, -2700.0, 0.0, id="slow"),
+        pytest.param(-5 * 3600.0, -5 * 3600.0, 0.0, id="five-hours-slow"),
+        pytest.param(3 * 3600.0, 3 * 3600.0, 0.0, id="fast"),
+        pytest.param(-2700.0, 0.0, 0.0, id="only-the-source-slow"),
+        pytest.param(0.0, 0.0, 7200.0, id="virt-controller-away"),
+    ],
+)
+async def test_a_copy_takes_as_long_as_one_clock_says(
+    tmp_path: Path, source_ahead: float, target_ahead: float, away: float
+) -> None:
+    """After a copy of 40 s, a wrong clock makes no cooldown and no bound longer."""
+    cluster, begun = Cluster(), away + 100.0
+    state = {
+        "migrationUid": "m1",
+        "sourceNode": "n2",
+        "targetNode": "n1",
+        "startTimestamp": ago(begun - source_ahead),
+        "endTimestamp": ago(begun - 40.0 - target_ahead),
+        "completed": True,
+    }
+    phases = {"Pending": begun + 9.0, "Scheduled": begun + 5.0, "Succeeded": begun - 42.0 - away}
+    vmim = a_vmim("m1", phases=phases)
+    vmim["status"]["migrationState"] = state
+    cluster.put(a_node(), a_vmi(state=state), vmim)
+    history = f"file:{tmp_path / 'history'}"
+    for _ in range(2):  # the second time with a stored history
+        async with exporters(tmp_path, cluster, history=history, kube=BRISK) as (exporter,):
+            verdict = await exporter.verdict("shop", "db1", "preEviction")
+            assert verdict["effectiveCooldownSeconds"] == 900.0
+            _, vmi = await exporter.get("/v1/vmis/shop/db1")
+            took = vmi["cooldown"]["durationSeconds"]
+            assert 40.0 <= took <= 50.0
+            _, node = await exporter.get("/v1/nodes/n1")
+            assert node["atLeastSeconds"] == node["candidates"][0]["lastDurationSeconds"] == took
+            assert f"{took:.0f}s" in await read(exporter, "explain", "shop/db1")
+            await exporter.end()
+
+
+async def test_a_full_limit_names_what_fills_it(tmp_path: Path) -> None:
+    """A VM that came from this node earlier, and is leaving another node, fills no slot of it."""
+    cluster = Cluster()
+    came = {"migrationUid": "m0", "sourceNode": "n1", "targetNode": "n2", "completed": True}
+    came |= {"startTimestamp": ago(9000.0), "endTimestamp": ago(8960.0)}
+    cluster.put(
+        *(a_node(name) for name in ("n1", "n2", "n3")),
+        *(a_vmi(name) for name in ("db1", "db2")),
+        a_vmi("churn", node="n2", state=came),
+        a_vmi("waits", evicted=60.0),
+        *(
+            a_vmim(f"m-{name}", name, phases={"Pending": 50.0, "Scheduling": 40.0})
+            for name in ("db1", "db2", "churn")
+        ),
+    )
+    async with exporters(tmp_path, cluster) as (exporter,):
+        path = "/v1/vmis/shop/waits"
+        vmi = await exporter.until(path, lambda _, one: one["evacuation"]["state"] == "capacity")
+        step = vmi["evacuation"]["nextStep"]
+        assert "2 of 2 in use by shop/db1, shop/db2" in step, step
+        assert "churn" not in step
