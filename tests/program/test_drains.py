@@ -166,7 +166,7 @@ async def test_a_left_over_is_no_drain(
         config["history"] = f"file:{tmp_path / 'history'}"
     cluster.put(a_node(), a_node("n2"), a_vmi())
     async with exporters(tmp_path, cluster, replicas, **config) as running:
-        closed = a_node(closed_by=closed_by)
+        closed = a_node(closed_by=closed_by, since=-2.0)
         cluster.put(closed, a_vmi(evicted=evicted), by_a_person(evicted))
         for exporter in running:
             assert (await until_drained(exporter))["remaining"] == 1
