@@ -21,6 +21,7 @@ from exporter.app import build_service
 from exporter.cli.explain import show_vmi
 from exporter.counters import Counters
 from exporter.engine.facts.changes import Listed, NodesSeen, Observed, Removed
+from exporter.engine.facts.evidence import SavedVmi
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Fact,
@@ -76,10 +77,10 @@ class Replica:
         """The time by its own clock."""
         return self._world.time + self.ahead
 
-    def start(self) -> None:
-        """Start the process, which lists the cluster."""
+    def start(self, saved: dict[str, SavedVmi] | None = None) -> None:
+        """Start the process, which lists the cluster; `saved` is its stored history."""
         settings = Settings(limits=Limits(vmi_series=SERIES))
-        self.store = Store(endings_kept=settings.policy.endings_kept)
+        self.store = Store(endings_kept=settings.policy.endings_kept, awaited=saved)
         self.health = Health(180.0, 600.0, list_watches(()), None)
         self.service = build_service(
             settings, self.store, self.health, counters=Counters(), events=None, clock=self.now
@@ -260,11 +261,8 @@ class World(Struct):
         """Restart a replica, half of the times with what its stored history had."""
         replica = self.chance.choice(self.replicas)
         keeps = self.chance.random() < 0.5
-        entries = [replica.store.remember(vmi.uid) for vmi in self.vmis.values() if keeps]
-        replica.start()
-        for entry in entries:
-            if entry is not None:
-                replica.store.apply(entry, replica.now())
+        entries = {vmi.uid: replica.store.save(vmi.uid) for vmi in self.vmis.values() if keeps}
+        replica.start({uid: entry for uid, entry in entries.items() if entry is not None})
 
     def set_clock(self) -> None:
         """Set a replica's clock."""

@@ -15,12 +15,12 @@ from tests.support.builders import rfc3339
 from tests.support.faulty_apiserver import FaultyApiServer
 from tests.support.field import FieldStore
 from tests.support.program import Program, program
-from tests.support.stored_history import BRISK
 
 
 Object = dict[str, Any]
 
 DAY = 86_400.0
+BRISK = {"historyInterval": "500ms"}
 LEFT = "kubevirt_eviction_exporter_drains_total"
 STUCK = "kubevirt_node_drain_stuck"
 TOOK = "kubevirt_eviction_exporter_drain_duration_seconds_sum"
