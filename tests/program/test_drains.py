@@ -265,7 +265,7 @@ async def test_a_copy_takes_as_long_as_one_clock_says(
     phases = {"Pending": begun + 9.0, "Scheduled": begun + 5.0, "Succeeded": begun - 42.0 - away}
     vmim = a_vmim("m1", phases=phases)
     vmim["status"]["migrationState"] = state
-    cluster.put(a_node(), a_vmi(state=state), vmim)
+    cluster.put(a_node(), a_node("n2"), a_vmi(state=state), vmim)
     history = f"file:{tmp_path / 'history'}"
     for _ in range(2):  # the second time with a stored history
         async with exporters(tmp_path, cluster, history=history, kube=BRISK) as (exporter,):
