@@ -1,33 +1,17 @@
-"""The benchmark runs, and writes its results."""
+"""The benchmark compares, and writes its results."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.bench import report
-from tests.bench.processes import build_tools
-from tests.bench.report import RESULTS, describe, render
-from tests.bench.rows import PARTS, SMALL, Bench, Row, compare, show_seconds
+from tests.bench.report import RESULTS
+from tests.bench.rows import Row, compare, show_seconds
 from tests.support.documents import PERFORMANCE
 
 
 ROWS = 38
 MACHINE = dict.fromkeys(("cpu", "cores", "kernel", "python", "go", "date", "load"), "x")
-
-
-def test_every_row_is_measured_at_a_tiny_size() -> None:
-    """Every row can be measured, at a size that takes seconds."""
-    build_tools()
-    said: list[str] = []
-    bench = Bench(SMALL, said.append)
-    rows = bench.run()
-
-    assert len(rows) == ROWS
-    assert all(row.ours and row.target for row in rows)
-    assert set(PARTS) < set(bench.raw)
-    assert bench.raw["blocked"]["waiting"]["failed"] == 0
-    assert "| 400 | 1,200 |" in describe(bench.raw)
-    assert render(rows, MACHINE, bench.notes, minutes=1).count("\n| ") == 1 + len(rows)
 
 
 def test_results_are_written_where_they_are_read(
