@@ -251,8 +251,10 @@ class World(Struct):
             self._finish(vmi, vmim)
 
     def forget(self) -> None:
-        """KubeVirt deletes the oldest migration that has ended."""
-        oldest = next((one for one in self.vmims.values() if one.finished), None)
+        """KubeVirt deletes the oldest migration that has ended, but never the VM's last one."""
+        last = {vmi.migration.uid for vmi in self.vmis.values() if vmi.migration is not None}
+        ended = (one for one in self.vmims.values() if one.finished and one.uid not in last)
+        oldest = next(ended, None)
         if oldest is not None:
             del self.vmims[oldest.name]
             self.delete(Resource.VMIMS, oldest.name)
@@ -437,7 +439,7 @@ def compare_drains(said: SimpleNamespace, replica: Replica, found: Findings) -> 
     }
     for node, answer in said.nodes.items():
         drain, forecast = answer.drain, said.forecasts[node].progress
-        kept = (one for one in answer.candidates if one.outcome in ("stays", "fails"))
+        kept = [one for one in answer.candidates if one.outcome in ("stays", "fails")]
         refused = [one for one in kept if one.name not in evacuating]
         remaining = drained[node] + len(refused) * replica.is_closed(node)
         found.compare(f"VMs in the drain of {node}", drain.remaining if drain else 0, remaining)
@@ -457,7 +459,7 @@ def compare_drains(said: SimpleNamespace, replica: Replica, found: Findings) -> 
         if forecast is not None and forecast.stuck:
             idle = said.now - max(forecast.since, forecast.last_left_at or 0.0)
             stuck = any(one.stuck for one in said.evacuations if one.node == node)
-            is_right = stuck or bool(refused) or idle >= LONGEST_IDLE
+            is_right = stuck or bool(kept) or idle >= LONGEST_IDLE
             found.expect(f"{node} is stuck for a reason", holds=is_right)
     found.compare("drains of other nodes", {one for _, one in gauges} - said.nodes.keys(), set())
 
