@@ -137,10 +137,8 @@ class VirtController:
             ):
                 continue
             running += 1
-            state, sources = objects.state_of(other), {other["status"].get("nodeName")}
-            if state.get("migrationUid") == migration["metadata"]["uid"]:
-                sources.add(state.get("sourceNode"))
-            outbound += source in sources
+            state = objects.state_of(other)
+            outbound += source in (other["status"].get("nodeName"), state.get("sourceNode"))
         return running, outbound
 
     def _is_full(self, vmi: Object) -> bool:

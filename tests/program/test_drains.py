@@ -281,7 +281,7 @@ async def test_a_copy_takes_as_long_as_one_clock_says(
 
 
 async def test_a_full_limit_names_what_fills_it(tmp_path: Path) -> None:
-    """A VM that came from this node earlier, and is leaving another node, fills no slot of it."""
+    """If two VMs fill both slots, a VM that left this node earlier and moves again is not named."""
     cluster = Cluster()
     came = {"migrationUid": "m0", "sourceNode": "n1", "targetNode": "n2", "completed": True}
     came |= {"startTimestamp": ago(9000.0), "endTimestamp": ago(8960.0)}

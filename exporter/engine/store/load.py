@@ -22,11 +22,12 @@ class Limit(NamedTuple):
 class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
-    A migration whose VMI has just changed its node counts for both nodes, as in KubeVirt. The load
-    is known only if all VMIMs, all launcher pods and the KubeVirt object are visible. `departures`:
-    when the newest successful migration out of each node ended. `newest_success`: when the newest
-    one in the cluster ended. `movers`: the VMIs of the running migrations out of each node, as
-    namespace/name.
+    A migration whose VMI has changed its node counts for both nodes, as in KubeVirt, even if it is
+    the VMI's next migration. So there may be more than the limit. The load is known only if all
+    VMIMs, all launcher pods and the KubeVirt object are visible. `departures`: when the newest
+    successful migration out of each node ended. `newest_success`: when the newest one in the
+    cluster ended. `movers`: the VMIs of the running migrations out of each node, as namespace/name,
+    those that are still on it first.
     """
 
     running: int
@@ -47,8 +48,9 @@ class Load(Struct, frozen=True):
         """The limit that keeps KubeVirt from starting a migration out of this node, or None."""
         limits, outbound = self.limits, self.outbound.get(node, 0)
         if outbound >= limits.outbound_per_node:
-            movers = ", ".join(self.movers.get(node, ()))
-            text = f"{node} has no free outbound slot: {outbound} of {limits.outbound_per_node}"
+            most = limits.outbound_per_node
+            movers = ", ".join(self.movers.get(node, ())[:most])
+            text = f"{node} has no free outbound slot: {min(outbound, most)} of {most}"
             by = f" in use by {movers}" if movers else " in use"
             return Limit(text + by, "parallelOutboundMigrationsPerNode")
         if self.running >= limits.cluster:

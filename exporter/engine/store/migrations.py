@@ -142,14 +142,15 @@ class VmimIndex:
     def count_running(
         self, launchers: LauncherIndex, vmi_of: Callable[[_Key], Vmi | None]
     ) -> tuple[int, dict[str, tuple[str, ...]]]:
-        """The running migrations: their number, and the VMIs (namespace/name) that leave each node.
+        """The running migrations: their number, and the VMIs (namespace/name) that leave each node,
+        those that are still on it first.
 
         They are counted as in KubeVirt's `findRunningMigrations`: a Pending migration counts if it
         has a target pod.
 
         Only unfinished VMIMs are visited, because there are up to five finished VMIMs per VMI.
         """
-        movers = defaultdict[str, list[str]](list)
+        movers = defaultdict[str, list[tuple[bool, str]]](list)
         running = 0
         for binding in self._unfinished.values():
             vmim = binding.vmim
@@ -161,9 +162,11 @@ class VmimIndex:
             running += 1
             vmi = vmi_of(binding.vmi_key)
             if vmi is not None:
-                for node in _find_sources(vmim, vmi):
-                    movers[node].append(f"{vmi.namespace}/{vmi.name}")
-        return running, {node: tuple(sorted(names)) for node, names in movers.items()}
+                for node in _find_sources(vmi):
+                    movers[node].append((node != vmi.node, f"{vmi.namespace}/{vmi.name}"))
+        return running, {
+            node: tuple(name for _, name in sorted(vmis)) for node, vmis in movers.items()
+        }
 
 
 def bind(binding: Binding, record: VmiRecord) -> bool:
@@ -191,13 +194,12 @@ def _may_belong(vmim: Vmim, vmi: Vmi, *, rebound: bool) -> bool:
     return vmim.created > vmi.created
 
 
-def _find_sources(vmim: Vmim, vmi: Vmi) -> set[str]:
-    """The nodes that a migration counts for: the VMI's node, and the one that it has just left.
+def _find_sources(vmi: Vmi) -> list[str]:
+    """The nodes for which KubeVirt counts a migration of this VMI (`outboundMigrationsOnNode`).
 
-    The source of the VMI's earlier migration does not count, although the VMI still shows it until
-    this one is handed off.
+    These are the VMI's node, and the source node of its last hand-off, even of an older migration.
     """
     state = vmi.migration
-    if state is None or state.uid != vmim.uid or not state.source_node:
-        return {vmi.node}
-    return {vmi.node, state.source_node}
+    if state is None or state.source_node in ("", vmi.node):
+        return [vmi.node]
+    return [vmi.node, state.source_node]

@@ -22,9 +22,9 @@ BOTH = ("shop/db1", "shop/db2")
             id="node",
         ),
         pytest.param(
-            {"running": 3, "outbound": {"n1": 3}},
-            Limit("n1 has no free outbound slot: 3 of 2 in use", NODE),
-            id="node-by-unknown",
+            {"running": 3, "outbound": {"n1": 3}, "movers": {"n1": (*BOTH, "shop/came-from-n1")}},
+            Limit("n1 has no free outbound slot: 2 of 2 in use by shop/db1, shop/db2", NODE),
+            id="node-and-a-vm-that-left-it-before",
         ),
         pytest.param(
             {"running": 5, "outbound": {"n1": 1}},
