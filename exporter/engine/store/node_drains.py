@@ -145,6 +145,12 @@ class NodeDrains:
             self._end(drain, end, now)
             del self._drains[node]
 
+    def arrive(self, node: str, at: Instant) -> None:
+        """Note that a VMI has come to a node; on a closed node that was empty a drain begins."""
+        drain = self._drains.get(node)
+        if drain is not None and drain.since is None:
+            drain.since = at
+
     def ask(self, node: str, vmi_uid: str, requested_at: Instant, *, is_drained: bool) -> None:
         """Note that a VMI of a node is asked to leave it; `is_drained`: as a part of a drain."""
         drain = self._drains.get(node)

@@ -105,14 +105,21 @@ class EvacuationTracker:
             self._follow(record, request, now)
             if record.marker is not None and before is not None:
                 record.marker.is_presumed = False
+        self._follow_node(record, before, now)
+        if known is not None and known is not record.marker:
+            self.drains.cancel(known.node, vmi.uid, now)
+        return known is not record.marker
+
+    def _follow_node(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
+        """Note in the drains of nodes that a VMI has left one or come to one."""
+        vmi = record.vmi
         if before is not None and not before.finished:
             if vmi.node != before.node:
                 self.drains.leave(before.node, vmi.uid, _find_departure(record, before, now))
             elif vmi.finished:
                 self.drains.leave(vmi.node, vmi.uid, now)
-        if known is not None and known is not record.marker:
-            self.drains.cancel(known.node, vmi.uid, now)
-        return known is not record.marker
+        if not vmi.finished and (before is None or vmi.node != before.node):
+            self.drains.arrive(vmi.node, now)
 
     def ask(self, record: VmiRecord) -> None:
         """Note in the drain of its node that a VMI is evacuating, and who requested that."""

@@ -351,6 +351,17 @@ def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
     assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
 
 
+def test_a_vm_that_comes_to_an_emptied_node_is_drained() -> None:
+    """A VM that comes to a closed node after its last VM has left, and stays, is a new drain."""
+    store = a_store(a_cordon(cordoned_at=NOW - 900.0), asked(1), now=NOW - 800.0)
+    store.put(a_movable(1, node="n2"))
+    assert store.drains.read() == {}
+    store.now = NOW
+    store.put(a_movable(2, migratable=False))
+    drain = drain_of(store)
+    assert (drain.since, drain.remaining, drain.failing) == (NOW, 1, 1)
+
+
 def test_a_departure_without_a_migration_is_now() -> None:
     """A VM that is on another node without a new migration has left when this was seen."""
     state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
