@@ -248,7 +248,8 @@ class TestOnBothServers:
         try:
             async with following(stage.login, namespaces=(namespace,)) as watch:
                 await watch.ready()
-                assert watch.store.kubevirt == KubeVirtSettings(MigrationLimits(9, 2))
+                expected = KubeVirtSettings(MigrationLimits(9, 2), namespace=namespace)
+                assert watch.store.kubevirt == expected
         finally:
             await stage.admin.delete(KUBEVIRTS, namespace, "kubevirt")
 

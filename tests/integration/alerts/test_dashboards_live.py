@@ -135,6 +135,10 @@ async def watching(
                 start = time.time()
                 failing = next(vm for vm in demo.scenario.vms if vm.name == "failing-1")
                 vm = failing.namespace, failing.name
+                # Its drain is stuck, because the VM cannot leave its node.
+                found = demo.cluster.vmi(*vm)
+                assert found is not None
+                demo.cluster.cordon(found["status"]["nodeName"])
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(demo.run(exporter.query, stop))
                     tasks.create_task(_call(session, exporter, demo, stop))

@@ -207,6 +207,9 @@ VARIABLES = {
     "KUBEVIRT_EVICTION_EXPORTER_URL": "",
     "EXPORTER_NAMESPACE": "",
     "ACCOUNT": "kubevirt-eviction-exporter",
+    "KUBEVIRT_NAMESPACE": "kubevirt",
+    "TARGET": "n2",
+    "POD": "virt-launcher-db1-x",
 }
 
 

@@ -163,7 +163,10 @@ async def test_kubectl_shows_them(
     row = r"\s+Warning\s+EvacuationStuck\s+\d+s\s+kubevirt-eviction-exporter\s+(.*)"
     stuck = re.search(row, described)
     assert stuck is not None
-    assert "target_unschedulable, failed attempts: 0. Make room on another node" in stuck[1]
+    assert (
+        "target_unschedulable, failed attempts: 0. Add or open a node that may run the VM"
+        in stuck[1]
+    )
     assert (
         "PodScheduled: Unschedulable: 0/3 nodes are available: 3 Insufficient memory." in stuck[1]
     )
