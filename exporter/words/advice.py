@@ -143,7 +143,7 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     Obstacle.OUTLIVED_POD: Action(
         "Delete {pod}, which the VM has left: KubeVirt refuses its eviction for ever, so a drain of"
         " its node does not end, and the VM cannot migrate while two of its pods are active.",
-        "kubectl -n {namespace} delete pod {pod}",
+        "kubectl -n {namespace} delete pod {pod} --ignore-not-found",
     ),
     Obstacle.NO_TARGET_POD: Action(
         "Read the VM's events (such as FailedCreate), and virt-controller's log: KubeVirt has made"
