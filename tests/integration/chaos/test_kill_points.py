@@ -76,6 +76,8 @@ class Watched:
             if not await self.has_seen(keeper.now, mark):
                 return False
             seen_at = (await keeper.now.get("/v1/status"))[1]["asOf"]
+            # Without a further change, a file that has the mark already is not written again.
+            await self.unmark(await self.mark())
             await keeper.now.until("/v1/status", partial(_is_written_after, seen_at))
         except (aiohttp.ClientError, AssertionError):
             return False
