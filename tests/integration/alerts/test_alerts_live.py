@@ -53,6 +53,8 @@ HOT = ("hot-1", "hot-2", "hot-3")
 HELD = tuple(f"held-{number}" for number in range(1, 11))
 HOMES = {**dict.fromkeys(HOT, RESERVED), HELD[0]: DRAINED}
 """Nodes that are reserved for these VMs, so that other VMs do not affect their alerts."""
+LOST = ("lost-1", "lost-2", "lost-3")
+"""VMs whose migrations to one node fail."""
 NAMESPACE = "lab"
 MOVED = "moved-1"
 EAST = "east"
@@ -247,6 +249,9 @@ class Story:
 
     async def break_a_target(self) -> None:
         """Send the exporter failed migrations of three VMs to one node."""
+        for vm in LOST:
+            self.cluster.create_vmi(objects.build_vmi(NAMESPACE, vm, annotations={}))
+            await self._until_running(vm)
         at = objects.format_time(self.cluster.instant)
         for number in range(6):
             name = f"to-{RESERVED}-{number}"
@@ -269,7 +274,7 @@ class Story:
                 "phaseTransitionTimestamps": [{"phase": "Failed", "phaseTransitionTimestamp": at}],
                 "migrationState": state,
             }
-            vmim = {"metadata": metadata, "spec": {"vmiName": f"no-vm-{number % 3}"}}
+            vmim = {"metadata": metadata, "spec": {"vmiName": LOST[number % 3]}}
             self._send("ADDED", vmim | {"status": status})
         await self.receiver.fires("KubeVirtTargetNodeFailing", node=RESERVED)
         await self.receiver.resolves("KubeVirtTargetNodeFailing", node=RESERVED)
