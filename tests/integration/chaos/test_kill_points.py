@@ -5,10 +5,9 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import aiohttp
 import pytest
@@ -73,12 +72,18 @@ class Watched:
     async def _acknowledges(self, keeper: Replica, mark: str) -> bool:
         life = keeper.lives
         try:
-            if not await self.has_seen(keeper.now, mark):
+            process = keeper.now
+            if not await self.has_seen(process, mark):
                 return False
-            seen_at = (await keeper.now.get("/v1/status"))[1]["asOf"]
+            seen_at = (await process.get("/v1/status"))[1]["asOf"]
             # Without a further change, a file that has the mark already is not written again.
             await self.unmark(await self.mark())
-            await keeper.now.until("/v1/status", partial(_is_written_after, seen_at))
+
+            async def is_written_or_dead() -> bool:
+                _, body = await process.get("/v1/status")
+                return keeper.lives != life or (body["history"]["writtenAt"] or "") > seen_at
+
+            await poll(is_written_or_dead, what="the file written")
         except (aiohttp.ClientError, AssertionError):
             return False
         return keeper.lives == life
@@ -116,10 +121,6 @@ class Watched:
             # A request without a date keeps the time when the replica first saw it.
             left[name]["evacuation"]["requestedAt"] = self.promised[replica.name, name]
         return differences(left, right)
-
-
-def _is_written_after(seen_at: str, _status: int, body: Any) -> bool:
-    return bool((body["history"]["writtenAt"] or "") > seen_at)
 
 
 @pytest.mark.parametrize("points", [12, pytest.param(200, marks=pytest.mark.soak)])
