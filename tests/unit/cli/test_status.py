@@ -134,7 +134,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
     text = status_of(first, second, third, screen=WHOLE)
 
     assert text.count("  shop/web1 and 1 more:  Wait: KubeVirt is moving the VM.\n") == 1
-    assert text.count("  shop/web3:  Read the VM's events, ") == 1
+    assert text.count("  shop/web3:  Read the events of the VMIM and of its pod, ") == 1
 
 
 def test_a_vm_blocked_twice_is_one_row() -> None:

@@ -545,7 +545,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
         _take_step(tale, step, name, at)
         at += 70
     accounts = tale.played(at + 10, *BUILTIN.values()).accounts
-    reference, _, ours, recommended, none = accounts
+    reference, _, ours, recommended, _, none = accounts
     real = [
         event
         for event in tale.events

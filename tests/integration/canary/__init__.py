@@ -1,0 +1,1 @@
+"""The canary finds what newer versions lack; it needs Go."""
