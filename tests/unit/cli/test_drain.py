@@ -73,7 +73,8 @@ def test_the_first_sentence_is_the_answer() -> None:
 
     store.put(a_movable(4, migratable=False))
     store.put(a_movable(5, migratable=False))
-    more = f"{stays}, {fails}, shop/db4 stays and 1 more"
+    refused = "never leaves: it is not migratable, and KubeVirt refuses its eviction"
+    more = f"{stays}, {fails}, shop/db4 stays ({refused}) and 1 more"
     assert shown(store).startswith(f"n1 cannot be emptied: {more}.\n")
 
 
