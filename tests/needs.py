@@ -1,4 +1,4 @@
-"""What a target of the Makefile needs of the machine, told before anything is built.
+"""What a target of the Makefile needs of the machine, checked before anything is built.
 
 `python -m tests.needs TARGET` prints what is missing, with the command that installs it, and which
 tests are skipped on this machine. It needs no virtual environment.

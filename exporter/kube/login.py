@@ -80,7 +80,7 @@ class TokenFile:
 
 @dataclass(frozen=True, repr=False)
 class Access:
-    """What a login gives: how to reach the API server, and as whom."""
+    """The result of a login: how to reach the API server, and as which user."""
 
     account: Account
     tls: ssl.SSLContext | None = None

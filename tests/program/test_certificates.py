@@ -21,7 +21,7 @@ from exporter.server.http.certificates import CannotListen, Certificates
 from exporter.server.http.connections import Connections
 from exporter.settings import Limits, MinVersion, Tls, TlsVersions
 from tests.cluster import PATIENCE
-from tests.support.certificates import write_certificate
+from tests.support.certificates import lock_key, write_certificate
 
 
 REQUEST = b"GET / HTTP/1.0\r\n\r\n"
@@ -195,8 +195,7 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     """An encrypted key is an error; OpenSSL does not ask for its password on the terminal."""
     files = a_pair(tmp_path)
     key = files / "locked.key"
-    lock = ("openssl", "pkey", "-aes256", "-passout", "pass:secret", "-out", key)
-    subprocess.run((*lock, "-in", files / "localhost.key"), check=True)
+    lock_key(files / "localhost.key", key, "secret")
     load = f"Certificates('query', Tls(Path('{files}/localhost.crt'), Path('{key}')))"
     code = (
         "from pathlib import Path; from exporter.settings import Tls\n"

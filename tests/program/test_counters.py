@@ -215,7 +215,7 @@ async def read_begun(exporter: Program) -> tuple[float, float]:
 
 
 async def until_begun(exporter: Program, cooldowns: float, seconds: float) -> None:
-    """Wait until so many cooldowns have begun, of this length together."""
+    """Wait for the number of cooldowns that have begun, and for the sum of their lengths."""
     seen = (-1.0, -1.0)
 
     async def is_so() -> bool:

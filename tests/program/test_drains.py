@@ -27,12 +27,12 @@ TOOK = "kubevirt_eviction_exporter_drain_duration_seconds_sum"
 
 
 def ago(seconds: float) -> str:
-    """The time so many seconds ago; a negative number is a time ahead."""
+    """The time `seconds` ago; a negative number is a time ahead."""
     return rfc3339(float(int(time.time() - seconds)))
 
 
 def a_node(name: str = "n1", *, closed_by: str = "", since: float = 0.0) -> Object:
-    """A node that is open, or closed by a `cordon`, a `taint` or `both` since so many seconds."""
+    """A node that is open, or closed by a `cordon`, a `taint` or `both`, `since` seconds ago."""
     taints = []
     if closed_by in ("cordon", "both"):
         taints.append({"key": "node.kubernetes.io/unschedulable"})
@@ -70,7 +70,7 @@ def a_vmi(
 def a_vmim(
     name: str, of: str = "db1", *, phases: dict[str, float], evacuates: str = "", **spec: str
 ) -> Object:
-    """A migration that entered these phases so many seconds ago."""
+    """A migration; `phases` has how many seconds ago it entered each phase."""
     entered = [
         {"phase": phase, "phaseTransitionTimestamp": ago(since)} for phase, since in phases.items()
     ]
@@ -214,7 +214,7 @@ async def test_a_drain_begins_with_its_cordon(tmp_path: Path, closed_by: str) ->
 
 
 async def until_counted(exporter: Program, drains: int) -> None:
-    """Wait until so many drains are counted as succeeded."""
+    """Wait until `drains` drains are counted as succeeded."""
 
     async def is_so() -> bool:
         return await exporter.sample(LEFT, outcome="succeeded") == drains

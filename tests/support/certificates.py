@@ -1,4 +1,4 @@
-"""Certificates of one test authority, and tokens signed by a key of it."""
+"""Certificates, keys, and tokens for tests."""
 
 import base64
 import json
@@ -25,6 +25,7 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
+_USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 def write_certificate(
@@ -36,24 +37,67 @@ def write_certificate(
     this pair is the user `name` in `group`.
     """
     if not (directory / "ca.crt").exists():
-        _write_authority(directory)
-    authority = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
-    signer = _read_key(directory / "ca.key")
+        write_signed(directory, "ca", None, is_authority=True)
+    hosts = ("localhost", "127.0.0.1", *hosts)
+    write_signed(directory, name, "ca", group=group, hosts=hosts, days=days)
+
+
+def write_signed(
+    directory: Path,
+    name: str,
+    by: str | None,
+    *,
+    is_authority: bool = False,
+    has_identifiers: bool = True,
+    group: str = "",
+    hosts: Iterable[str] = (),
+    days: int = 30,
+) -> None:
+    """Write NAME.crt and NAME.key, signed by the pair `by` of the directory, or by itself.
+
+    `has_identifiers`: the certificate has the key identifiers that Python 3.13 demands.
+    """
+    key = _write_key(directory / f"{name}.key")
     subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
     if group:
         subject.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, group))
-    key = _write_key(directory / f"{name}.key")
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    names = [_general_name(host) for host in ("localhost", "127.0.0.1", *hosts)]
+    signer, issuer = key, x509.Name(subject)
+    if by is not None:
+        signer = _read_key(directory / f"{by}.key")
+        issuer = x509.load_pem_x509_certificate((directory / f"{by}.crt").read_bytes()).subject
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
     builder = (
-        _builder(x509.Name(subject), authority.subject, key.public_key(), days)
-        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
+        x509.CertificateBuilder()
+        .subject_name(x509.Name(subject))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, end) - timedelta(hours=1))
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     )
-    _write(directory / f"{name}.crt", builder.sign(signer, hashes.SHA256()))
+    if is_authority:
+        builder = builder.add_extension(_SIGNS_CERTIFICATES, critical=True)
+    else:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
+    names = [_general_name(host) for host in hosts]
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if has_identifiers:
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        of_signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        builder = builder.add_extension(own, critical=False).add_extension(
+            of_signer, critical=False
+        )
+    certificate = builder.sign(signer, hashes.SHA256())
+    (directory / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def lock_key(key: Path, locked: Path, password: str) -> None:
+    """Write a copy of a key that needs a password."""
+    lock = serialization.BestAvailableEncryption(password.encode())
+    locked.write_bytes(_encode_key(_read_key(key), lock))
 
 
 def sign_token(key: Path, issuer: str, subject: str, expires: int) -> str:
@@ -72,34 +116,6 @@ def sign_token(key: Path, issuer: str, subject: str, expires: int) -> str:
     return f"{text}.{_base64(signature)}"
 
 
-def _write_authority(directory: Path) -> None:
-    key = _write_key(directory / "ca.key")
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-    builder = (
-        _builder(name, name, key.public_key(), days=30)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(_SIGNS_CERTIFICATES, critical=True)
-    )
-    _write(directory / "ca.crt", builder.sign(key, hashes.SHA256()))
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    end = now + timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, end) - timedelta(hours=1))
-        .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
 def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
@@ -109,24 +125,20 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _write_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP256R1())
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    path.write_bytes(_encode_key(key, serialization.NoEncryption()))
     return key
+
+
+def _encode_key(
+    key: ec.EllipticCurvePrivateKey, lock: serialization.KeySerializationEncryption
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(path.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
-
-
-def _write(path: Path, certificate: x509.Certificate) -> None:
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _encode(value: object) -> str:

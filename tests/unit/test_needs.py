@@ -1,4 +1,4 @@
-"""What a machine lacks is told before anything is built, and an old Go is not used."""
+"""Each target first names what the machine lacks, and an old Go is not used."""
 
 import os
 import subprocess

@@ -130,7 +130,7 @@ async def test_without_a_terminal() -> None:
 async def test_with_a_terminal(
     monkeypatch: pytest.MonkeyPatch, mode: str, *, interactive: bool
 ) -> None:
-    """A plugin that may ask a person gets the terminal, and is told so; one that never asks not."""
+    """Only a plugin that may ask a person gets the terminal, and `interactive: true`."""
     ours, theirs = os.openpty()
     saved = os.dup(0)
     os.dup2(theirs, 0)
