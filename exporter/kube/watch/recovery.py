@@ -44,7 +44,9 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
     Denied: Recovery(Restart.DENIED, log_in=True),
     Absent: Recovery(Restart.ABSENT, log_in=True, longest_pause=5.0),
     Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
-    Unconnected: Recovery(Restart.UNREACHABLE, judges_version=False),
+    # A connection that is not made costs nobody much, and a server that restarts is back sooner
+    # than the longest pause ends.
+    Unconnected: Recovery(Restart.UNREACHABLE, longest_pause=2.0, judges_version=False),
     ApiError: Recovery(Restart.UNREACHABLE),
 }
 """The recoveries, by the class of the error or the nearest base class."""
@@ -62,28 +64,28 @@ class ExponentialBackoff:
     def __post_init__(self) -> None:
         self._bound = self.first
 
-    def next(self) -> Seconds:
-        """The pause before the next attempt."""
-        bound = self._bound
-        self._bound = min(self.most, bound * 2)
+    def next(self, longest: Seconds | None = None) -> Seconds:
+        """The pause before the next attempt, of at most `longest`."""
+        bound = self._bound if longest is None else min(self._bound, longest)
+        self._bound = min(self.most, self._bound * 2)
         return bound * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Start again with the first pause, after a success."""
         self._bound = self.first
 
+    def shorten(self) -> None:
+        """Go back to a pause of one to two seconds, because the answer is another one.
+
+        A server that starts refuses connections, then everybody without roles (403), then requests
+        before its storage is ready (429), then old versions (410): each is progress.
+        """
+        self._bound = min(self._bound, 2.0)
+
 
 def recovery_from(error: ApiError) -> Recovery:
     """How to go on after this error."""
     return next(_RECOVERIES[kind] for kind in type(error).__mro__ if kind in _RECOVERIES)
-
-
-def shorten(pause: Seconds, error: ApiError) -> Seconds:
-    """The pause before the next attempt, adjusted to the error."""
-    if isinstance(error, Overloaded):
-        return max(pause, error.retry_after)
-    longest = recovery_from(error).longest_pause
-    return pause if longest is None else min(pause, longest)
 
 
 def error_of_status(failed: Failed) -> ApiError:

@@ -21,6 +21,7 @@ from exporter.kube.client import (
     ApiError,
     ApiServer,
     Forbidden,
+    Overloaded,
     Silent,
     Unreachable,
     Unsupported,
@@ -42,7 +43,6 @@ from exporter.kube.watch.recovery import (
     ExponentialBackoff,
     error_of_status,
     recovery_from,
-    shorten,
     unexpected_in_list,
 )
 from exporter.settings import KubeSettings
@@ -105,6 +105,7 @@ class Reflector:
         self._rejections = 0
         self._connected_at = self.clock()
         self._fault: dict[str, str] = {}
+        self._answer: type[ApiError] | None = None
         self._log = self._feed.log
 
     async def run(self) -> None:
@@ -328,7 +329,12 @@ class Reflector:
                         )
                     if self._rejections == FINAL_AFTER:
                         self._log.warning("waiting_for_kubevirt", why=str(error))
-        pause = shorten(self._backoff.next(), error)
+        if type(error) is not self._answer:
+            self._backoff.shorten()
+        self._answer = type(error)
+        pause = self._backoff.next(recovery.longest_pause)
+        if isinstance(error, Overloaded):
+            pause = max(pause, error.retry_after)
         fault = {"why": str(error), "kind": str(restart)}
         say = self._log.debug if fault == self._fault else self._log.warning
         say("watch_broke", **fault, retry_in=round(pause, 2))

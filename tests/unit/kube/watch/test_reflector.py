@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 
 from exporter.engine.facts.model import Resource, Seconds
 from exporter.health import Restart, Watched
-from exporter.kube.client import ApiServer, Expired, Forbidden, Overloaded, Unreachable
+from exporter.kube.client import (
+    ApiServer,
+    Expired,
+    Forbidden,
+    Overloaded,
+    Unconnected,
+    Unreachable,
+)
 from exporter.kube.login import Login
 from exporter.kube.watch.reflector import FINAL_AFTER_SYNC, Reflector
 from exporter.settings import KubeSettings
@@ -192,3 +199,51 @@ async def test_a_streamed_list_that_does_not_end_is_no_contact() -> None:
     api = Scripted([event("ADDED"), reset()] for _ in range(1000))
     watched = await follow(api, lasts=HOUR, reflector=Reflector)
     assert (watched.lists, watched.contact) == (0, None)
+
+
+def find_pauses(api: Scripted) -> list[Seconds]:
+    """The pauses between the requests for a watch."""
+    return [later - former for former, later in pairwise(api.opened)]
+
+
+@in_its_own_time
+async def test_a_server_that_is_away_is_asked_every_two_seconds() -> None:
+    """As long as nothing answers, the pauses are between one and two seconds, and none is alike."""
+    api = Scripted([Unconnected("connection refused")] for _ in range(1000))
+    await follow(api, lasts=HOUR / 4)
+    pauses = find_pauses(api)[5:]
+    assert 1.0 <= min(pauses) < 1.1
+    assert 1.9 < max(pauses) <= 2.0
+
+
+@in_its_own_time
+async def test_a_server_that_starts_is_followed_within_seconds() -> None:
+    """Each other answer of a server that starts shortens the pause before the next request."""
+    away: list[list[Step]] = [[Unconnected("connection refused")] for _ in range(60)]
+    starting: list[list[Step]] = [
+        [Forbidden("403 roles are not loaded")],
+        [Overloaded("429 storage is initializing", 1.0)],
+        [Expired("410 Gone")],
+    ]
+    api = Scripted([*away, *starting, healthy(lasts=HOUR)])
+    await follow(api, lasts=HOUR)
+    pauses = find_pauses(api)[len(away) - 1 :]
+    assert all(1.0 <= pause <= 2.0 for pause in pauses[:4])
+    assert len(pauses) >= 4
+
+
+@in_its_own_time
+async def test_answers_that_alternate_are_asked_for_at_most_once_a_second() -> None:
+    """A server that gives two refusals in turn is not asked more often than once a second."""
+    refusals = [Overloaded("429", 0.0), Unreachable("503")]
+    api = Scripted([error] for _ in range(1000) for error in refusals)
+    await follow(api, lasts=HOUR / 4)
+    assert len(api.opened) <= HOUR / 4
+
+
+@in_its_own_time
+async def test_a_server_that_stays_overloaded_is_asked_less_and_less_often() -> None:
+    """A refusal that stays the same makes the pauses longer, up to half a minute."""
+    api = Scripted([Overloaded("429", 0.0)] for _ in range(1000))
+    await follow(api, lasts=HOUR)
+    assert min(find_pauses(api)[10:]) >= 15.0
