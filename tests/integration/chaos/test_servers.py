@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from exporter.app import LEASE
-from tests.cluster import EXPORTER_READS, PATIENCE, VMIS, vmi
+from tests.cluster import EXPORTER_READS, PATIENCE, VMIS, ApiError, poll, vmi
 from tests.cluster.access import allow
 from tests.cluster.resources import LEASES
 from tests.integration.chaos.replica import Replica, replicas, until_alike, until_event
@@ -108,6 +108,38 @@ async def test_the_watches_go_on_when_the_server_does(
                 await until_counted(one.now, namespace, "db", 5)
             one, other = scene.several
             await until_alike(one.now, other.now, [(namespace, "db")])
+
+
+async def test_vmis_are_known_soon_after_a_restart(
+    real: RealStage, tmp_path: Path, prove: Prove
+) -> None:
+    """After its API server was away, the exporter knows of a new VMI soon after the first 200.
+
+    Until the server is ready, it refuses connections, and then answers with 403, 429 and 410.
+    """
+    namespace = await real.make_namespace()
+    blind: list[float] = []
+    async with program(tmp_path, "--kubeconfig", str(real.login.kubeconfig)) as exporter:
+        await exporter.ready()
+        for away in (1, 20):
+            await real.stop()
+            await asyncio.sleep(away)
+            await real.cluster.api.start()
+
+            async def is_created(name: str = f"after-{away}") -> bool:
+                try:
+                    await real.admin.create(VMIS, vmi(name, namespace))
+                except (ApiError, aiohttp.ClientError):
+                    return False
+                return True
+
+            await poll(is_created, what="a VMI created")
+            created = time.monotonic()
+            path = f"/v1/vmis/{namespace}/after-{away}"
+            await exporter.until(path, lambda status, _: status == 200)
+            blind.append(time.monotonic() - created)
+    assert max(blind) < 8.0
+    prove(f"VMIs known again {blind[0]:.1f} and {blind[1]:.1f} s after the API server's first 200")
 
 
 @asynccontextmanager
