@@ -23,6 +23,10 @@ _TYPES: Mapping[Any, str] = {
 }
 _DECODED_LATER: Mapping[tuple[type, str], Any] = {
     (wire.VmiSpec, "nodeSelector"): dict[str, str],
+    (wire.VmiSpec, "affinity"): wire.Affinity,
+    (wire.VmiSpec, "tolerations"): list[wire.Toleration],
+    (wire.VmiSpec, "utilityVolumes"): list[wire.Named],
+    (wire.PodSpec, "nodeSelector"): dict[str, str],
     (wire.VmimSpec, "addedNodeSelector"): dict[str, str],
     (wire.PodStatus, "initContainerStatuses"): list[wire.Container],
     (wire.PodStatus, "containerStatuses"): list[wire.Container],
