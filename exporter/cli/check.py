@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from exporter.errors import Exit
-from exporter.settings import Settings, load_settings
+from exporter.settings import Settings, load_settings, write_policy
 from exporter.text import escape, format_duration
 
 
@@ -48,14 +48,12 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
     which = "no entry" if entry is None else f"the entry {entry.name}"
     policy = settings.policy if entry is None else entry.policy
-    values = {
-        "migrationCooldown": format_duration(policy.migration_cooldown),
-        "maxMigrationCooldown": format_duration(policy.max_migration_cooldown),
-        "migrationHistoryWindow": format_duration(policy.migration_history_window),
-        "countFailedMigrations": str(policy.count_failed_migrations).lower(),
-        "block": str(policy.block).lower(),
-    }
-    said = ", ".join(f"{key} {value}" for key, value in values.items())
+    values = write_policy(policy) | {"block": policy.block}
+    del values["guards"]
+    said = ", ".join(
+        f"{key} {str(at).lower() if isinstance(at, bool) else format_duration(at)}"
+        for key, at in values.items()
+    )
     print(escape(f"{namespace}/{name}: {which} of policy.overrides: {said}"))
     return Exit.OK
 

@@ -270,18 +270,21 @@ def count_migrations(counted: Sequence[MigrationAnswer]) -> str:
 
 
 def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
-    """The cooldown as a formula: max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h."""
-    floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
+    """The cooldown as a formula: max(15m, 3m12s) x 2^(2-1) = 30m, cap 6h.
+
+    The policy says only what the cooldown does not show: a floor or a cap that had no effect.
+    """
+    is_slow = cooldown.base_seconds == cooldown.duration_seconds
+    floor = policy.migration_cooldown if is_slow else cooldown.base_seconds
     took = write_span(cooldown.duration_seconds)
     base = f"max({write_span(floor)}, {took})" if floor else f"{took} (no floor)"
     count = cooldown.migrations_in_window
     doubled = f" x 2^({count}-1)" if count else ""
     formula = f"{base}{doubled} = {write_span(cooldown.backed_off_seconds)}"
-    if not cap:
-        return f"{formula}, no cap"
     if cooldown.effective_seconds < cooldown.backed_off_seconds:
-        return f"{formula}, capped at {write_span(cap)}"
-    return f"{formula}, cap {write_span(cap)}"
+        return f"{formula}, capped at {write_span(cooldown.effective_seconds)}"
+    cap = policy.max_migration_cooldown
+    return f"{formula}, cap {write_span(cap)}" if cap else f"{formula}, no cap"
 
 
 def _migration(one: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:

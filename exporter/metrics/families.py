@@ -18,7 +18,7 @@ from exporter.engine.facts.model import (
     Outcome,
     Trigger,
 )
-from exporter.engine.facts.policy import DEFAULT_POLICY
+from exporter.engine.facts.policy import COOLDOWN_DURATIONS, DEFAULT_POLICY
 from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
@@ -207,11 +207,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
                 (DEFAULT_POLICY, view.policy),
                 *((one.name, one.policy) for one in view.policy.overrides),
             )
-            for setting in (
-                "migration_cooldown",
-                "max_migration_cooldown",
-                "migration_history_window",
-            )
+            for setting in COOLDOWN_DURATIONS
         ],
     ),
     ViewFamily(

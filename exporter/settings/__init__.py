@@ -13,7 +13,14 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from exporter.engine.facts.model import Seconds
-from exporter.engine.facts.policy import DEFAULT_POLICY, Override, Policy, PolicyValues, StuckPolicy
+from exporter.engine.facts.policy import (
+    COOLDOWN_VALUES,
+    DEFAULT_POLICY,
+    Override,
+    Policy,
+    PolicyValues,
+    StuckPolicy,
+)
 from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.settings.document import InvalidSettings, Section, read_yaml, write_key
 from exporter.settings.values import (
@@ -381,15 +388,12 @@ def _check_cap(section: Section, policy: Policy) -> None:
 
 
 def _remark_policy(section: Section, policy: Policy, remarks: list[str]) -> None:
-    for key, value, meaning in (
-        ("migrationCooldown", policy.migration_cooldown, "no minimum"),
-        ("maxMigrationCooldown", policy.max_migration_cooldown, "no maximum"),
-        ("migrationHistoryWindow", policy.migration_history_window, "no backoff"),
-    ):
-        if section.has(key) and not value:
+    for name, words in COOLDOWN_VALUES.items():
+        key = write_key(name)
+        if words.in_plugin and section.has(key) and not getattr(policy, name):
             remarks.append(
-                f"policy.{key}: 0 means {meaning}, but in the plugin KubevirtMigrationAware 0 means"
-                " its default"
+                f"policy.{key}: 0 means {words.off}, but in the plugin KubevirtMigrationAware 0"
+                " means its default"
             )
     window, cap = policy.migration_history_window, policy.max_migration_cooldown
     if section.has("migrationHistoryWindow") and window and cap and window <= 6 * cap:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.engine.facts.model import EndReason, Instant, Seconds
-from exporter.engine.facts.policy import Policy, Reason
+from exporter.engine.facts.policy import COOLDOWN_DURATIONS, COOLDOWN_VALUES, Policy, Reason
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.settings import write_policy
 from exporter.text import escape, format_duration, split_span, write_count, write_instant
@@ -108,14 +108,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     def each(cell: Any) -> list[str]:
         return [cell(account) for account in accounts]
 
-    yield "Cooldown, cap, window", [_write_settings(policy) for policy in policies]
-    yield (
-        "Failed migrations count",
-        ["yes" if p.count_failed_migrations else "no" for p in policies],
-    )
-    guards = [write_policy(policy)["guards"] for policy in policies]
-    for key in guards[0]:
-        yield f"Guard {key}", ["on" if one[key] else "off" for one in guards]
+    yield from _policy_rows(policies)
     yield "", each(lambda _: "")
     yield "Evictions requested", each(lambda a: f"{a.asked:,}")
     yield "  allowed", each(lambda a: _part(a.allowed, a.asked))
@@ -146,6 +139,18 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     ):
         yield f"  {name}: half within", each(lambda a, p=pick: _minutes(p(a), 0.5))
         yield f"  {name}: longest", each(lambda a, p=pick: _minutes(p(a), 1.0))
+
+
+def _policy_rows(policies: list[Policy]) -> Iterator[tuple[str, list[str]]]:
+    """The values of the policies: all durations in one row."""
+    durations = [COOLDOWN_VALUES[field].label for field in COOLDOWN_DURATIONS]
+    yield ", ".join(durations).capitalize(), [_write_durations(policy) for policy in policies]
+    for field, words in COOLDOWN_VALUES.items():
+        if field not in COOLDOWN_DURATIONS:
+            yield words.label.capitalize(), ["yes" if getattr(p, field) else "no" for p in policies]
+    guards = [write_policy(policy)["guards"] for policy in policies]
+    for key in guards[0]:
+        yield f"Guard {key}", ["on" if one[key] else "off" for one in guards]
 
 
 def _migrations_per_vm(counts: list[MigrationCounts]) -> Iterator[tuple[str, list[str]]]:
@@ -274,15 +279,10 @@ def _series_json(series: TimeSeries) -> dict[str, Any]:
     return {"binSeconds": series.width, "bins": [round(amount, 3) for amount in series.bins]}
 
 
-def _write_settings(policy: Policy) -> str:
+def _write_durations(policy: Policy) -> str:
     if policy.max_migration_cooldown and policy.max_migration_cooldown < 1:
         return "none"
-    values = (
-        policy.migration_cooldown,
-        policy.max_migration_cooldown,
-        policy.migration_history_window,
-    )
-    return " ".join(format_duration(seconds) for seconds in values)
+    return " ".join(format_duration(getattr(policy, field)) for field in COOLDOWN_DURATIONS)
 
 
 def _part(part: int, whole: int) -> str:

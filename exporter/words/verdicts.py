@@ -5,7 +5,12 @@ from typing import NamedTuple
 
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Resource, Seconds
-from exporter.engine.facts.policy import PolicyValues, Reason
+from exporter.engine.facts.policy import (
+    COOLDOWN_DURATIONS,
+    COOLDOWN_VALUES,
+    PolicyValues,
+    Reason,
+)
 from exporter.engine.verdicts.cooldown import Cooldown
 from exporter.engine.verdicts.rules import RuleResult
 from exporter.text import write_instant, write_span
@@ -64,13 +69,14 @@ REASONS = {
 
 def describe_policy(policy: PolicyValues, write: Callable[[Seconds], str]) -> str:
     """The cooldown that a policy sets; `write` writes a duration."""
-    values = {
-        "minimum": policy.migration_cooldown,
-        "maximum": policy.max_migration_cooldown,
-        "window": policy.migration_history_window,
-    }
-    said = ", ".join(f"{key} {write(at) if at else 'none'}" for key, at in values.items())
-    return said if policy.count_failed_migrations else f"{said}, failed migrations do not count"
+    parts = []
+    for field, words in COOLDOWN_VALUES.items():
+        value = getattr(policy, field)
+        if field in COOLDOWN_DURATIONS:
+            parts.append(f"{words.label} {write(value) if value else 'none'}")
+        elif not value:
+            parts.append(words.off)
+    return ", ".join(parts)
 
 
 def explain_rule(result: RuleResult, evidence: Evidence, cooldown: Cooldown | None) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -60,6 +60,32 @@ class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
     """whether all VMs are blocked while KubeVirt updates VMs"""
     block: bool = False
     """whether the VM is never moved"""
+
+
+class ValueWords(NamedTuple):
+    """The words for one value of the policy; `off` says what 0 or false means.
+
+    `in_plugin`: the plugin KubevirtMigrationAware has the value too, and takes 0 as its default.
+    """
+
+    label: str
+    off: str
+    in_plugin: bool = False
+
+
+COOLDOWN_VALUES = {
+    "migration_cooldown": ValueWords("minimum", "no minimum", in_plugin=True),
+    "max_migration_cooldown": ValueWords("maximum", "no maximum", in_plugin=True),
+    "migration_history_window": ValueWords("window", "no backoff", in_plugin=True),
+    "count_failed_migrations": ValueWords(
+        "failed migrations count", "failed migrations do not count"
+    ),
+}
+"""The values on which cooldowns depend, by their fields, in the order in which people read them."""
+COOLDOWN_DURATIONS = tuple(
+    field.name for field in structs.fields(PolicyValues) if isinstance(field.default, float)
+)
+"""Those of them that are durations."""
 
 
 class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):

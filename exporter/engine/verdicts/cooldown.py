@@ -18,7 +18,8 @@ used instead in three cases:
 - the last migration failed, and the policy does not count failures.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -30,6 +31,14 @@ from exporter.engine.facts.policy import Policy, PolicyValues
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
 """Go's longest duration (292 years); the reference plugin also stops doubling there."""
+
+
+class Length(NamedTuple):
+    """The length of a cooldown, before the backoff, after it, and after the cap."""
+
+    base: Seconds
+    backed: Seconds
+    effective: Seconds
 
 
 class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
@@ -61,24 +70,23 @@ def known_ends(evidence: Evidence) -> Iterator[Instant]:
 
 def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
     """The cooldown after the last ended migration, or None if no end is known."""
-    endings = _counted(evidence, policy, now)
+    endings = _list_endings(evidence, policy, now)
     last = _last_ended(evidence, policy, endings, now)
     if last is None:
         return None
     in_window = len(count_in_window(endings, policy, now))
-    base = max(policy.migration_cooldown, last.duration)
-    backed = back_off(base, in_window)
+    length = measure_length(last, in_window, policy)
     end = min(last.end, now)
-    not_before = released_at = _release(end, base, endings, policy, now)
+    not_before = released_at = _release(end, last, endings, policy, now)
     if last.end > end:
-        released_at = _release(last.end, base, endings, policy, now)
+        released_at = _release(last.end, last, endings, policy, now)
     return Cooldown(
         end=end,
         duration=last.duration,
         migrations_in_window=in_window,
-        base=base,
-        backed=backed,
-        effective=cap(backed, policy),
+        base=length.base,
+        backed=length.backed,
+        effective=length.effective,
         not_before=not_before,
         released_at=released_at,
         blocks=now < not_before,
@@ -86,12 +94,30 @@ def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldo
     )
 
 
-def count_migrations(evidence: Evidence, policy: Policy, now: Instant) -> int:
-    """How many of the VMI's migrations count towards the backoff at `now`."""
-    return len(count_in_window(_counted(evidence, policy, now), policy, now))
+def measure_length(last: Ending, migrations: int, policy: PolicyValues) -> Length:
+    """The length of the cooldown after `last`, with this number of migrations in the window."""
+    base = max(policy.migration_cooldown, last.duration)
+    backed = back_off(base, migrations)
+    return Length(base, backed, cap(backed, policy))
 
 
-def count_in_window(endings: list[Ending], policy: Policy, now: Instant) -> list[Ending]:
+def list_counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
+    """The VMI's ended migrations that count towards the backoff at `now`, oldest first."""
+    return count_in_window(_list_endings(evidence, policy, now), policy, now)
+
+
+def list_cooldowns(
+    endings: Iterable[Ending], policy: PolicyValues
+) -> Iterator[tuple[Instant, Seconds]]:
+    """When each cooldown of a VMI began, and its length then; `endings` are handed off."""
+    counted = [one for one in endings if _counts(one.outcome, policy)]
+    for last in counted:
+        earlier = [one for one in counted if one.end <= last.end]
+        in_window = len(count_in_window(earlier, policy, last.end))
+        yield last.end, measure_length(last, in_window, policy).effective
+
+
+def count_in_window(endings: list[Ending], policy: PolicyValues, now: Instant) -> list[Ending]:
     """The endings that count towards the backoff: those less than a window old.
 
     An end ahead of our clock counts as now.
@@ -113,7 +139,11 @@ def cap(cooldown: Seconds, policy: PolicyValues) -> Seconds:
     return min(cooldown, limit) if limit else cooldown
 
 
-def _counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
+def _counts(outcome: Outcome, policy: PolicyValues) -> bool:
+    return policy.count_failed_migrations or outcome is not Outcome.FAILED
+
+
+def _list_endings(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
     return evidence.history.endings(now, count_failed=policy.count_failed_migrations)
 
 
@@ -125,7 +155,7 @@ def _last_ended(
         return None
     if state.ended:
         outcome = max(state.outcome, evidence.history.find(state.uid, state.end).outcome)
-        if outcome is Outcome.FAILED and not policy.count_failed_migrations:
+        if not _counts(outcome, policy):
             return endings[-1] if endings else None
         end = evidence.migration_end
         if end is None or settle(end, now) is None:
@@ -139,7 +169,7 @@ def _last_ended(
 
 
 def _release(
-    end: Instant, base: Seconds, endings: list[Ending], policy: Policy, now: Instant
+    end: Instant, last: Ending, endings: list[Ending], policy: Policy, now: Instant
 ) -> Instant:
     """When the cooldown that began at `end` is over, if nothing else happens.
 
@@ -147,10 +177,11 @@ def _release(
     of these intervals is tried in turn. `endings` are sorted, oldest first.
     """
     counted = count_in_window(endings, policy, now)
-    free_at = end + cap(back_off(base, len(counted)), policy)
+    free_at = end + measure_length(last, len(counted), policy).effective
     for gone, oldest in enumerate(counted, start=1):
         leaves_at = oldest.end + policy.migration_history_window
         if free_at <= leaves_at:
             break
-        free_at = max(leaves_at, end + cap(back_off(base, len(counted) - gone), policy))
+        length = measure_length(last, len(counted) - gone, policy)
+        free_at = max(leaves_at, end + length.effective)
     return free_at

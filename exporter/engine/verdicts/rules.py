@@ -39,7 +39,7 @@ from msgspec import Struct
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Resource
 from exporter.engine.facts.policy import Policy, Reason, Verdict
-from exporter.engine.verdicts.cooldown import Cooldown, count_migrations, measure_cooldown
+from exporter.engine.verdicts.cooldown import Cooldown, list_counted, measure_cooldown
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ def decide_both(
     cooldown = measure_cooldown(evidence, policy, now)
     dead = evidence.dead_at(now)
     if cooldown is None:
-        effective, counted = None, count_migrations(evidence, policy, now)
+        effective, counted = None, len(list_counted(evidence, policy, now))
     else:
         effective, counted = cooldown.effective, cooldown.migrations_in_window
     allowed = Verdict(known=True, effective_cooldown=effective, migrations_in_window=counted)

@@ -8,10 +8,10 @@ from msgspec import UNSET, structs
 from exporter.counters import BlockedEviction
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.outlook import judge
-from exporter.engine.facts.history import History
+from exporter.engine.facts.history import Ending, History
 from exporter.engine.facts.model import Checkpoint, Instant, Outcome, Resource, Why
 from exporter.engine.facts.policy import Policy
-from exporter.engine.verdicts.cooldown import count_in_window
+from exporter.engine.verdicts.cooldown import list_counted
 from exporter.engine.verdicts.rules import evaluate_rules
 from exporter.engine.verdicts.view import Entry
 from exporter.health import Health
@@ -102,7 +102,7 @@ def explain_vmi(
             effective_seconds=round(cooldown.effective, 3),
             not_before=to_release(cooldown.not_before),
         ),
-        migrations=_write_history(evidence.history, policy, now),
+        migrations=_write_history(evidence.history, list_counted(evidence, policy, now)),
         pending_migrations=[write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
         launcher=convert_attributes(evidence.launcher, LauncherAnswer | None),
         blocked_evictions=convert_attributes(blocked_evictions, list[BlockedEvictionAnswer]),
@@ -113,10 +113,9 @@ def explain_vmi(
     )
 
 
-def _write_history(history: History, policy: Policy, now: Instant) -> list[MigrationAnswer]:
-    endings = history.endings(now, count_failed=policy.count_failed_migrations)
+def _write_history(history: History, in_window: list[Ending]) -> list[MigrationAnswer]:
     counted: Counter[tuple[Instant | None, Instant | None, Outcome]] = Counter(
-        (e.end, e.start, e.outcome) for e in count_in_window(endings, policy, now)
+        (e.end, e.start, e.outcome) for e in in_window
     )
     dated = []
     # Records without a UID come last. If two records are of the same ending, only the first counts.
@@ -125,15 +124,15 @@ def _write_history(history: History, policy: Policy, now: Instant) -> list[Migra
         if end is None and start is None:
             continue  # handed off, but not begun
         ending = (end, start, record.outcome)
-        in_window = record.handed_off and counted[ending] > 0
-        counted[ending] -= in_window
+        counts = record.handed_off and counted[ending] > 0
+        counted[ending] -= counts
         answer = MigrationAnswer(
             uid=None if key.startswith("@") else key,
             start=to_optional_datetime(start),
             end=to_optional_datetime(end),
             outcome=record.outcome.name.lower(),
             handed_off=record.handed_off,
-            in_window=in_window,
+            in_window=counts,
             source_node=record.source_node or None,
             target_node=record.target_node or None,
             trigger=record.trigger,

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from exporter.engine.facts.model import EndReason, Trigger
-from exporter.engine.verdicts.cooldown import back_off, cap
+from exporter.engine.facts.history import Ending
+from exporter.engine.facts.model import EndReason, Outcome, Trigger
+from exporter.engine.verdicts.cooldown import list_cooldowns
 from exporter.server.api.schemas import MigrationAnswer, VmiAnswer
 from exporter.server.page.timeline import (
     Axis,
@@ -21,7 +22,7 @@ from exporter.server.page.timeline import (
     write_duration,
     write_outcome,
 )
-from exporter.text import write_count
+from exporter.text import to_datetime, write_count
 
 
 UNKNOWN = "unknown node"
@@ -178,21 +179,16 @@ def _find_evacuations(
 
 def _find_cooldowns(vmi: VmiAnswer) -> Iterator[tuple[datetime, datetime, float]]:
     """Each cooldown with its length in seconds, by the policy in force; the next one ends it."""
-    policy = vmi.policy
-    window = timedelta(seconds=policy.migration_history_window)
-    ends = [
-        (one.end, one.start)
+    endings = [
+        Ending(
+            end=one.end.timestamp(),
+            start=None if one.start is None else one.start.timestamp(),
+            outcome=Outcome[one.outcome.upper()],
+        )
         for one in vmi.migrations
-        if one.end is not None
-        and one.handed_off
-        and (policy.count_failed_migrations or one.outcome != "failed")
+        if one.end is not None and one.handed_off
     ]
-    found: list[tuple[datetime, float]] = []
-    for end, start in ends:
-        took = 0.0 if start is None else (end - start).total_seconds()
-        base = max(policy.migration_cooldown, took)
-        length = back_off(base, sum(end - window < other <= end for other, _ in ends))
-        found.append((end, cap(length, policy)))
+    found = [(to_datetime(end), length) for end, length in list_cooldowns(endings, vmi.policy)]
     if vmi.cooldown is not None:
         present = vmi.cooldown.ended_at
         found = [one for one in found if one[0] < present]
