@@ -124,7 +124,10 @@ def test_a_container_killed_by_memory_comes_back_with_its_history(
         migrate(cluster, f"m{number}")
         wait_for(lambda: len(victim.history("shop", "db2")) == number, f"{number} migrations")  # noqa: B023
     before, known_at = victim.history("shop", "db2"), status_of(victim)["asOf"]
-    wait_for(lambda: status_of(victim)["history"]["writtenAt"] > known_at, "a written history")
+    # Before the first write `writtenAt` is null.
+    wait_for(
+        lambda: (status_of(victim)["history"]["writtenAt"] or "") > known_at, "a written history"
+    )
     take_memory(cluster, pod)
 
     def was_killed() -> bool:
