@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 TESTED := $(VENV)/.tested
 DEVELOPMENT := $(VENV)/.development
-# The debug hooks of malloc only check code in C, and take a seventh of the time. Tests start
-# hundreds of programs, so their bytecode is written even if the environment turns it off.
-PYTEST := PYTHONMALLOC=pymalloc PYTHONDONTWRITEBYTECODE= $(BIN)/python -X dev -W default -m pytest
+# Tests start hundreds of programs, so their bytecode is written even if the environment turns it off.
+test test-integration test-e2e test-vms soak: export PYTHONDONTWRITEBYTECODE =
+# The debug hooks of malloc only check code in C, and take a seventh of the time.
+PYTEST := PYTHONMALLOC=pymalloc $(BIN)/python -X dev -W default -m pytest
 DEMO ?=
 BENCH ?=
 SCENARIOS ?=

@@ -480,7 +480,7 @@ def compare_series(said: SimpleNamespace, world: World, found: Findings) -> None
 @pytest.mark.parametrize(
     "states",
     [
-        pytest.param(400, id="small"),
+        pytest.param(100, id="small"),
         pytest.param(100_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(6 * 3600)]),
     ],
 )

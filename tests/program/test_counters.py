@@ -1,5 +1,6 @@
 """Counters begin at 0, so that Prometheus sees their first event; with the whole program."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -83,7 +84,7 @@ async def test_what_follows_a_migration_is_foreseen(
     made = await simulated.admin.create(VMIS, vmi("db1", namespace))
     await simulated.admin.create(PODS, launcher_pod(made))
     async with exporting(simulated, tmp_path) as exporter:
-        moving = await simulated.admin.create(VMIMS, vmim("m1", namespace, of="db1"))
+        moving = await simulated.admin.create(VMIMS, vmim("moving", namespace, of="db1"))
         here = {("migration_in_progress", "n1"): 0.0, ("cooldown", "n1"): 0.0}
         await until_blocks(exporter, here)
         await simulated.admin.create(PODS, launcher_pod(made, node="n2", migration=moving))
@@ -92,7 +93,7 @@ async def test_what_follows_a_migration_is_foreseen(
         assert (await exporter.verdict(namespace, "db1"))["reason"] == "migration_in_progress"
         await migrate(simulated.admin, namespace, "db1", ago=[5.0])
         await simulated.admin.merge(VMIS, namespace, "db1", {"status": {"nodeName": "n2"}})
-        await simulated.admin.delete(VMIMS, namespace, "m1")
+        await simulated.admin.delete(VMIMS, namespace, "moving")
         counted = {("migration_in_progress", "n1"): 1.0}
         await until_blocks(exporter, counted | {("cooldown", "n2"): 0})
         assert (await exporter.verdict(namespace, "db1"))["reason"] == "cooldown"
@@ -180,6 +181,7 @@ async def test_no_counter_of_the_demo_is_born_above_0(tmp_path: Path, seconds: i
             seen = await read_counters(demo)
             late |= {key: n for key, n in seen.items() if n and key not in known}
             known |= seen
+            await asyncio.sleep(0.05)  # the scrapes take as much CPU time as the demo
     assert late == {}
     assert sum(n for (name, _), n in known.items() if name == BLOCKS) > seconds // 5
 

@@ -8,7 +8,7 @@ from exporter.errors import Exit
 from tests.cluster import VMIS, vmi
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
-from tests.unit.cli.test_commands import ask
+from tests.support.commands import run_command
 
 
 async def test_check_names_the_entry_of_a_vm(simulated: SimulatedStage, tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ async def test_check_names_the_entry_of_a_vm(simulated: SimulatedStage, tmp_path
 
     async def check(name: str) -> tuple[int, str]:
         asked = ("--explain", f"{namespace}/{name}", "--kubeconfig", str(kubeconfig))
-        code, out, err = await ask("check", "--config", str(config), *asked)
+        code, out, err = await run_command("check", "--config", str(config), *asked)
         return code, out + err
 
     code, said = await check("slow")

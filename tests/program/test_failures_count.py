@@ -10,8 +10,8 @@ from tests.cluster import VMIMS, VMIS, vmi, vmim
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import rfc3339, transitions_json
+from tests.support.commands import run_command
 from tests.support.program import program
-from tests.unit.cli.test_commands import ask
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_explain_names_the_failures_that_count(
     config = {"policy": {"countFailedMigrations": counts}}
     async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
         await exporter.ready()
-        code, out, _ = await ask("explain", "--url", exporter.query, f"{namespace}/db1")
+        code, out, _ = await run_command("explain", "--url", exporter.query, f"{namespace}/db1")
 
     assert code == Exit.OK
     assert cooldown in out

@@ -4,8 +4,6 @@ The objects are those of the reports (`tests/data/field`, with the sources). Eac
 right: fields of the API's answers, and parts of what `explain` and `node` print.
 """
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -17,6 +15,7 @@ import pytest
 from exporter.demo.store import KUBEVIRTS
 from tests.cluster import poll
 from tests.cluster.users import open_kubeconfig
+from tests.support.commands import run_command
 from tests.support.faulty_apiserver import FaultyApiServer
 from tests.support.field import FIELD, FieldStore
 from tests.support.program import Program, program
@@ -289,12 +288,8 @@ async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
 
 async def read(exporter: Program, *words: str) -> str:
     """What a command prints about this exporter."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "exporter", *words, "--url", exporter.query),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await process.communicate()
-    return said.decode()
+    _, said, _ = await run_command(*words, "--url", exporter.query)
+    return said
 
 
 def has(body: Any, right: Right) -> bool:

@@ -31,6 +31,7 @@ from tests.cluster import PATIENCE
 from tests.cluster.users import open_kubeconfig
 from tests.support.api_servers import SimulatedStage
 from tests.support.builders import NOW, a_vmi, a_vmim
+from tests.support.commands import run_command
 from tests.support.replaying import read_file
 from tests.support.serving import serving
 from tests.unit.cli.test_client import ASKED, answering, refusing
@@ -209,19 +210,6 @@ async def exporter() -> AsyncIterator[str]:
         yield url
 
 
-async def ask(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run `python -m exporter` with these arguments, while this process serves requests."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "default", "-m", "exporter", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
-    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 async def test_explain_finds_the_namespace_of_a_name() -> None:
     """`explain` of a name finds its VMI, also on no node, or lists the namespaces that have one."""
     api = ServedApi()
@@ -230,9 +218,9 @@ async def test_explain_finds_the_namespace_of_a_name() -> None:
     api.store.put(a_vmi(name="db2", uid="2", node="n2"))
     api.store.put(a_vmi(name="db2", uid="3", namespace="bank", node="n3"))
     async with serving(make_query_app(api.service)) as url:
-        only = await ask("explain", "--url", url, "db1")
-        waiting = await ask("explain", "--url", url, "pending")
-        several = await ask("explain", "--url", url, "db2")
+        only = await run_command("explain", "--url", url, "db1")
+        waiting = await run_command("explain", "--url", url, "pending")
+        several = await run_command("explain", "--url", url, "db2")
 
     assert (only[0], only[2]) == (Exit.OK, "")
     assert only[1].startswith("shop/db1 may not be moved now: it is cooling down")
@@ -247,7 +235,7 @@ async def test_explain_finds_the_namespace_of_a_name() -> None:
 
 async def test_status_answers(exporter: str) -> None:
     """`status` asks the exporter whose URL is in the environment."""
-    code, out, err = await ask("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
+    code, out, err = await run_command("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (code, err) == (Exit.OK, "")
     assert out.startswith("Healthy")
@@ -257,8 +245,8 @@ async def test_status_answers(exporter: str) -> None:
 
 async def test_json_is_the_api_s_own(exporter: str) -> None:
     """`--json` prints the API's answers; `status --json` prints three answers."""
-    _, vmi, _ = await ask("explain", "--json", "--url", exporter, "shop/db1")
-    _, status, _ = await ask("status", "--json", "--url", exporter)
+    _, vmi, _ = await run_command("explain", "--json", "--url", exporter, "shop/db1")
+    _, status, _ = await run_command("status", "--json", "--url", exporter)
 
     assert json.loads(vmi)["verdicts"]["preEviction"]["reason"] == "cooldown"
     assert json.loads(status)["status"]["vmis"]["known"] == 2
@@ -285,7 +273,7 @@ async def test_node_answers(arguments: tuple[str, ...], code: Exit, first: str) 
     api.store.put(a_vmi(name="db2", uid="2", node="n2", eviction_strategy="LiveMigrate"))
     api.store.put(a_vmi(name="db3", uid="3", node="n3", eviction_strategy="External"))
     async with serving(make_query_app(api.service)) as url:
-        done, out, err = await ask("node", "--url", url, *arguments)
+        done, out, err = await run_command("node", "--url", url, *arguments)
 
     assert (done, err) == (code, "")
     assert out.startswith(first)
@@ -296,8 +284,8 @@ async def test_status_before_the_sync_is_an_answer() -> None:
     api = ServedApi()
     api.health.watched[0].synced = False
     async with serving(make_query_app(api.service)) as url:
-        code, out, err = await ask("status", "--url", url)
-        as_json, body, _ = await ask("status", "--json", "--url", url)
+        code, out, err = await run_command("status", "--url", url)
+        as_json, body, _ = await run_command("status", "--json", "--url", url)
 
     assert (code, as_json, err) == (Exit.CANNOT_ASK, Exit.CANNOT_ASK, "")
     assert out.startswith("Not ready: the exporter is waiting for virtualmachineinstances")
@@ -320,7 +308,7 @@ async def test_what_cannot_be_answered_has_its_code(
     exporter: str, arguments: str, code: Exit, said: str
 ) -> None:
     """Each kind of error has its exit code, and a message on standard error."""
-    done, out, err = await ask(*arguments.split(), KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
+    done, out, err = await run_command(*arguments.split(), KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
     assert said in err
@@ -339,8 +327,8 @@ async def test_an_exporter_of_another_version_is_told() -> None:
     app = web.Application()
     app.router.add_get("/v1/status", answer)
     async with serving(app) as url:
-        code, out, err = await ask("status", "--url", url)
-        _, told, _ = await ask("status", "--json", "--url", url)
+        code, out, err = await run_command("status", "--url", url)
+        _, told, _ = await run_command("status", "--json", "--url", url)
 
     assert (code, out) == (Exit.CANNOT_ASK, "")
     assert err.endswith("--json prints it unchanged\n")
@@ -350,7 +338,7 @@ async def test_an_exporter_of_another_version_is_told() -> None:
 async def test_what_a_server_says_is_only_text() -> None:
     """The message of a server cannot control the terminal."""
     async with serving(refusing(500, "No", "a\x1b[2J\nb")) as url:
-        _, _, err = await ask("status", "--url", url)
+        _, _, err = await run_command("status", "--url", url)
 
     assert r"a\x1b[2J\nb" in err
     assert err.count("\n") == 1
@@ -440,7 +428,7 @@ async def test_an_answer_that_is_too_much(
     """An answer that is nested or larger than 64 MiB is an error in one sentence."""
     app = answering(status, body, headers=headers)
     async with serving(app) as url:
-        code, out, err = await ask("status", "--url", url)
+        code, out, err = await run_command("status", "--url", url)
 
     assert (code, out, err.count("\n")) == (Exit.CANNOT_ASK, "", 1)
     assert said in err
@@ -478,13 +466,13 @@ def recorded(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_replay_answers(recorded: str) -> None:
+async def test_replay_answers(recorded: str) -> None:
     """The table is on standard output; the time and memory used are on standard error."""
-    done = run("replay", recorded, "--policy", "ours")
+    code, out, err = await run_command("replay", recorded, "--policy", "ours")
 
-    assert done.returncode == Exit.OK
-    assert re.search(r"Evictions requested +2\n +allowed +1 \(50%\)", done.stdout)
-    assert re.fullmatch(r"replayed .* events in .* s, .* MiB at most\n", done.stderr)
+    assert code == Exit.OK
+    assert re.search(r"Evictions requested +2\n +allowed +1 \(50%\)", out)
+    assert re.fullmatch(r"replayed .* events in .* s, .* MiB at most\n", err)
 
 
 @pytest.mark.parametrize(
@@ -513,9 +501,10 @@ sys.exit(main())
     assert done.stderr.startswith(f"{command[0]}: not in this image")
 
 
-def test_replay_answers_machines(recorded: str) -> None:
+async def test_replay_answers_machines(recorded: str) -> None:
     """`replay --json` prints JSON."""
-    policies = json.loads(run("replay", recorded, "--json").stdout)["policies"]
+    _, out, _ = await run_command("replay", recorded, "--json")
+    policies = json.loads(out)["policies"]
 
     names = ["reference", "ours", "recommended", "successes", "none"]
     assert [policy["name"] for policy in policies] == names
@@ -551,15 +540,16 @@ def test_a_scenario_is_played_as_it_is_recorded(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_played_has_its_code(
+async def test_what_cannot_be_played_has_its_code(
     recorded: str, arguments: list[str], code: Exit, why: str
 ) -> None:
     """If a replay is not possible, the exit code and standard error say why."""
-    done = run("replay", *(argument.replace("{}", recorded) for argument in arguments))
+    words = (argument.replace("{}", recorded) for argument in arguments)
+    done, out, err = await run_command("replay", *words)
 
-    assert (done.returncode, done.stdout) == (code, "")
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done, out) == (code, "")
+    assert why in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

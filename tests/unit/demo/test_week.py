@@ -178,20 +178,24 @@ class TestExpectations:
         assert ours.migrations.per_vm.quantile(0.9) < none.migrations.per_vm.quantile(0.9)
 
 
-def test_who_sees_less_moves_more(prove: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("days", [0.5, pytest.param(1.25, marks=pytest.mark.soak)])
+def test_who_sees_less_moves_more(prove: Callable[[str], None], days: float) -> None:
     """Of `week-hand-offs`, the reference plugin allows more evictions, and most if it restarts."""
     faults = Faults()
-    events = list(recording.read(list(HandOffs(1, 1.25).lines()), faults))
+    events = list(recording.read(list(HandOffs(1, days).lines()), faults))
     assert not faults.count, faults.messages
     names = ("reference", "restarted", "recommended")
     accounts = play(events, [BUILTIN[name] for name in names]).accounts
     reference, restarted, recommended = accounts
     allowed = ", ".join(f"{one.contender.name} {one.allowed}" for one in accounts)
-    prove(f"week-hand-offs, 1.25 days: of {reference.asked} evictions are allowed: {allowed}")
+    prove(f"week-hand-offs, {days:g} days: of {reference.asked} evictions are allowed: {allowed}")
     assert recommended.blocked[Reason.MIGRATION_IN_PROGRESS] > 0
     assert reference.blocked[Reason.MIGRATION_IN_PROGRESS] == 0
-    assert reference.others == recommended.others > 0
-    assert recommended.allowed < reference.allowed < restarted.allowed
+    assert reference.others == recommended.others
+    assert recommended.allowed < reference.allowed <= restarted.allowed
+    if days > 1.0:
+        assert reference.others > 0
+        assert reference.allowed < restarted.allowed
     assert recommended.migrations.ended < reference.migrations.ended
 
 
