@@ -135,12 +135,17 @@ async def until_drained(exporter: Program, *, drained: bool = True) -> Any:
     return await drain_of(exporter)
 
 
-async def check_left_over(exporter: Program) -> None:
-    """Every answer says that the evacuation of db1 is left over, and that n1 has no drain."""
+async def until_evacuating(exporter: Program, *, leftover: bool) -> None:
+    """Wait until one VM is evacuated, as a left-over or not."""
     await exporter.until(
         "/v1/evacuations",
-        lambda _, body: [one["leftover"] for one in body["evacuations"]] == [True],
+        lambda _, body: [one["leftover"] for one in body["evacuations"]] == [leftover],
     )
+
+
+async def check_left_over(exporter: Program) -> None:
+    """Every answer says that the evacuation of db1 is left over, and that n1 has no drain."""
+    await until_evacuating(exporter, leftover=True)
     assert await drain_of(exporter) is None
     _, text = await exporter.get("/metrics")
     assert [line for line in text.splitlines() if line.startswith("kubevirt_node_drain_")] == []
@@ -170,6 +175,8 @@ async def test_a_left_over_is_no_drain(
         cluster.put(closed, a_vmi(evicted=evicted), by_a_person(evicted))
         for exporter in running:
             assert (await until_drained(exporter))["remaining"] == 1
+            # The exporter may see the cordon, and even its end, before the eviction.
+            await until_evacuating(exporter, leftover=False)
         taint_left = {**closed, "spec": {"taints": closed["spec"]["taints"][1:]}}
         cluster.put(taint_left if closed_by == "both" else a_node())
         for exporter in running:
