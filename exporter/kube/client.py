@@ -310,6 +310,9 @@ class ApiServer:
                     raise await _failure(response)
                 yield response
             finally:
+                if response.connection is not None and response.connection.transport is not None:
+                    # `close` would wait, after the program's end too, for the server's end of TLS.
+                    response.connection.transport.abort()
                 response.close()
         except Untrusted:
             # The CA may have been rotated. The next request reads the new CA from our files.

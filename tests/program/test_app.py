@@ -1,9 +1,11 @@
 """The whole program as a process of its own, against the simulated API server."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -153,6 +155,17 @@ class TestExits:
             await poll(waits, what="waiting for KubeVirt")
             assert await waiting.end(number) == Exit.OK
         assert "Traceback" not in waiting.output
+
+    async def test_while_the_api_server_hangs(self, login: Login, tmp_path: Path) -> None:
+        """SIGTERM ends the exporter without a warning while the API server does nothing."""
+        async with program(tmp_path, *login) as exporter:
+            await exporter.ready()
+            exporter.process.send_signal(signal.SIGTERM)
+            # The API server runs in this process, which waits and serves nothing.
+            with suppress(ChildProcessError):  # asyncio's thread has waited for it before
+                os.waitid(os.P_PID, exporter.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+            assert await asyncio.wait_for(exporter.process.wait(), PATIENCE) == Exit.OK
+        assert "Traceback" not in exporter.output
 
 
 async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path: Path) -> None:
