@@ -88,7 +88,8 @@ async def run(
     policy, kube = settings.policy, settings.kube
     for remark in settings.remarks:
         log.warning("setting_remark", remark=remark)
-    async with ApiServer(login, read_timeout=kube.read_timeout) as api:
+    names = settings.kubevirt
+    async with ApiServer(login, read_timeout=kube.read_timeout, names=names) as api:
         await _until_stopped([api.log_in()], stop)
         if stop.is_set():
             return
@@ -105,7 +106,7 @@ async def run(
                 window=policy.longest_window,
                 failures=counters.task_failures,
             )
-        store = Store(endings_kept=policy.endings_kept, awaited=saved)
+        store = Store(endings_kept=policy.endings_kept, awaited=saved, names=names)
         jobs: dict[str, Job] = {}
         closing: list[Job] = []
         history = None

@@ -72,7 +72,8 @@ async def _ask_cluster(
     from exporter.kube.objects.kubevirt import parse_object, parse_page
 
     login = Login(kubeconfig=kubeconfig)
-    async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+    timeout, names = settings.kube.read_timeout, settings.kubevirt
+    async with ApiServer(login, read_timeout=timeout, names=names) as api:
         body = await api.list_page(Resource.VMIS, namespace, limit=1, token="", name=name)
     for item in parse_page(body).items:
         traits = parse_object(Resource.VMIS, item).traits

@@ -15,6 +15,7 @@ from typing import Any, Self
 import aiohttp
 
 from exporter.engine.facts.model import Instant, Resource, Seconds
+from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.errors import ExporterError
 from exporter.kube.kubeconfig import NoCredentials
 from exporter.kube.lean_import import ApiClient, make_client
@@ -47,17 +48,12 @@ LARGEST_BATCH = 32
 """The most lines in a batch. Processing them blocks the event loop for 1 ms, or for 9 ms if each is
 a migration to log. With smaller reads or batches the first list takes up to 15 % more time."""
 
+_KUBEVIRT_RESOURCES = frozenset({Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS})
 _PATHS = {
-    Resource.VMIS: "/apis/kubevirt.io/v1",
-    Resource.VMIMS: "/apis/kubevirt.io/v1",
     Resource.PODS: "/api/v1",
-    Resource.KUBEVIRTS: "/apis/kubevirt.io/v1",
     Resource.NODES: "/api/v1",
     Resource.BUDGETS: "/apis/policy/v1",
     Resource.LEASES: "/apis/coordination.k8s.io/v1",
-}
-_SELECTORS = {
-    Resource.PODS: {"labelSelector": LAUNCHER_SELECTOR},
 }
 
 _FUTURE_VERSION = "Too large resource version"
@@ -139,8 +135,10 @@ class ApiServer:
         login: Login,
         *,
         read_timeout: Seconds,
+        names: KubeVirtNames = KUBEVIRT,
         clock: Callable[[], Instant] = time.time,  # noqa: TID251 (credentials expire by it)
     ) -> None:
+        self.names = names
         self._login = login
         self._clock = clock
         self._read_timeout = read_timeout
@@ -173,13 +171,13 @@ class ApiServer:
 
         Raises `ApiError`.
         """
-        query = {"limit": str(limit)} | _SELECTORS.get(resource, {})
+        query = {"limit": str(limit)} | self._select(resource)
         if token:
             query["continue"] = token
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
-        path = path_of(resource, namespace)
-        return await self._send("GET", path, query=query, within=None)
+        path = self._path_of(resource, namespace)
+        return self.names.restore(await self._send("GET", path, query=query, within=None))
 
     @asynccontextmanager
     async def watch(
@@ -197,17 +195,17 @@ class ApiServer:
         bookmark (`sendInitialEvents`). Raises `ApiError`.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
-        query |= _SELECTORS.get(resource, {})
+        query |= self._select(resource)
         if resource_version is None:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = resource_version
-        async with self._open("GET", path_of(resource, namespace), query) as response:
+        async with self._open("GET", self._path_of(resource, namespace), query) as response:
             yield self._lines(response, seconds + WATCH_GRACE)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> bytes:
         """Read one object. Raises `ApiError`."""
-        return await self._send("GET", path_of(resource, namespace, name))
+        return await self._send("GET", self._path_of(resource, namespace, name))
 
     async def replace(
         self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]
@@ -218,7 +216,7 @@ class ApiServer:
         another version, `Unsupported` if it exists and the body has no version, or another
         `ApiError`.
         """
-        return await self._send("PUT", path_of(resource, namespace, name), body=body)
+        return await self._send("PUT", self._path_of(resource, namespace, name), body=body)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> bytes:
         """POST a review or an Event.
@@ -226,6 +224,21 @@ class ApiServer:
         Raises `Conflict` if an object of that name exists, or another `ApiError`.
         """
         return await self._send("POST", path, body=body)
+
+    def _select(self, resource: Resource) -> dict[str, str]:
+        """The selector of a list or watch: of pods, only virt-launchers."""
+        if resource is not Resource.PODS:
+            return {}
+        return {"labelSelector": self.names.translate(LAUNCHER_SELECTOR)}
+
+    def _path_of(self, resource: Resource, namespace: str | None, name: str = "") -> str:
+        """The URL path of a resource, or of one object. Namespace None means all namespaces."""
+        place, plural = _PATHS.get(resource, ""), str(resource)
+        if resource in _KUBEVIRT_RESOURCES:
+            place = f"/apis/{self.names.api_group}/v1"
+            plural = self.names.write_resource(resource)
+        scope = "" if namespace is None else f"/namespaces/{namespace}"
+        return f"{place}{scope}/{plural}" + (f"/{name}" if name else "")
 
     async def _send(
         self,
@@ -271,6 +284,7 @@ class ApiServer:
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
                     raise Unreachable(f"a watch event has more than {LONGEST_LINE} bytes")
+                lines = [self.names.restore(line) for line in lines]
                 for start in range(0, len(lines), LARGEST_BATCH):
                     yield lines[start : start + LARGEST_BATCH]
                     await asyncio.sleep(0)  # `read` does not wait if more has arrived
@@ -374,12 +388,6 @@ def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Prevent asyncio from logging the error of a login for which no request waits any more."""
     if not task.cancelled():
         task.exception()
-
-
-def path_of(resource: Resource, namespace: str | None, name: str = "") -> str:
-    """The URL path of a resource, or of one object. Namespace None means all namespaces."""
-    scope = "" if namespace is None else f"/namespaces/{namespace}"
-    return f"{_PATHS[resource]}{scope}/{resource}" + (f"/{name}" if name else "")
 
 
 def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:

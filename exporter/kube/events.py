@@ -27,6 +27,7 @@ from exporter.engine.evacuations.events import (
 )
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Why
+from exporter.engine.facts.names import KubeVirtNames
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
 from exporter.health import Health
@@ -129,7 +130,7 @@ class EventWriter:
         try:
             await self.api.create(
                 f"/apis/events.k8s.io/v1/namespaces/{namespace}/events",
-                write_event(episode, note, now, instance=self.instance),
+                write_event(episode, note, now, instance=self.instance, names=self.store.names),
             )
         except Conflict:
             return EventOutcome.EXISTING
@@ -162,7 +163,14 @@ class EventWriter:
         return outcome
 
 
-def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> dict[str, Any]:
+def write_event(
+    episode: Episode,
+    note: str,
+    now: Instant,
+    *,
+    instance: str,
+    names: KubeVirtNames,
+) -> dict[str, Any]:
     """An Event of `events.k8s.io/v1`, which kube-apiserver also serves as a core `v1` Event."""
     vmi = episode.vmi
     key = f"{vmi.uid} {episode.reason} {episode.identify(now)}"
@@ -184,8 +192,8 @@ def write_event(episode: Episode, note: str, now: Instant, *, instance: str) -> 
         "action": action,
         "note": note,
         "regarding": {
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
+            "apiVersion": f"{names.api_group}/v1",
+            "kind": names.translate("VirtualMachineInstance"),
             "namespace": vmi.namespace,
             "name": vmi.name,
             "uid": vmi.uid,

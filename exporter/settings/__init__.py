@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from msgspec import structs
 
 from exporter.engine.facts.model import Seconds
+from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.engine.facts.policy import (
     COOLDOWN_VALUES,
     DEFAULT_POLICY,
@@ -29,6 +30,7 @@ from exporter.settings.values import (
     parse_address,
     parse_boolean,
     parse_cipher_suites,
+    parse_domain,
     parse_duration,
     parse_file_mode,
     parse_history,
@@ -38,6 +40,7 @@ from exporter.settings.values import (
     parse_namespaces,
     parse_one_of,
     parse_positive_duration,
+    parse_prefix,
     parse_runbook_link,
     parse_socket,
     parse_timeout,
@@ -235,6 +238,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     events: bool = False
     kube: KubeSettings = field(default_factory=KubeSettings)
+    kubevirt: KubeVirtNames = KUBEVIRT
     limits: Limits = field(default_factory=Limits)
     tls_query: Tls = field(default_factory=Tls)
     tls_metrics: Tls = field(default_factory=Tls)
@@ -275,6 +279,7 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
         events=root.take("events", parse_boolean, Settings.events),
         kube=_read(kube, KubeSettings()),
+        kubevirt=_read_names(root.section("kubevirt")),
         limits=_read(root.section("limits"), Limits()),
         tls_query=_read_tls(tls.section("query"), versions),
         tls_metrics=_read_tls(tls.section("metrics"), versions),
@@ -331,6 +336,16 @@ def _read_policy(section: Section, remarks: list[str]) -> Policy:
     _check_cap(section, policy)
     _remark_policy(section, policy, remarks)
     return structs.replace(policy, overrides=_read_overrides(entries, policy))
+
+
+def _read_names(section: Section) -> KubeVirtNames:
+    names = KubeVirtNames(
+        api_group=section.take("apiGroup", parse_domain, KUBEVIRT.api_group),
+        resource_prefix=section.take("resourcePrefix", parse_prefix, KUBEVIRT.resource_prefix),
+        label_domain=section.take("labelDomain", parse_domain, KUBEVIRT.label_domain),
+    )
+    section.close()
+    return names
 
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:

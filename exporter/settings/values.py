@@ -25,6 +25,8 @@ _DAYS = re.compile(r"(\d{1,6})d", re.ASCII)
 _GO_LONGEST: Seconds = (2**63 - 1) / 1e9
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z]{0,63}", re.ASCII)
 _LINK = re.compile(r"https?://[^\s/?#]+\S*", re.ASCII)
 _PLACE = re.compile(r"\{([^{}]*)\}")
 
@@ -232,6 +234,20 @@ def parse_labels(value: object) -> tuple[tuple[str, str], ...]:
 def parse_name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"expected a name, got {value!r}")
+    return value
+
+
+def parse_domain(value: object) -> str:
+    """A domain such as that of an API group."""
+    if not isinstance(value, str) or len(value) > 253 or not _DOMAIN.fullmatch(value):
+        raise ValueError(f"expected a domain such as kubevirt.io, got {value!r}")
+    return value
+
+
+def parse_prefix(value: object) -> str:
+    """The beginning of the names of kinds."""
+    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
+        raise ValueError(f"expected letters such as InternalVirtualization, got {value!r}")
     return value
 
 

@@ -212,7 +212,8 @@ async def record(
     watches = list_watches(settings.namespaces, EVIDENCE_RESOURCES)
     health = Health(settings.kube.stale_after, settings.kube.dead_after, watches)
     try:
-        async with ApiServer(login, read_timeout=settings.kube.read_timeout) as api:
+        timeout, names = settings.kube.read_timeout, settings.kubevirt
+        async with ApiServer(login, read_timeout=timeout, names=names) as api:
             watch = Informers(
                 api,
                 store,

@@ -25,6 +25,7 @@ from exporter.engine.evacuations.outlook import Outlook, explain_no_node
 from exporter.engine.evacuations.situation import find_target
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Pod, Why
+from exporter.engine.facts.names import KUBEVIRT
 from exporter.engine.facts.states import State
 from exporter.words.commands import (
     ATTEMPTS,
@@ -326,9 +327,10 @@ def write_action(
     nodes = None if conditions is None else conditions.nodes
     kubevirt = None if conditions is None else conditions.kubevirt
     taint = DRAIN_TAINT if conditions is None else conditions.drain_taint
+    names = KUBEVIRT if conditions is None else conditions.names
     handlers = [] if nodes is None else nodes.find_without_handler(vmi.node)
     return (
-        action.sentence.format(
+        names.translate(action.sentence).format(
             launcher=f"{name} on {vmi.node}",
             missing="" if diagnosis is None else " and ".join(diagnosis.missing),
             node=node,
@@ -341,10 +343,12 @@ def write_action(
             copied="memory and disks" if copies_disks(evidence, newest) else "memory",
             gate=cause.message if cause is not None and cause.reason == GATED else "",
             handlers=", ".join(handlers),
-            refusals="" if nodes is None else nodes.explain_refusals(vmi.node, vmi.placement),
+            refusals=""
+            if nodes is None
+            else names.translate(nodes.explain_refusals(vmi.node, vmi.placement)),
             **others,
         ),
-        action.command.format(
+        names.translate(action.command).format(
             namespace=quote(vmi.namespace),
             name=quote(vmi.name),
             attempt=quote("" if attempt is None else attempt.name),
@@ -355,7 +359,7 @@ def write_action(
             taint=quote(taint),
             kubevirt=quote(kubevirt.namespace)
             if kubevirt is not None and kubevirt.namespace
-            else FIND_KUBEVIRT,
+            else names.translate(FIND_KUBEVIRT),
             on_source=_select_on(vmi.node),
             on_target=_select_on(target_node),
             cancel=write_cancel(vmi.namespace, vmi.name, node),

@@ -127,6 +127,19 @@ class RealCluster:
         await self.admin.create(NAMESPACES, namespace(name))
         return name
 
+    async def serve_renamed(self, renamed: Sequence[Resource]) -> None:
+        """Serve kinds of KubeVirt a second time, under names that end with KubeVirt's own."""
+        for crd in json.loads(find_crds().read_bytes()):
+            spec = crd["spec"]
+            for one in renamed:
+                if one.plural.endswith(spec["names"]["plural"]):
+                    crd["metadata"]["name"] = f"{one.plural}.{one.group}"
+                    singular = one.plural.removesuffix("s")
+                    names = {"plural": one.plural, "singular": singular, "kind": one.kind}
+                    spec |= {"group": one.group, "names": names | {"listKind": f"{one.kind}List"}}
+                    await self.admin.create(CRDS, crd)
+        await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
+
     async def force_gone(self) -> None:
         """Compact the store, so that every earlier resourceVersion is answered with 410 Gone.
 

@@ -9,28 +9,44 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Self
 
 from exporter.demo.store import ObjectStore
+from exporter.engine.facts.names import KubeVirtNames
 from exporter.kube.login import Login
 from tests.cluster import (
     EXPORTER_READS,
+    KUBEVIRTS,
     NAMESPACES,
+    PODS,
+    VMIMS,
+    VMIS,
     Client,
     RealCluster,
     Resource,
     User,
     namespace,
 )
+from tests.cluster.resources import BUDGETS, NODES
 from tests.cluster.users import kubeconfig
 from tests.support.faulty_apiserver import FaultyApiServer
 
 
 _numbers = count(1)
+
+
+def rename_resource(resource: Resource, names: KubeVirtNames) -> Resource:
+    """One of KubeVirt's resources under other names."""
+    return replace(
+        resource,
+        group=names.api_group,
+        plural=f"{names.resource_prefix.lower()}{resource.plural}",
+        kind=f"{names.resource_prefix}{resource.kind}",
+    )
 
 
 class Stage(ABC):
@@ -49,6 +65,10 @@ class Stage(ABC):
     @abstractmethod
     async def limited_login(self, reads: Iterable[Resource]) -> Login:
         """Credentials that may read these resources and no others."""
+
+    @abstractmethod
+    async def rename_kubevirt(self, names: KubeVirtNames) -> Login:
+        """Serve KubeVirt's resources under other names; credentials that may read them."""
 
     @property
     @abstractmethod
@@ -96,6 +116,11 @@ class RealStage(Stage):
     async def limited_login(self, reads: Iterable[Resource]) -> Login:
         user = await self.cluster.user(f"limited-{next(_numbers)}", reads)
         return Login(kubeconfig=self.cluster.kubeconfig(user))
+
+    async def rename_kubevirt(self, names: KubeVirtNames) -> Login:
+        renamed = [rename_resource(one, names) for one in (VMIS, VMIMS, KUBEVIRTS)]
+        await self.cluster.serve_renamed(renamed)
+        return await self.limited_login((*renamed, PODS, NODES, BUDGETS))
 
     async def restart(self) -> None:
         await self.cluster.api.restart()
@@ -164,6 +189,10 @@ class SimulatedStage(Stage):
     async def limited_login(self, reads: Iterable[Resource]) -> Login:
         for resource in set(EXPORTER_READS) - set(reads):
             self.server.answer(resource.plural, 403)
+        return self.login
+
+    async def rename_kubevirt(self, names: KubeVirtNames) -> Login:
+        self.server.names = names
         return self.login
 
     async def restart(self) -> None:

@@ -16,6 +16,7 @@ from exporter.demo.requests import RequestInfo
 from exporter.demo.status import ApiResource, StatusError
 from exporter.demo.store import RESOURCES, ObjectStore
 from exporter.demo.watches import Stream
+from exporter.engine.facts.names import KUBEVIRT
 from tests.cluster import poll
 
 
@@ -44,6 +45,8 @@ class FaultyApiServer(SimulatedApiServer):
         """The requests for resources, oldest first."""
         self.tokens: Collection[str] = ()
         """The bearer tokens that the server accepts; if there are none, no token is needed."""
+        self.names = KUBEVIRT
+        """Under which names KubeVirt's resources are served."""
         self._serves_streaming_lists = True
         self._faults: dict[ApiResource, Fault] = {}
         self._thawed = Event()
@@ -113,6 +116,17 @@ class FaultyApiServer(SimulatedApiServer):
             return any(stream.written_to is not None for stream in streams)
 
         await poll(is_open, within=WATCHED_WITHIN, what=f"watches of {resource}")
+
+    async def _handle(self, http: web.Request) -> web.StreamResponse:
+        """Serve KubeVirt's resources under `names`, and no longer under its own."""
+        group, prefix = f"/apis/{self.names.api_group}/", self.names.resource_prefix.lower()
+        path = http.path.replace(f"/apis/{KUBEVIRT.api_group}/", "/apis/absent/")
+        if http.path.startswith(group):
+            path = http.path.replace(group, f"/apis/{KUBEVIRT.api_group}/")
+            path = path.replace(f"/{prefix}", "/") if prefix else path
+        return await super()._handle(
+            http.clone(rel_url=http.rel_url.with_path(path, keep_query=True))
+        )
 
     async def respond(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         """Refuse the request if a fault says so; else answer it."""

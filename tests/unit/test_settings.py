@@ -108,6 +108,10 @@ kube:
   rejectedRetry: 6m
   retryBackoff: 2s
   historyInterval: 8s
+kubevirt:
+  apiGroup: internal.example
+  resourcePrefix: Internal
+  labelDomain: kubevirt.internal.example
 limits:
   bodyBytes: 1000
   candidates: 10

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, diagnose_move
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Instant, KubeVirtSettings, Resource
+from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.budgets import Budgets
@@ -18,6 +19,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     """Everything that decides the outcomes of VMIs, apart from their own evidence.
 
     `nodes` is None if nodes cannot be read. `budgets` is None if it is unknown what budgets allow.
+    `names`: under which names the cluster serves KubeVirt.
     """
 
     kubevirt: KubeVirtSettings | None
@@ -27,6 +29,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     now: Instant
     nodes: NodeIndex | None = None
     budgets: Budgets | None = None
+    names: KubeVirtNames = KUBEVIRT
 
     def diagnose(self, evidence: Evidence) -> Diagnosis | None:
         """The diagnosis of a VMI, or None if it is not evacuating."""
@@ -87,4 +90,5 @@ def read_conditions(store: Store, stuck: StuckPolicy, trust: Trust, now: Instant
         now=now,
         nodes=store.node_index if trust.believes(Resource.NODES) else None,
         budgets=store.budgets if trust.believes(Resource.BUDGETS) else None,
+        names=store.names,
     )

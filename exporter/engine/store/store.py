@@ -39,6 +39,7 @@ from exporter.engine.facts.model import (
     Why,
     WhySource,
 )
+from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
@@ -59,7 +60,7 @@ class Store:
 
     `endings_kept` bounds the history of each VMI (`Policy.endings_kept`). `awaited` has what the
     history file has of VMIs that have not been read yet, by UID. A complete list of the namespace
-    drops what is left of it there.
+    drops what is left of it there. `names`: under which names the cluster serves KubeVirt.
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
@@ -68,7 +69,14 @@ class Store:
     change, with the result of `apply`.
     """
 
-    def __init__(self, *, endings_kept: int, awaited: dict[str, SavedVmi] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        endings_kept: int,
+        awaited: dict[str, SavedVmi] | None = None,
+        names: KubeVirtNames = KUBEVIRT,
+    ) -> None:
+        self.names = names
         self.awaited: dict[str, SavedVmi] = {} if awaited is None else awaited
         self._endings_kept = endings_kept
         self.kubevirt: KubeVirtSettings | None = None

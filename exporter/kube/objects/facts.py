@@ -52,6 +52,7 @@ MIGRATION_UID = "kubevirt.io/migrationJobUID"
 _OWN_LABELS = frozenset({CREATED_BY, MIGRATION_UID, "kubevirt.io/nodeName"})
 """These labels differ from pod to pod. No user's PodDisruptionBudget selects by them."""
 _VMI_KIND = "VirtualMachineInstance"
+"""The end of the kind of a VMI, which may have a prefix (`KubeVirtNames`)."""
 _HANDED_OFF_PHASES = frozenset(
     {"Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"}
 )
@@ -261,7 +262,9 @@ def read_pod(found: wire.PodObject) -> Pod:
     met = {c.type: c.status for c in status.conditions or []}
     gated = bool(found.spec and found.spec.schedulingGates) and met.get("PodScheduled") != "True"
     owners = (
-        one.uid for one in metadata.ownerReferences or () if one.kind == _VMI_KIND and one.uid
+        one.uid
+        for one in metadata.ownerReferences or ()
+        if (one.kind or "").endswith(_VMI_KIND) and one.uid
     )
     return Pod(
         namespace=intern(metadata.namespace or ""),

@@ -323,9 +323,11 @@ class Reflector:
                     return self._go_without(error)
                 if isinstance(error, Absent) and not self.watched.synced:
                     if not self.settings.wait_for_kubevirt:
+                        names = self.api.names
+                        vmis = f"{names.write_resource(Resource.VMIS)}.{names.api_group}"
                         raise KubeVirtMissing(
-                            "the API server has no virtualmachineinstances.kubevirt.io (404): is"
-                            " KubeVirt installed? Set kube.waitForKubeVirt: true to wait for it."
+                            f"the API server has no {vmis} (404): is KubeVirt installed? Set"
+                            " kube.waitForKubeVirt: true to wait for it."
                         )
                     if self._rejections == FINAL_AFTER:
                         self._log.warning("waiting_for_kubevirt", why=str(error))

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 from tests.cluster import VMIS, find_binary, vmi
+from tests.program.test_other_names import (
+    test_serves_verdicts_evacuations_and_commands,
+)
 from tests.program.test_program import (
     test_a_migration_from_request_to_cooldown,
     test_outlives_a_restart_and_a_compaction_of_the_server,
@@ -33,6 +36,7 @@ __all__ = [
     "test_ends_by_itself_when_its_time_is_over",
     "test_outlives_a_restart_and_a_compaction_of_the_server",
     "test_runs_on_list_and_watch_of_vmis_alone",
+    "test_serves_verdicts_evacuations_and_commands",
     "test_takes_the_kubeconfig_of_the_environment",
     "test_what_a_cluster_says_is_in_the_file",
     "test_what_may_not_be_seen_is_said_once",

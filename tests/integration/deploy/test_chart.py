@@ -14,6 +14,7 @@ import yaml
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from exporter.engine.facts.model import Resource
 from exporter.settings import read_settings
 from tests.cluster import RealCluster, find_binary
 from tests.generate.manifests import (
@@ -35,7 +36,7 @@ from tests.generate.manifests import (
 from tests.generate.rules import all_alerts, load_groups
 from tests.integration.deploy.schemas import find_faults
 from tests.integration.deploy.server import apply
-from tests.support.documents import DEPLOY, ROOT, chapters, code_blocks
+from tests.support.documents import DEPLOY, INSTALL, ROOT, chapters, code_blocks
 
 
 KUBERNETES = "1.37.2"
@@ -446,6 +447,24 @@ def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
         assert ("Role", space, f"{NAME}-{role}") in named
         assert ("RoleBinding", space, f"{NAME}-{role}") in named
     assert ("ClusterRole", None, f"{NAME}-events") not in named
+
+
+def test_the_role_has_other_names_of_kubevirt() -> None:
+    """The documented settings and the documented patch give the same role, with all names."""
+    values, patches = map(
+        yaml.safe_load, code_blocks(chapters(INSTALL)["KubeVirt under other names"], "yaml")
+    )
+    role, patched = (
+        only(objects, "ClusterRole", f"{NAME}-reader")["rules"]
+        for objects in (charted({"config": values}), overlay(patches, resources=["base"]))
+    )
+
+    assert role == patched
+    names = read_settings(values).kubevirt
+    assert role[0]["apiGroups"] == [names.api_group]
+    assert role[0]["resources"] == [
+        names.write_resource(one) for one in (Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS)
+    ]
 
 
 def site_values(digest: str) -> Object:
