@@ -4,17 +4,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import accumulate
 
+from exporter.engine.evacuations.events import EventOutcome, EventReason
 from exporter.engine.facts.model import (
     Checkpoint,
     EndReason,
-    EventOutcome,
-    EventReason,
     Instant,
     Mismatch,
     Outcome,
-    ReviewOutcome,
     Seconds,
     Trigger,
     Vmi,
@@ -146,9 +145,25 @@ class DenialPeriods:
         self._by_vmi.pop(vmi.uid, None)
 
     def open(self, now: Instant) -> list[DenialPeriod]:
-        """The periods that have not ended. The others are dropped."""
+        """The periods that have not ended."""
+        return [one for one in self._by_vmi.values() if now <= one.until]
+
+    def forget(self, now: Instant) -> None:
+        """Drop the periods that have ended."""
         self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
-        return [*self._by_vmi.values()]
+
+
+class ReviewOutcome(StrEnum):
+    """The result of an admission review of an eviction."""
+
+    UNLISTED_USER = "unlisted_user"
+    UNKNOWN_POD = "unknown_pod"
+    UNAVAILABLE = "unavailable"
+    EVACUATING = "evacuating"
+    HELD_TOO_LONG = "held_too_long"
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    WARNED = "warned"
 
 
 @dataclass
@@ -250,13 +265,9 @@ class Counters:
         one of them.
         """
         recent = {node: self._find_recent(node, now) for node in self.failed_targets}
-        self.failed_targets = {node: vmis for node, vmis in recent.items() if vmis}
-        nodes = Counter(uid for vmis in self.failed_targets.values() for uid in vmis)
+        nodes = Counter(uid for vmis in recent.values() for uid in vmis)
         return [
-            (uid, node)
-            for node, vmis in sorted(self.failed_targets.items())
-            for uid in vmis
-            if nodes[uid] == 1
+            (uid, node) for node, vmis in sorted(recent.items()) for uid in vmis if nodes[uid] == 1
         ]
 
     def _find_recent(self, node: str, now: Instant) -> dict[str, Instant]:
@@ -264,7 +275,11 @@ class Counters:
         return {uid: at for uid, at in failed.items() if now - at < TARGET_FAILED_WITHIN}
 
     def forget_targets(self, nodes: Container[str], now: Instant) -> None:
-        """Drop the counts of targets without VMIs `SERIES_KEPT_FOR` after their last migration."""
+        """Drop the counts of targets without VMIs `SERIES_KEPT_FOR` after their last migration, and
+        the failures that are older than `TARGET_FAILED_WITHIN`.
+        """
+        recent = {node: self._find_recent(node, now) for node in self.failed_targets}
+        self.failed_targets = {node: vmis for node, vmis in recent.items() if vmis}
         for node, at in list(self.migrated_at.items()):
             if node not in nodes and now - at >= SERIES_KEPT_FOR:
                 del self.migrated_at[node]

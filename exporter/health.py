@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     CLUSTER_SCOPED,
@@ -21,9 +20,7 @@ from exporter.engine.facts.model import (
     Resource,
     Seconds,
 )
-from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.trust import NamespaceTrust, Trust
-from exporter.engine.store.store import Store
 
 
 _VMIS = Resource.VMIS
@@ -230,10 +227,6 @@ class Health:
         places = {str(name): judge(shared | own) for name, own in contacts.items()}
         unseen = frozenset.intersection(*(place.unseen for place in places.values()))
         return Trust(replace(everywhere, unseen=unseen), places)
-
-    def read_conditions(self, store: Store, stuck: StuckPolicy, now: Instant) -> Conditions:
-        """The conditions that diagnoses at `now` need besides the evidence of the VMIs."""
-        return read_conditions(store, stuck, self.read_trust(now), now)
 
     def turns_at(self, now: Instant) -> Instant | None:
         """When `staleness` or the trust in what verdicts need changes next without contact."""

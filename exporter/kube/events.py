@@ -18,15 +18,17 @@ from typing import Any
 
 import structlog
 
-from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.events import (
     BlockedEpisode,
     Episode,
     EvacuationEpisode,
+    EventOutcome,
     EventQueue,
+    EventReason,
 )
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Why
+from exporter.engine.facts.model import Instant, Seconds, Why
 from exporter.engine.facts.names import KubeVirtNames
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
@@ -99,7 +101,7 @@ class EventWriter:
         if not health.ready:
             return
         stuck = set[str]()
-        conditions = health.read_conditions(self.store, self.stuck, now)
+        conditions = read_conditions(self.store, self.stuck, health.read_trust(now), now)
         for count, evidence in enumerate(list(self.store.evacuating(conditions.trust)), 1):
             diagnosis = conditions.diagnose(evidence)
             if diagnosis is not None and diagnosis.last_seen is not None:
@@ -144,7 +146,8 @@ class EventWriter:
         """The text of an Event; None if its episode is over."""
         if isinstance(episode, BlockedEpisode):
             return write_blocked(episode.verdict)
-        conditions = self.health.read_conditions(self.store, self.stuck, now)
+        trust = self.health.read_trust(now)
+        conditions = read_conditions(self.store, self.stuck, trust, now)
         name = episode.vmi.name
         evidence = self.store.evidence(episode.vmi.namespace, name, conditions.trust)
         if not isinstance(episode, EvacuationEpisode):

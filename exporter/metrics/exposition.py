@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
+from exporter.engine.evacuations.conditions import read_conditions
 from exporter.engine.evacuations.diagnosis import Move
 from exporter.engine.evacuations.drain import (
     Diagnosed,
@@ -49,6 +50,7 @@ from exporter.metrics.samples import (
     find_denied,
     find_failed_targets,
     find_moves,
+    forget_old_counts,
     read_blocks,
     sample_cordoned,
     sample_drains,
@@ -97,8 +99,9 @@ def sample(view: View) -> Iterator[Piece]:
     A family with many VMIs comes in several pieces. All data that may change are read before this
     function returns, so all pieces show the same instant.
     """
-    conditions = view.health.read_conditions(view.store, view.stuck, view.now)
-    view.verdicts.advance(view.now, conditions.trust)
+    trust = view.health.read_trust(view.now)
+    conditions = read_conditions(view.store, view.stuck, trust, view.now)
+    view.verdicts.advance(view.now, trust)
     summary = view.verdicts.summarize()
     snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
     others = _Others(find_denied(view), find_failed_targets(view))
@@ -140,6 +143,7 @@ class Exposition:
             while view.verdicts.advance(view.now, view.health.read_trust(view.now), most=SLICE):
                 await asyncio.sleep(0)
                 view = self._read()
+            forget_old_counts(view)
             parts, written = [], bytearray()
             for text in self._write(sample(view), open_metrics=bool(accept)):
                 written += text.encode()

@@ -8,12 +8,11 @@ from collections import Counter
 from msgspec.structs import asdict
 
 from exporter import __version__
+from exporter.engine.evacuations.events import EventOutcome, EventReason
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     EndReason,
-    EventOutcome,
-    EventReason,
     Mismatch,
     Outcome,
     Trigger,

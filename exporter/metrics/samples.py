@@ -22,9 +22,21 @@ from exporter.metrics.family import Sample, Values, View
 Reader: TypeAlias = Callable[[View], Values]
 
 
+def forget_old_counts(view: View) -> None:
+    """Drop the counts that are no longer shown; all other functions here change nothing."""
+    counters, now = view.counters, view.now
+    counters.forget_blocks(view.store.nodes, view.store.keys(), now)
+    counters.forget_targets(_list_nodes(view), now)
+    counters.denial_periods.forget(now)
+
+
+def _list_nodes(view: View) -> set[str]:
+    """The nodes that are watched or have VMIs."""
+    return {*view.store.nodes, *view.store.node_index.names()}
+
+
 def read_blocks(view: View) -> dict[BlockLabels, int]:
-    """The counts of `BLOCKS`, without nodes and namespaces that no longer have VMIs."""
-    view.counters.forget_blocks(view.store.nodes, view.store.keys(), view.now)
+    """The counts of `BLOCKS`."""
     return dict(sorted(view.counters.blocks.items()))
 
 
@@ -34,8 +46,7 @@ def read_targets(view: View) -> Values:
     Nodes that are watched or have VMIs have samples before their first migration, so that
     `increase` counts it.
     """
-    nodes, counters = {*view.store.nodes, *view.store.node_index.names()}, view.counters
-    counters.forget_targets(nodes, view.now)
+    nodes, counters = _list_nodes(view), view.counters
     return [
         ((node, outcome.name.lower()), counters.migrations_to_node[node, outcome])
         for node in sorted(nodes | counters.migrated_at.keys())

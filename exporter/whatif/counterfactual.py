@@ -151,7 +151,7 @@ class Counterfactual:
         earlier = tuple(vmim for vmim in evidence.vmims if vmim not in own)
         evidence = replace(evidence, vmims=earlier)
         evidence = forget(evidence, self.restarts_every, self.now)
-        filtered, pre_eviction, _ = decide_both(evidence, self.policy, self.now)
+        filtered, pre_eviction, _ = decide_both(evidence, self.policy.of(evidence.vmi), self.now)
         eviction.reason = filtered.reason or pre_eviction.reason
         eviction.override = evidence.vmi.override
         self.account.count_decision(eviction.reason, self.now, override=eviction.override)

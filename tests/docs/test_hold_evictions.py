@@ -2,7 +2,7 @@
 
 import re
 
-from exporter.engine.facts.model import ReviewOutcome
+from exporter.counters import ReviewOutcome
 from exporter.settings import load_settings
 from tests.integration.descheduling.gate import fill_table
 from tests.support.documents import GATE_RESULTS, HOLD_EVICTIONS, ROOT, bare, chapters, read

@@ -15,8 +15,10 @@ from exporter.engine.evacuations.events import (
     PER_SECOND,
     PER_VMI,
     REPEATED_AFTER,
+    EventOutcome,
+    EventReason,
 )
-from exporter.engine.facts.model import EndReason, EventOutcome, EventReason
+from exporter.engine.facts.model import EndReason
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import RULES

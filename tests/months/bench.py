@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from exporter.counters import ReviewOutcome
 from exporter.demo.controller import Rules
-from exporter.engine.facts.model import ReviewOutcome
 from exporter.engine.facts.policy import Policy
 from tests.cluster import find_binary
 from tests.generate.rules import RULES

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from exporter.app import build_service
-from exporter.counters import Counters
+from exporter.counters import Counters, ReviewOutcome
 from exporter.demo.status import ApiResource
 from exporter.demo.store import (
     BUDGETS,
@@ -20,7 +20,7 @@ from exporter.demo.store import (
 )
 from exporter.engine.facts.changes import NodesSeen
 from exporter.engine.facts.evidence import SavedVmi
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health, Restart, list_watches

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from exporter.counters import ReviewOutcome
 from exporter.demo.plan import Fate
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource, ReviewOutcome
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.health import Restart
 from tests.months.bench import Bench, Setup

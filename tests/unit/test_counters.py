@@ -92,6 +92,8 @@ def test_vms_that_failed_to_reach_one_node_are_known_for_an_hour() -> None:
     counters.count_migration_to("n2", "u2", Outcome.FAILED, NOW)
     assert counters.list_failed_targets(NOW) == [("u1", "n1")], "u2 fails on n2, too"
     assert counters.list_failed_targets(NOW + 3_600.0) == []
+    assert counters.failed_targets, "to read them changes nothing"
+    counters.forget_targets({"n1", "n2"}, NOW + 3_600.0)
     assert counters.failed_targets == {}
 
 

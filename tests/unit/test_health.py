@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
-from exporter.engine.facts.policy import StuckPolicy
 from exporter.health import (
     Health,
     Restart,
@@ -14,7 +13,7 @@ from exporter.health import (
     Watched,
     list_watches,
 )
-from tests.support.builders import NOW, a_store
+from tests.support.builders import NOW
 
 
 def watched(resource: Resource, **overrides: Any) -> Watched:
@@ -208,13 +207,6 @@ def test_a_step_of_the_wall_clock_moves_the_contacts() -> None:
     state = health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, contact=None))
     state.shift(-60.0)
     assert [one.contact for one in state.watched] == [NOW - 61.0, None]
-
-
-def test_the_conditions_of_a_diagnosis() -> None:
-    """A diagnosis has the trust of its instant."""
-    state = health(watched(Resource.VMIS, contact=NOW - 780.0))
-    conditions = state.read_conditions(a_store(), StuckPolicy(), NOW)
-    assert (conditions.trust, conditions.now) == (state.read_trust(NOW), NOW)
 
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])

@@ -16,12 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from enum import StrEnum
 
 from msgspec import Struct
 
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.facts.evidence import Marker
-from exporter.engine.facts.model import EventOutcome, EventReason, Instant, Seconds, Vmi
+from exporter.engine.facts.model import Instant, Seconds, Vmi
 from exporter.engine.facts.policy import Verdict
 
 
@@ -34,6 +35,27 @@ MOST_BLOCKED = 20_000
 """How many VMIs can have a `BlockedEpisode` at once."""
 SLICE = 500
 """How many episodes are checked without yielding, which takes about 1 ms."""
+
+
+class EventReason(StrEnum):
+    """The `reason` of the Kubernetes Events that we write, most urgent first."""
+
+    EVACUATION_STUCK = "EvacuationStuck"
+    EVACUATION_ENDED = "EvacuationEnded"
+    EVICTION_BLOCKED = "EvictionBlocked"
+
+
+class EventOutcome(StrEnum):
+    """What happened to an Event that was due."""
+
+    WRITTEN = "written"
+    EXISTING = "existing"
+    """Another replica, or this replica before a restart, has written the Event already."""
+    REJECTED = "rejected"
+    UNREACHABLE = "unreachable"
+    """The API server did not answer, or was overloaded; the Event is tried again."""
+    DROPPED = "dropped"
+    """The Event was out of date before it could be written, or there were too many episodes."""
 
 
 class Episode(Struct, kw_only=True):

@@ -37,40 +37,6 @@ class Mismatch(StrEnum):
     UID = "uid"
 
 
-class ReviewOutcome(StrEnum):
-    """The result of an admission review of an eviction."""
-
-    UNLISTED_USER = "unlisted_user"
-    UNKNOWN_POD = "unknown_pod"
-    UNAVAILABLE = "unavailable"
-    EVACUATING = "evacuating"
-    HELD_TOO_LONG = "held_too_long"
-    ALLOWED = "allowed"
-    DENIED = "denied"
-    WARNED = "warned"
-
-
-class EventReason(StrEnum):
-    """The `reason` of the Kubernetes Events that we write, most urgent first."""
-
-    EVACUATION_STUCK = "EvacuationStuck"
-    EVACUATION_ENDED = "EvacuationEnded"
-    EVICTION_BLOCKED = "EvictionBlocked"
-
-
-class EventOutcome(StrEnum):
-    """What happened to an Event that was due."""
-
-    WRITTEN = "written"
-    EXISTING = "existing"
-    """Another replica, or this replica before a restart, has written the Event already."""
-    REJECTED = "rejected"
-    UNREACHABLE = "unreachable"
-    """The API server did not answer, or was overloaded; the Event is tried again."""
-    DROPPED = "dropped"
-    """The Event was out of date before it could be written, or there were too many episodes."""
-
-
 class Outcome(IntEnum):
     """How a migration ended; if two sources differ, the greater value is right."""
 

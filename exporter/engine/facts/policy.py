@@ -93,8 +93,8 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
 
     overrides: tuple["Override", ...] = ()
 
-    def of(self, vmi: Vmi) -> "Policy":
-        """The policy of one VMI: that of its override, or else this policy."""
+    def of(self, vmi: Vmi) -> PolicyValues:
+        """The values for one VMI: those of its override, or else of this policy."""
         if not vmi.override:
             return self
         return next((one.policy for one in self.overrides if one.name == vmi.override), self)

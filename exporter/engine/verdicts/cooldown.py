@@ -26,7 +26,7 @@ from msgspec import Struct
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import Ending, settle
 from exporter.engine.facts.model import Instant, Outcome, Resource, Seconds
-from exporter.engine.facts.policy import Policy, PolicyValues
+from exporter.engine.facts.policy import PolicyValues
 
 
 LONGEST_COOLDOWN: Seconds = float(2**63 // 10**9)
@@ -68,7 +68,7 @@ def known_ends(evidence: Evidence) -> Iterator[Instant]:
     yield from evidence.history.known_ends()
 
 
-def measure_cooldown(evidence: Evidence, policy: Policy, now: Instant) -> Cooldown | None:
+def measure_cooldown(evidence: Evidence, policy: PolicyValues, now: Instant) -> Cooldown | None:
     """The cooldown after the last ended migration, or None if no end is known."""
     endings = _list_endings(evidence, policy, now)
     last = _last_ended(evidence, policy, endings, now)
@@ -101,7 +101,7 @@ def measure_length(last: Ending, migrations: int, policy: PolicyValues) -> Lengt
     return Length(base, backed, cap(backed, policy))
 
 
-def list_counted(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
+def list_counted(evidence: Evidence, policy: PolicyValues, now: Instant) -> list[Ending]:
     """The VMI's ended migrations that count towards the backoff at `now`, oldest first."""
     return count_in_window(_list_endings(evidence, policy, now), policy, now)
 
@@ -143,12 +143,12 @@ def _counts(outcome: Outcome, policy: PolicyValues) -> bool:
     return policy.count_failed_migrations or outcome is not Outcome.FAILED
 
 
-def _list_endings(evidence: Evidence, policy: Policy, now: Instant) -> list[Ending]:
+def _list_endings(evidence: Evidence, policy: PolicyValues, now: Instant) -> list[Ending]:
     return evidence.history.endings(now, count_failed=policy.count_failed_migrations)
 
 
 def _last_ended(
-    evidence: Evidence, policy: Policy, endings: list[Ending], now: Instant
+    evidence: Evidence, policy: PolicyValues, endings: list[Ending], now: Instant
 ) -> Ending | None:
     state = evidence.vmi.migration
     if state is None or evidence.vmi.finished:
@@ -169,7 +169,7 @@ def _last_ended(
 
 
 def _release(
-    end: Instant, last: Ending, endings: list[Ending], policy: Policy, now: Instant
+    end: Instant, last: Ending, endings: list[Ending], policy: PolicyValues, now: Instant
 ) -> Instant:
     """When the cooldown that began at `end` is over, if nothing else happens.
 

@@ -38,7 +38,7 @@ from msgspec import Struct
 
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Resource
-from exporter.engine.facts.policy import Policy, Reason, Verdict
+from exporter.engine.facts.policy import Policy, PolicyValues, Reason, Verdict
 from exporter.engine.verdicts.cooldown import Cooldown, list_counted, measure_cooldown
 
 
@@ -49,11 +49,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     reason: Reason
     checkpoint: Checkpoint
     needs: frozenset[Resource] = frozenset()
-    enabled: Callable[[Policy], bool] = lambda _policy: True
+    enabled: Callable[[PolicyValues], bool] = lambda _policy: True
     blocks_idle: Callable[[bool], bool] | None = None
     """Set if the rule can block a VMI that was never moved: whether it does so while KubeVirt is
     updating VMs, and while it is not."""
-    blocks: Callable[[Evidence, Cooldown | None, Policy, Instant], bool]
+    blocks: Callable[[Evidence, Cooldown | None, PolicyValues, Instant], bool]
 
 
 class RuleResult(Struct, frozen=True, kw_only=True):
@@ -68,10 +68,9 @@ class RuleResult(Struct, frozen=True, kw_only=True):
 
 
 def decide_both(
-    evidence: Evidence, policy: Policy, now: Instant
+    evidence: Evidence, policy: PolicyValues, now: Instant
 ) -> tuple[Verdict, Verdict, Cooldown | None]:
     """The verdicts at `filter` and `preEviction`, and the cooldown that they are based on."""
-    policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead = evidence.dead_at(now)
     if cooldown is None:
@@ -114,12 +113,11 @@ def not_ours(mismatch: Mismatch) -> Verdict:
     return Verdict(known=False, mismatch=mismatch)
 
 
-def evaluate_rules(evidence: Evidence, policy: Policy, now: Instant) -> list[RuleResult]:
+def evaluate_rules(evidence: Evidence, policy: PolicyValues, now: Instant) -> list[RuleResult]:
     """Evaluate every rule in order, even after a rule that blocks.
 
     A rule that is off by default is evaluated only if it is on.
     """
-    policy = policy.of(evidence.vmi)
     cooldown = measure_cooldown(evidence, policy, now)
     dead = evidence.dead_at(now)
     return [
@@ -140,7 +138,7 @@ def _blocks(
     rule: Rule,
     evidence: Evidence,
     cooldown: Cooldown | None,
-    policy: Policy,
+    policy: PolicyValues,
     now: Instant,
     *,
     dead: frozenset[Resource],
@@ -151,7 +149,7 @@ def _blocks(
 
 
 def _is_running(
-    evidence: Evidence, _cooldown: Cooldown | None, policy: Policy, now: Instant
+    evidence: Evidence, _cooldown: Cooldown | None, policy: PolicyValues, now: Instant
 ) -> bool:
     state = evidence.vmi.migration
     if state is None or not state.running:
@@ -160,7 +158,7 @@ def _is_running(
 
 
 def _is_requested(
-    evidence: Evidence, _cooldown: Cooldown | None, _policy: Policy, _now: Instant
+    evidence: Evidence, _cooldown: Cooldown | None, _policy: PolicyValues, _now: Instant
 ) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
     if not vmi.evacuation_node or vmi.evacuation_node != vmi.node:

@@ -29,7 +29,7 @@ from exporter.engine.facts.model import (
     Checkpoint,
     Instant,
 )
-from exporter.engine.facts.policy import Policy, Reason, Verdict
+from exporter.engine.facts.policy import Policy, PolicyValues, Reason, Verdict
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.store.table import Table
@@ -221,7 +221,7 @@ class VerdictView:
         if not self._idle_rules:
             return False
         vmi = self._store.vmi(key) if self.policy.overrides else None
-        policy = self.policy if vmi is None else self.policy.of(vmi)
+        policy: PolicyValues = self.policy if vmi is None else self.policy.of(vmi)
         updating = self._store.platform_updating
         return any(rule.enabled(policy) and blocks(updating) for rule, blocks in self._idle_rules)
 
@@ -280,10 +280,10 @@ def _put(values: dict[Key, _Value], key: Key, value: _Value | None) -> None:
 
 
 def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:
-    """The entry of one VMI at `now`."""
-    policy = policy.of(evidence.vmi)
-    filtered, pre_eviction, cooldown = decide_both(evidence, policy, now)
-    until = _find_expiry(evidence, cooldown, policy, now)
+    """The entry of one VMI at `now`; its own policy is chosen here, and nowhere below."""
+    values = policy.of(evidence.vmi)
+    filtered, pre_eviction, cooldown = decide_both(evidence, values, now)
+    until = _find_expiry(evidence, cooldown, values, now)
     return Entry(evidence, filtered, pre_eviction, cooldown, until)
 
 
@@ -319,7 +319,7 @@ def _foresee(entry: Entry | None) -> frozenset[BlockLabels]:
 
 
 def _find_expiry(
-    evidence: Evidence, cooldown: Cooldown | None, policy: Policy, now: Instant
+    evidence: Evidence, cooldown: Cooldown | None, policy: PolicyValues, now: Instant
 ) -> Instant:
     """The next instant at which the clock alone may block or release the VMI.
 

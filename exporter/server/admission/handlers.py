@@ -12,9 +12,9 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import structs
 
-from exporter.counters import BlockedEviction
+from exporter.counters import BlockedEviction, ReviewOutcome
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import Instant, ReviewOutcome
+from exporter.engine.facts.model import Instant
 from exporter.logs import Throttle
 from exporter.server.admission.reviews import (
     LONGEST_USER,

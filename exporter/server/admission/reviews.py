@@ -13,8 +13,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from exporter.counters import ReviewOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Instant, Pod, Resource, ReviewOutcome, Seconds
+from exporter.engine.facts.model import Instant, Pod, Resource, Seconds
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView

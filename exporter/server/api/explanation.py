@@ -52,7 +52,7 @@ def explain_vmi(
     """Everything known about one VMI, and the result of each rule; `why` is `Store.reasons`."""
     evidence, cooldown, now = entry.evidence, entry.cooldown, conditions.now
     vmi = evidence.vmi
-    policy = policy.of(vmi)
+    values = policy.of(vmi)
     diagnosis = conditions.diagnose(evidence)
     move = conditions.diagnose_move(evidence)
     outlook = None if vmi.finished else judge(evidence, conditions, diagnosis)
@@ -89,7 +89,7 @@ def explain_vmi(
         ),
         rules=[
             RuleAnswer(**structs.asdict(result), why=explain_rule(result, evidence, cooldown))
-            for result in evaluate_rules(evidence, policy, now)
+            for result in evaluate_rules(evidence, values, now)
         ],
         cooldown=None
         if cooldown is None
@@ -102,12 +102,12 @@ def explain_vmi(
             effective_seconds=round(cooldown.effective, 3),
             not_before=to_release(cooldown.not_before),
         ),
-        migrations=_write_history(evidence.history, list_counted(evidence, policy, now)),
+        migrations=_write_history(evidence.history, list_counted(evidence, values, now)),
         pending_migrations=[write_vmim(vmim) for vmim in evidence.vmims if not vmim.finished],
         launcher=convert_attributes(evidence.launcher, LauncherAnswer | None),
         blocked_evictions=convert_attributes(blocked_evictions, list[BlockedEvictionAnswer]),
         policy=structs.replace(
-            convert_attributes(policy, PolicyAnswer), override=vmi.override or UNSET
+            convert_attributes(values, PolicyAnswer), override=vmi.override or UNSET
         ),
         blind_spots=health.rejected_resources(),
     )

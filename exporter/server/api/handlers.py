@@ -14,7 +14,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from exporter.counters import Counters
-from exporter.engine.evacuations.conditions import Conditions
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import (
     Forecast,
@@ -333,7 +333,7 @@ class Service:
 
     def read_conditions(self, now: Instant) -> Conditions:
         """The conditions at `now` on which every diagnosis and drain outcome depends."""
-        return self.health.read_conditions(self.store, self.stuck, now)
+        return read_conditions(self.store, self.stuck, self.health.read_trust(now), now)
 
     async def _read_durations(self) -> dict[str, list[Seconds]]:
         """The results of `find_duration` for all VMIs, by node; yields after each slice.

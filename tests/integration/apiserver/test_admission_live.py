@@ -20,7 +20,7 @@ from typing import Any, Self, TypeAlias
 import aiohttp
 import pytest
 
-from exporter.engine.facts.model import ReviewOutcome
+from exporter.counters import ReviewOutcome
 from tests.cluster import PODS, RealCluster, poll
 from tests.cluster.processes import freeze
 from tests.cluster.resources import Resource

@@ -15,8 +15,15 @@ import aiohttp
 import pytest
 
 from exporter.app import LEASE
-from exporter.engine.evacuations.events import BURST, PER_VMI, REPEATED_AFTER, EventQueue
-from exporter.engine.facts.model import EventOutcome, EventReason, Resource, Why, WhySource
+from exporter.engine.evacuations.events import (
+    BURST,
+    PER_VMI,
+    REPEATED_AFTER,
+    EventOutcome,
+    EventQueue,
+    EventReason,
+)
+from exporter.engine.facts.model import Resource, Why, WhySource
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, Watched
 from exporter.kube.client import ApiServer

@@ -7,17 +7,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.events import REPEATED_AFTER, EventQueue
+from exporter.engine.evacuations.events import REPEATED_AFTER, EventOutcome, EventQueue, EventReason
 from exporter.engine.facts.changes import EvictionAdmitted
-from exporter.engine.facts.model import (
-    EVIDENCE_RESOURCES,
-    EventOutcome,
-    EventReason,
-    Resource,
-    Vmi,
-    Why,
-    WhySource,
-)
+from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource, Vmi, Why, WhySource
 from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
 from exporter.health import Health, Watched
 from exporter.kube.client import (

@@ -14,10 +14,12 @@ from exporter.engine.evacuations.events import (
     REPEATED_AFTER,
     SLICE,
     Episode,
+    EventOutcome,
     EventQueue,
+    EventReason,
 )
 from exporter.engine.facts.evidence import RequestedThrough
-from exporter.engine.facts.model import EventOutcome, EventReason, Vmi
+from exporter.engine.facts.model import Vmi
 from exporter.engine.facts.policy import Reason, Verdict
 from exporter.engine.facts.states import State
 from exporter.engine.store.node_drains import DrainPart

@@ -236,7 +236,7 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     assert not decide(evidence, BLOCKING, NOW).allowed
     evidence = replace(evidence, trust=NamespaceTrust(dead=frozenset({dead})))
     assert decide(evidence, BLOCKING, NOW).allowed is silent
-    findings = evaluate_rules(evidence, BLOCKING, NOW)
+    findings = evaluate_rules(evidence, BLOCKING.of(evidence.vmi), NOW)
     for one in findings:
         assert one.silenced == (dead in RESTS_ON[one.rule])
     assert [one.rule for one in findings if one.blocks] == ([] if silent else [rule])

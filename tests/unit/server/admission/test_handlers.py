@@ -11,8 +11,13 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from exporter.counters import USERS_ASKING, VMIS_ASKED_FOR, BlockedEviction, BlockedEvictions
-from exporter.engine.facts.model import ReviewOutcome
+from exporter.counters import (
+    USERS_ASKING,
+    VMIS_ASKED_FOR,
+    BlockedEviction,
+    BlockedEvictions,
+    ReviewOutcome,
+)
 from exporter.engine.facts.policy import Reason
 from exporter.server.admission import handlers as admission
 from exporter.server.admission.handlers import PATH, Admission

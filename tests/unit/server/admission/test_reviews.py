@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.facts.model import (
-    DRAIN_TAINT,
-    Fact,
-    Node,
-    Outcome,
-    Resource,
-    ReviewOutcome,
-    Taint,
-)
+from exporter.counters import ReviewOutcome
+from exporter.engine.facts.model import DRAIN_TAINT, Fact, Node, Outcome, Resource, Taint
 from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.engine.store.store import Store
