@@ -11,8 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from exporter.engine.evacuations.advice import (
-    OF_AN_ATTEMPT,
-    Obstacle,
     copies_disks,
     find_failing_target,
     find_obstacle,
@@ -21,8 +19,8 @@ from exporter.engine.evacuations.causes import GATED, find_blocker
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain_outcomes import Ground
+from exporter.engine.evacuations.obstacles import OF_AN_ATTEMPT, Obstacle
 from exporter.engine.evacuations.outlook import Outlook, explain_no_node
-from exporter.engine.evacuations.situation import find_target
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Pod, Why
 from exporter.engine.facts.names import KUBEVIRT
@@ -315,7 +313,7 @@ def write_action(
     attempt = evidence.unfinished() if diagnosis is None else diagnosis.attempt
     node = vmi.node if diagnosis is None else diagnosis.node
     newest = attempt or next(iter(evidence.newest_failures()), None)
-    target = None if attempt is None else find_target(attempt, evidence.pods)
+    target = evidence.find_target(attempt)
     tried = [one.target_node for one in (attempt, *evidence.newest_failures()) if one is not None]
     target_node = next(filter(None, ("" if target is None else target.node, *tried)), "")
     load = None if conditions is None else conditions.load

@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from exporter.cli.drain import ROOM_UNKNOWN
+from exporter.demo.objects import build_node
 from exporter.demo.store import KUBEVIRTS
+from exporter.engine.facts.placement import HOSTNAME
+from exporter.errors import Exit
 from tests.cluster import poll
 from tests.cluster.users import open_kubeconfig
 from tests.support.commands import run_command
 from tests.support.faulty_apiserver import FaultyApiServer
-from tests.support.field import FIELD, FieldStore
+from tests.support.field import FIELD, FieldStore, read_steps
 from tests.support.program import Program, program
 
 
@@ -286,10 +290,10 @@ async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
             yield exporter
 
 
-async def read(exporter: Program, *words: str) -> str:
-    """What a command prints about this exporter."""
-    _, said, _ = await run_command(*words, "--url", exporter.query)
-    return said
+async def read(exporter: Program, *words: str) -> tuple[str, int]:
+    """What a command prints about this exporter, and its exit code."""
+    code, said, _ = await run_command(*words, "--url", exporter.query)
+    return said, code
 
 
 def has(body: Any, right: Right) -> bool:
@@ -355,10 +359,55 @@ async def answer(exporter: Program, asked: dict[str, Any], right: Right) -> None
     verdict = await exporter.verdict(namespace, name, dryRun=True)
     found = seen["evacuation"] or seen["move"]
     assert verdict["stuck"] == bool(found and found["stuck"])
-    explained = await read(exporter, "explain", vm)
+    explained, _ = await read(exporter, "explain", vm)
     for part in right.explain:
         assert part in explained
     assert "ENDED  TOOK  OUTCOME  COUNTED\n  ?      ?" not in explained
     assert "permission" not in explained
     if "node" in asked:
-        assert right.node in await read(exporter, "node", asked["node"])
+        forecast, code = await read(exporter, "node", asked["node"])
+        assert right.node in forecast
+        assert (code == Exit.CANNOT_BE_EMPTIED) is ("cannot be emptied" in forecast)
+
+
+CORDONED = {"spec": {"unschedulable": True}}
+
+
+@pytest.mark.parametrize(
+    ("others", "selector", "sentence"),
+    [
+        pytest.param([], {}, "no other node exists", id="one-node"),
+        pytest.param([CORDONED] * 2, {}, "n2 is cordoned, n3 is cordoned", id="all-cordoned"),
+        pytest.param(
+            [{}],
+            {HOSTNAME: "kind-control-plane"},
+            "n2 does not have the labels that the VM requires",
+            id="one-pinned-vm",
+        ),
+        pytest.param([CORDONED, {}], {}, "", id="one-open-node"),
+    ],
+)
+async def test_node_knows_whether_there_is_a_node_to_go_to(
+    others: list[dict[str, Any]], selector: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    """`node` exits with 12 and names the VM and the reason if no other node can take it, else 0."""
+    store = FieldStore()
+    for step in read_steps("one-node", store.clock().timestamp()):
+        if "ask" in step or "testvm" in step["object"]["metadata"]["name"]:
+            continue
+        if step["apply"] == "virtualmachineinstances":
+            step["object"]["spec"]["nodeSelector"] = selector
+        if step["apply"] != "virtualmachineinstancemigrations":
+            store.apply(step["apply"], step["object"])
+    for number, node in enumerate(others, 2):
+        store.apply("nodes", {**build_node(f"n{number}"), **node})
+    async with playing(tmp_path, store) as exporter:
+        said, code = await read(exporter, "node", "kind-control-plane")
+    if sentence:
+        assert said.startswith("kind-control-plane cannot be emptied: default/idle fails (")
+        assert f"none can take it: {sentence}." in said
+        assert code == Exit.CANNOT_BE_EMPTIED
+    else:
+        assert said.startswith("kind-control-plane can be emptied.")
+        assert ROOM_UNKNOWN in " ".join(said.split())
+        assert code == Exit.OK

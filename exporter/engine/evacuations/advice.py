@@ -6,7 +6,6 @@ changes every few seconds. `exporter.words.evacuations` has what the person on c
 """
 
 from collections.abc import Callable
-from enum import StrEnum
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -16,11 +15,11 @@ from exporter.engine.evacuations import causes
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.ended_migrations import classify_text
-from exporter.engine.evacuations.situation import find_hand_off, find_target
+from exporter.engine.evacuations.obstacles import Obstacle
+from exporter.engine.evacuations.situation import find_hand_off
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     EndReason,
-    MigrationState,
     Outcome,
     Pod,
     Resource,
@@ -34,54 +33,21 @@ from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.reasons import SOURCE_SILENT, TERMINATING
 
 
-class Obstacle(StrEnum):
-    """What keeps a VM from moving, where its state alone does not say what to do."""
-
-    LEFTOVER = "leftover"
-    TAINT_LEFT = "taint_left"
-    SOURCE_SILENT = "source_silent"
-    HOTPLUG_HANGS = "hotplug_hangs"
-    NOT_FINALIZED = "not_finalized"
-    STALLED = "stalled"
-    LONG_COPY = "long_copy"
-    HAND_OFF = "hand_off"
-    HAND_OFF_REFUSED = "hand_off_refused"
-    TARGET_HANDLER = "target_handler"
-    SOURCE_HANDLER = "source_handler"
-    POST_COPY = "post_copy"
-    POST_COPY_LOST = "post_copy_lost"
-    STALE_POD = "stale_pod"
-    NO_TARGET_POD = "no_target_pod"
-    QUOTA_GATE = "quota_gate"
-    QUEUE_GATE = "queue_gate"
-    HANDLERS_DOWN = "handlers_down"
-    NO_OTHER_NODE = "no_other_node"
-    NO_NODE_MATCHES = "no_node_matches"
-    ATTACHMENT = "attachment"
-    TARGET_NOT_STARTED = "target_not_started"
-    TARGET_LOST = "target_lost"
-    TARGET_DELETED = "target_deleted"
-    NOT_CONVERGING = "not_converging"
-    DISK_COPY_SLOW = "disk_copy_slow"
-    MIGRATION_ERROR = "migration_error"
-    BUDGET = "budget"
-    OUTLIVED_POD = "outlived_pod"
-    QUIET = "quiet"
-    UNEXPLAINED = "unexplained"
-    NONE = "none"
-    """KubeVirt is working on the evacuation, and nothing is wrong."""
-
-
 class Doubt(Struct, frozen=True, gc=False):
-    """What the tests of `STEPS` look at; `cause` is the reason that explains the state best."""
+    """What the tests of `STEPS` look at.
+
+    `cause` is the reason that explains the state best, `target` the active target pod of the
+    unfinished VMIM. `has_outlived`: a launcher pod is active on another node, and no migration uses
+    it.
+    """
 
     evidence: Evidence
     diagnosis: Diagnosis | Move
     why: tuple[Why, ...]
     cause: Why | None
     nodes: NodeIndex | None
+    target: Pod | None
     has_outlived: bool
-    """A launcher pod is active on another node, and no migration uses it."""
 
     @property
     def state(self) -> State:
@@ -94,14 +60,14 @@ class Doubt(Struct, frozen=True, gc=False):
         return self.diagnosis.attempt
 
     @property
-    def migration(self) -> MigrationState | None:
-        """The VMI's last migration."""
-        return self.evidence.vmi.migration
+    def reason(self) -> str:
+        """The cause's reason word; "" if there is no cause."""
+        return "" if self.cause is None else self.cause.reason
 
     @property
-    def target(self) -> Pod | None:
-        """The active target pod of the unfinished VMIM."""
-        return None if self.attempt is None else find_target(self.attempt, self.evidence.pods)
+    def message(self) -> str:
+        """The cause's message; "" if there is no cause."""
+        return "" if self.cause is None else self.cause.message
 
     def has_cause(self, source: WhySource) -> bool:
         """Whether the cause is of this source, and says what to do in this state."""
@@ -125,14 +91,14 @@ def find_obstacle(
     """
     if conditions is not None:
         why = causes.drop_young(why, conditions.now)
-    target = None if diagnosis.attempt is None else find_target(diagnosis.attempt, evidence.pods)
+    target = evidence.find_target(diagnosis.attempt)
     cause = causes.find_state_cause(diagnosis.state, why, target)
     if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
         cause = next((one for one in why if one.reason == SOURCE_SILENT), cause)
     nodes = None if conditions is None else conditions.nodes
     outlived = () if conditions is None else evidence.find_outlived(conditions.now)
     has_outlived = any(pod.deleted_at is None for pod in outlived)
-    doubt = Doubt(evidence, diagnosis, why, cause, nodes, has_outlived)
+    doubt = Doubt(evidence, diagnosis, why, cause, nodes, target, has_outlived)
     step = next(step for applies, step in STEPS if applies(doubt))
     return (doubt.state if step is None else step), cause
 
@@ -176,7 +142,7 @@ def _is_taint_left(doubt: Doubt) -> bool:
 
 def _is_cut_off(doubt: Doubt) -> bool:
     """The VM's node does not answer."""
-    return doubt.cause is not None and doubt.cause.reason == SOURCE_SILENT and doubt.diagnosis.stuck
+    return doubt.reason == SOURCE_SILENT and doubt.diagnosis.stuck
 
 
 def _is(state: State) -> "_Test":
@@ -189,7 +155,7 @@ def _says(source: WhySource) -> "_Test":
 
 def _is_unfinalized(doubt: Doubt) -> bool:
     """The target's virt-handler has not said that the migration is completed."""
-    migration = doubt.migration
+    migration = doubt.evidence.vmi.migration
     is_open = migration is not None and migration.outcome is Outcome.UNKNOWN
     return doubt.state is State.ENDED_NOT_FINISHED and is_open
 
@@ -199,7 +165,7 @@ def _is_stalled(doubt: Doubt) -> bool:
 
 
 def _waits_after_hand_off(doubt: Doubt) -> bool:
-    migration = doubt.migration
+    migration = doubt.evidence.vmi.migration
     is_copying = migration is not None and migration.running
     is_open = find_hand_off(doubt.evidence, doubt.attempt) is not None
     return _is_stalled(doubt) and not is_copying and is_open
@@ -235,20 +201,11 @@ def _is_unscheduled(doubt: Doubt) -> bool:
 
 def _lacks(text: tuple[str, ...]) -> "_Test":
     """The scheduler's message has one of these words."""
-
-    def test(doubt: Doubt) -> bool:
-        message = "" if doubt.cause is None else doubt.cause.message
-        return _is_unscheduled(doubt) and any(word in message for word in text)
-
-    return test
+    return lambda doubt: _is_unscheduled(doubt) and any(word in doubt.message for word in text)
 
 
 def _is_gated_by(prefix: str) -> "_Test":
-    def test(doubt: Doubt) -> bool:
-        is_gated = doubt.cause is not None and doubt.cause.reason == causes.GATED
-        return is_gated and prefix in (doubt.cause.message if doubt.cause else "")
-
-    return test
+    return lambda doubt: doubt.reason == causes.GATED and prefix in doubt.message
 
 
 def _lacks_handlers(doubt: Doubt) -> bool:
@@ -281,19 +238,17 @@ def _has_no_target(doubt: Doubt) -> bool:
 
 def _is_lost_in_post_copy(doubt: Doubt) -> bool:
     """The VM's last migration failed in post-copy, when half its memory had moved."""
-    migration = doubt.migration
+    migration = doubt.evidence.vmi.migration
     is_lost = migration is not None and migration.failure is EndReason.POST_COPY_LOST
     return is_lost and doubt.attempt is None and doubt.state in BY_CAUSE
 
 
 def _is_deleted(doubt: Doubt) -> bool:
-    is_target = doubt.has_cause(WhySource.TARGET_CONTAINER)
-    return is_target and doubt.cause is not None and doubt.cause.reason == TERMINATING
+    return doubt.has_cause(WhySource.TARGET_CONTAINER) and doubt.reason == TERMINATING
 
 
 def _was_killed(doubt: Doubt) -> bool:
-    is_target = doubt.has_cause(WhySource.TARGET_CONTAINER)
-    return is_target and causes.is_target_lost(doubt.why)
+    return doubt.has_cause(WhySource.TARGET_CONTAINER) and causes.is_target_lost(doubt.why)
 
 
 def _does_not_start(doubt: Doubt) -> bool:
@@ -321,9 +276,8 @@ def _is_not_handed_off(doubt: Doubt) -> bool:
 def _failed_before_hand_off(doubt: Doubt) -> bool:
     return (
         doubt.has_cause(WhySource.FAILED_ATTEMPT)
-        and doubt.cause is not None
-        and doubt.cause.reason in causes.BEFORE_HAND_OFF
-        and classify_text(doubt.cause.message) is EndReason.OTHER
+        and doubt.reason in causes.BEFORE_HAND_OFF
+        and classify_text(doubt.message) is EndReason.OTHER
     )
 
 
@@ -331,40 +285,34 @@ def _failed_in(phase: str) -> "_Test":
     """The last attempt failed in this phase, and no text of libvirt says why."""
 
     def test(doubt: Doubt) -> bool:
-        if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.cause is None:
+        if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.reason != phase:
             return False
-        is_given_up = causes.gave_up(doubt.evidence)
-        text = classify_text(doubt.cause.message)
-        is_silent = text is EndReason.OTHER or (text is EndReason.TARGET_LOST and is_given_up)
-        return doubt.cause.reason == phase and is_silent
+        text = classify_text(doubt.message)
+        is_given_up = text is EndReason.TARGET_LOST and causes.gave_up(doubt.evidence)
+        return text is EndReason.OTHER or is_given_up
 
     return test
 
 
 def _ended_by(*reasons: EndReason, disks: bool | None = None) -> "_Test":
     def test(doubt: Doubt) -> bool:
-        if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.cause is None:
+        if not doubt.has_cause(WhySource.FAILED_ATTEMPT):
             return False
         newest = next(iter(doubt.evidence.newest_failures()), doubt.attempt)
         is_kind = disks is None or copies_disks(doubt.evidence, newest) is disks
-        return is_kind and classify_text(doubt.cause.message) in reasons
+        return is_kind and classify_text(doubt.message) in reasons
 
     return test
 
 
 def _waits_for(reason: str) -> "_Test":
     """The VMIM's condition with this reason delayed the last attempt."""
-
-    def test(doubt: Doubt) -> bool:
-        is_condition = doubt.has_cause(WhySource.MIGRATION_CONDITION)
-        return is_condition and doubt.cause is not None and doubt.cause.reason == reason
-
-    return test
+    source = WhySource.MIGRATION_CONDITION
+    return lambda doubt: doubt.has_cause(source) and doubt.reason == reason
 
 
 def _has_room_words(doubt: Doubt) -> bool:
-    message = "" if doubt.cause is None else doubt.cause.message
-    return any(word in message for word in _ROOM)
+    return any(word in doubt.message for word in _ROOM)
 
 
 _Test: TypeAlias = Callable[[Doubt], bool]
@@ -374,15 +322,6 @@ _MATCH = ("node affinity", "node selector")
 """Words of the scheduler about a node without the labels that a pod requires."""
 FAILED_ON_ONE_NODE = 3
 """If this many attempts in a row fail on one node, the node may be the cause, and not the VM."""
-OF_AN_ATTEMPT = frozenset(
-    {
-        Obstacle.MIGRATION_ERROR,
-        Obstacle.UNEXPLAINED,
-        Obstacle.TARGET_LOST,
-        Obstacle.TARGET_HANDLER,
-    }
-)
-"""The obstacles that a node can cause to every VM that comes."""
 BY_CAUSE = frozenset(
     {
         State.MIGRATION_STALLED,

@@ -27,7 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.backoff import Backoff
-from exporter.engine.evacuations.situation import assess, find_target, find_unfinished_end
+from exporter.engine.evacuations.situation import assess, find_unfinished_end
 from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
@@ -323,7 +323,7 @@ def _find_turn(evidence: Evidence, marker: Marker, attempt: Vmim | None) -> Inst
     """When KubeVirt's limits first allowed an attempt; None if never, or if that is unknown."""
     turns = marker.failures_since_request()
     if attempt is not None:
-        target = find_target(attempt, evidence.pods)
+        target = evidence.find_target(attempt)
         if target is not None and target.created is not None:
             turns.append(target.created)
         elif attempt.phase != "Pending" and attempt.created is not None:

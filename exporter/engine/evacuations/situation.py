@@ -45,7 +45,10 @@ class Situation(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What the tests of `ORDER` look at. `attempt` is the unfinished VMIM, `backoff` its pause."""
+    """What the tests of `ORDER` look at.
+
+    `attempt` is the unfinished VMIM, `backoff` its pause, `target` its active target pod.
+    """
 
     evidence: Evidence
     attempt: Vmim | None
@@ -54,16 +57,7 @@ class Case(NamedTuple):
     load: Load | None
     backoff: Backoff | None
     nodes: NodeIndex | None
-
-    @property
-    def migration(self) -> MigrationState | None:
-        """The VMI's last migration."""
-        return self.evidence.vmi.migration
-
-    @property
-    def target(self) -> Pod | None:
-        """The active target pod of the attempt."""
-        return None if self.attempt is None else find_target(self.attempt, self.evidence.pods)
+    target: Pod | None
 
     def believes(self, resource: Resource) -> bool:
         """Whether an object of this resource that is missing does not exist."""
@@ -81,7 +75,8 @@ def assess(
     attempt = evidence.unfinished()
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
-    case = Case(evidence, attempt, stuck, now, load, holds, nodes)
+    target = evidence.find_target(attempt)
+    case = Case(evidence, attempt, stuck, now, load, holds, nodes, target)
     state = next(state for applies, state in ORDER if applies(case))
     missing = _find_missing(evidence) if state is State.UNKNOWN else ()
     seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
@@ -93,12 +88,6 @@ def assess(
         is_quiet=bool(missing) and seen.issuperset(missing),
         overdue=_is_overdue(evidence.vmi.migration, now),
     )
-
-
-def find_target(attempt: Vmim, pods: tuple[Pod, ...]) -> Pod | None:
-    """The active target pod of an attempt, or None."""
-    mine = (pod for pod in pods if pod.migration_uid == attempt.uid and not pod.finished)
-    return next(mine, None)
 
 
 def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:
@@ -158,7 +147,7 @@ def _has_ended(case: Case) -> bool:
 
 
 def _is_stalled(case: Case) -> bool:
-    evidence, state, now = case.evidence, case.migration, case.now
+    evidence, state, now = case.evidence, case.evidence.vmi.migration, case.now
     handed_off_at = find_hand_off(evidence, case.attempt)
     if handed_off_at is not None and now - handed_off_at > case.stuck.after:
         return True
@@ -193,7 +182,7 @@ def _is_overdue(state: MigrationState | None, now: Instant) -> bool:
 
 
 def _is_migrating(case: Case) -> bool:
-    state = case.migration
+    state = case.evidence.vmi.migration
     if state is not None and state.running and not case.evidence.is_contradicted(case.now):
         return True
     return case.attempt is not None and case.attempt.phase in _COPYING_PHASES
@@ -201,7 +190,7 @@ def _is_migrating(case: Case) -> bool:
 
 def _find_handed_off(case: Case) -> MigrationState | None:
     """A hand-off that has not begun to copy, if VMIMs can be read."""
-    state = case.migration
+    state = case.evidence.vmi.migration
     if state is None or not state.uid or state.start is not None or state.ended:
         return None
     return state if case.evidence.trust.believes(Resource.VMIMS) else None

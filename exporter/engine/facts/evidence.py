@@ -311,6 +311,13 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
                 return vmim
         return None
 
+    def find_target(self, attempt: Vmim | None) -> Pod | None:
+        """The active target pod of an attempt, or None."""
+        if attempt is None:
+            return None
+        mine = (pod for pod in self.pods if pod.migration_uid == attempt.uid and not pod.finished)
+        return next(mine, None)
+
     def newest_failures(self) -> list[Vmim]:
         """The failed VMIMs that are newer than the last successful one, newest first.
 

@@ -9,12 +9,13 @@ from typing import TypeVar
 from msgspec import Struct, convert, structs
 
 from exporter import __version__
-from exporter.engine.evacuations.advice import Obstacle, may_cancel
+from exporter.engine.evacuations.advice import may_cancel
 from exporter.engine.evacuations.causes import find_blocker
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import DrainCandidate, Forecast, OutlivedPod, Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome, Ground
+from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.evacuations.outlook import Outlook
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Seconds, Vmi, Vmim, Why

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exporter.engine.evacuations.advice import Obstacle
+from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.model import DRAIN_TAINT
 from exporter.engine.facts.states import State
 from exporter.errors import Exit

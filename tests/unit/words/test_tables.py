@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from exporter.engine.evacuations.advice import BY_CAUSE, WAITING, Obstacle
+from exporter.engine.evacuations.advice import BY_CAUSE, WAITING
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State

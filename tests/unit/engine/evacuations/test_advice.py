@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.advice import Obstacle, may_cancel
+from exporter.engine.evacuations.advice import may_cancel
 from exporter.engine.evacuations.causes import find_blocker, find_cause
+from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, WhySource
 from exporter.engine.facts.states import State
