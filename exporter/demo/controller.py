@@ -493,9 +493,15 @@ def _next_phase(view: MigrationView, vmi: Object) -> str:
         "Scheduled": ("PreparingTarget", _is_ours(view, vmi) and "targetNode" in state),
         "PreparingTarget": ("TargetReady", "targetNodeAddress" in state),
         "TargetReady": ("Running", "startTimestamp" in state),
-        "Running": ("Succeeded", bool(state.get("completed"))),
+        "Running": ("Succeeded", bool(state.get("completed")) and not _is_plugging(vmi)),
     }[present]
     return following if may_follow else present
+
+
+def _is_plugging(vmi: Object) -> bool:
+    """Whether a hotplug of CPUs or memory, for which the VMI migrates, is not over."""
+    has_cpus = objects.condition(vmi, "HotVCPUChange") is not None
+    return has_cpus or objects.is_true(vmi, "HotMemoryChange")
 
 
 def _with_source_pod(migration: Object, vmi: Object, pods: Sequence[Object]) -> Object:

@@ -20,7 +20,14 @@ RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 
 _IS_RECORDING = bool(os.environ.get("RECORD"))
 _CUT = "Pod specs are cut to nodes and containers."
-_POD_SPEC = ("nodeName", "nodeSelector", "affinity", "restartPolicy", "schedulerName")
+_POD_SPEC = (
+    "nodeName",
+    "nodeSelector",
+    "affinity",
+    "restartPolicy",
+    "schedulerName",
+    "schedulingGates",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,10 @@ class World:
         vm.migratable = migratable
         self._change(vm, partial(_set_migratable, migratable=migratable))
 
+    def plug_cpus(self, vm: Vm, *, hangs: bool) -> None:
+        """Give a VM CPUs that its guest does not take until this is called again."""
+        self._change(vm, partial(_set_plugging, plugging=hangs))
+
     def _change(self, vm: Vm, change: Callable[[Object], None]) -> None:
         self.cluster.change_vmi(vm.namespace, vm.name, lambda vmi: objects.changed(vmi, change))
 
@@ -315,6 +319,13 @@ class World:
             is_new = before is None or objects.phase(before) != "Running"
             if is_new and objects.phase(vmi) == "Running" and not vm.migratable:
                 self.cluster.after(0.0, partial(self.set_migratable, vm, migratable=False))
+
+
+def _set_plugging(vmi: Object, *, plugging: bool) -> None:
+    if plugging:
+        objects.set_condition(vmi, {"type": "HotVCPUChange", "status": "True"})
+    else:
+        objects.drop_condition(vmi, "HotVCPUChange")
 
 
 def _set_migratable(vmi: Object, *, migratable: bool) -> None:

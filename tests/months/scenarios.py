@@ -649,6 +649,26 @@ def F16(bench: Bench) -> None:  # noqa: N802
     bench.expect("it stops", 5 * HOUR, 8 * HOUR, "KubeVirtMigrationStuck")
 
 
+@scenario(10)
+def F17(bench: Bench) -> None:  # noqa: N802
+    """Two VMs have moved, but a hotplug hangs, so KubeVirt does not finish their migrations."""
+    world = bench.world
+    drained, moved = world.of_size(8)[10:12]
+    alert = "KubeVirtMigrationStuck"
+
+    def plug(vm: Vm, *, hangs: bool) -> None:
+        world.plug_cpus(vm, hangs=hangs)
+
+    world.at(1 * HOUR - 60, lambda: plug(drained, hangs=True))
+    world.at(1 * HOUR, lambda: world.evict(drained, descheduler=True))
+    world.at(4 * HOUR, lambda: plug(drained, hangs=False))
+    bench.expect("of an evacuation", 1 * HOUR, 4 * HOUR, alert)
+    world.at(6 * HOUR - 60, lambda: plug(moved, hangs=True))
+    world.at(6 * HOUR, lambda: world.migrate(moved))
+    world.at(9 * HOUR, lambda: plug(moved, hangs=False))
+    bench.expect("of a person", 6 * HOUR, 9 * HOUR, alert)
+
+
 @scenario(28 * 24, nodes=6, vms=60, lists=True)
 def M1(bench: Bench) -> None:  # noqa: N802
     """Four ordinary weeks with three drains; during the second one a VM fails for two hours."""

@@ -2,13 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from exporter.app import build_service
+from exporter.counters import Counters
 from exporter.demo.objects import Object, format_time
 from exporter.demo.store import RESOURCES, ObjectStore, key_of
+from exporter.engine.facts.changes import Listed, NodesSeen, Observed
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, KubeVirtSettings, Resource
+from exporter.engine.store.store import Store
+from exporter.health import Health, Watched
+from exporter.kube.objects.kubevirt import parse_object
+from exporter.server.api.handlers import Service
+from exporter.settings import Settings
 
 
 FIELD = Path(__file__).parents[1] / "data" / "field"
@@ -25,6 +34,30 @@ def read_steps(name: str, now: float) -> list[dict[str, Any]]:
     )
     steps: list[dict[str, Any]] = json.loads(text)["steps"]
     return steps
+
+
+def serve(objects: Iterable[tuple[str, Object]], now: Instant) -> Service:
+    """What answers about these objects, each with the plural of its resource, at `now`."""
+    store = Store(endings_kept=64)
+    watched = [Watched(one, None, synced=True, contact=now) for one in CLUSTER_RESOURCES]
+    service = build_service(
+        Settings(),
+        store,
+        Health(180.0, 600.0, watched),
+        counters=Counters(),
+        events=None,
+        clock=lambda: now,
+    )
+    store.apply(NodesSeen(seen=True), now)
+    store.apply(Observed(KubeVirtSettings(namespace="kubevirt")), now)
+    nodes = set()
+    for plural, value in objects:
+        if plural == "nodes":
+            nodes.add(value["metadata"]["name"])
+        changed = parse_object(Resource(plural), json.dumps(value).encode())
+        store.apply(Observed(changed.fact, changed.reasons), now)
+    store.apply(Listed(Resource.NODES, {"": frozenset(nodes)}, None), now)
+    return service
 
 
 class FieldStore(ObjectStore):

@@ -4,25 +4,16 @@ Each row changes the objects of a report (`tests/data/field`) before they are re
 what `explain` or `node` must say, and must not say.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from exporter.app import build_service
 from exporter.cli.drain import show_drain
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen
-from exporter.counters import Counters
-from exporter.engine.facts.changes import Listed, NodesSeen, Observed
-from exporter.engine.facts.model import CLUSTER_RESOURCES, KubeVirtSettings, Resource
-from exporter.engine.store.store import Store
-from exporter.health import Health, Watched
-from exporter.kube.objects.kubevirt import parse_object
-from exporter.settings import Settings
 from tests.support.builders import NOW
-from tests.support.field import read_steps
+from tests.support.field import read_steps, serve
 
 
 Edit = Callable[[str, dict[str, Any]], None]
@@ -31,32 +22,16 @@ Edit = Callable[[str, dict[str, Any]], None]
 
 def play(report: str, edit: Edit) -> str:
     """What `explain` and `node` say about the VM and the node of a report after the change."""
-    store = Store(endings_kept=64)
-    watched = [Watched(one, None, synced=True, contact=NOW) for one in CLUSTER_RESOURCES]
-    service = build_service(
-        Settings(),
-        store,
-        Health(180.0, 600.0, watched),
-        counters=Counters(),
-        events=None,
-        clock=lambda: NOW,
-    )
-    store.apply(NodesSeen(seen=True), NOW)
-    store.apply(Observed(KubeVirtSettings(namespace="kubevirt")), NOW)
-    names = set()
+    objects = []
     asked: dict[str, Any] = {}
     for step in read_steps(report, NOW):
         if "ask" in step:
             asked = step
             continue
-        resource = step["apply"]
-        edit(resource, step["object"])
-        if step["object"].get("gone"):
-            continue
-        names.add(step["object"]["metadata"]["name"] if resource == "nodes" else "")
-        changed = parse_object(Resource(resource), json.dumps(step["object"]).encode())
-        store.apply(Observed(changed.fact, changed.reasons), NOW)
-    store.apply(Listed(Resource.NODES, {"": frozenset(names)}, None), NOW)
+        edit(step["apply"], step["object"])
+        if not step["object"].get("gone"):
+            objects.append((step["apply"], step["object"]))
+    service = serve(objects, NOW)
     namespace, name = asked["ask"]
     vmi = service.describe_vmi(namespace, name, NOW)
     assert vmi is not None
@@ -123,6 +98,27 @@ INITIALIZING = [
     {"type": "PodReadyToStartContainers", "status": "True"},
     {"type": "Initialized", "status": "False", "lastTransitionTime": "2027-01-15T07:40:00Z"},
 ]
+TARGETS_GONE = [of("pods", f"-t{number}", gone=True) for number in range(4)]
+SCHEDULED = {
+    "phase": "Scheduled",
+    "phaseTransitionTimestamps": [
+        {"phase": "Pending", "phaseTransitionTimestamp": "2027-01-15T07:10:00Z"},
+        {"phase": "Scheduling", "phaseTransitionTimestamp": "2027-01-15T07:10:01Z"},
+        {"phase": "Scheduled", "phaseTransitionTimestamp": "2027-01-15T07:10:11Z"},
+    ],
+}
+OF_THE_LAST = {
+    "kubevirt.io": "virt-launcher",
+    "kubevirt.io/created-by": "u-rke2-pool1",
+    "kubevirt.io/migrationJobUID": "m-kubevirt-evacuation-9",
+}
+READY = {
+    "phase": "Running",
+    "conditions": [
+        {"type": "Ready", "status": "True"},
+        {"type": "PodScheduled", "status": "True"},
+    ],
+}
 KUEUE = [{"name": "kueue.x-k8s.io/admission"}]
 NO_EXECUTE = [{"key": "dedicated", "value": "gpu", "effect": "NoExecute"}]
 ZONE = {"topology.kubernetes.io/zone": "a"}
@@ -290,6 +286,49 @@ VARIANTS: dict[str, tuple[str, Edit, tuple[str, ...], tuple[str, ...]]] = {
         ended_in("Scheduled"),
         ("FailedHandOver",),
         ("launcher's log", "fence"),
+    ),
+    "the-refused-targets-are-gone": (
+        "hand-off-refused",
+        both(*TARGETS_GONE),
+        ("FailedHandOver",),
+        ("launcher's log", "fence"),
+    ),
+    "a-hand-off-that-hangs": (
+        "hand-off-refused",
+        both(
+            of("virtualmachineinstancemigrations", "-9", status=SCHEDULED),
+            of("pods", "-t3", metadata__labels=OF_THE_LAST, status=READY),
+        ),
+        ("migration_stalled", "FailedHandOver"),
+        ("launcher's log", "fence"),
+    ),
+    "refused-by-the-scheduler-before": (
+        "hand-off-refused",
+        both(ended_in("Scheduling"), *TARGETS_GONE),
+        ("Make room on another node",),
+        ("FailedHandOver", "launcher's log", "fence"),
+    ),
+    "a-vm-that-goes-down-needs-no-node": (
+        "one-node",
+        of("virtualmachineinstances", "idle", spec__evictionStrategy="None"),
+        ("in a drain it goes down: its strategy is None", "default/testvm fails"),
+        ("default/idle fails",),
+    ),
+    "a-vm-that-cannot-migrate-needs-no-node": (
+        "one-node",
+        of(
+            "virtualmachineinstances",
+            "idle",
+            status__conditions=[
+                {
+                    "type": "LiveMigratable",
+                    "status": "False",
+                    "reason": "HostDeviceNotLiveMigratable",
+                }
+            ],
+        ),
+        ("in a drain it never leaves: it is not migratable", "HostDeviceNotLiveMigratable"),
+        ("default/idle fails",),
     ),
     "the-launcher-is-deleted-by-hand": (
         "launcher-preempted",

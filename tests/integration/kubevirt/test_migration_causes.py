@@ -1,4 +1,4 @@
-"""The line `migration_ended` of migrations that KubeVirt's own controllers end or abort."""
+"""Why migrations end or hang that KubeVirt's own controllers end, abort or leave unfinished."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import poll
+from exporter.demo import objects
+from tests.cluster import PODS, VMIMS, poll
 from tests.cluster.player import Fate
-from tests.cluster.resources import VMIMS
+from tests.cluster.resources import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS
 from tests.cluster.rig import Rig
+from tests.cluster.versions import PINNED, RUNNING
+from tests.integration.kubevirt.test_rig import BY_EVACUATION, PLAYED
 from tests.support.program import Program, program
 
 
 REASON, MESSAGE = "error.type", "error.message"
+GATE = "ApplicationAwareQuotaGate"
+PINNED_ONLY = pytest.mark.skipif(
+    RUNNING["kubevirt"] != PINNED["kubevirt"], reason="recorded with the pinned KubeVirt alone"
+)
 
 
 @dataclass
@@ -105,3 +112,117 @@ async def test_an_aborted_migration(stage: Stage, quote: Callable[[dict[str, Any
         line = await stage.until_line("ended-aborted")
     quote(line)
     assert line[REASON] == "aborted"
+
+
+@PINNED_ONLY
+async def test_a_gated_target_pod(stage: Stage, prove: Callable[[str], None]) -> None:
+    """A scheduling gate on the target pod is named, with its owner and the step."""
+    key, rig = "gated/db1", stage.rig
+    async with rig.vmi(key, "never bound"):
+        await add_gates(rig, "gated")
+        await rig.evict(key)
+        waiting = await rig.until(
+            key, lambda scene: len(scene.pods) == 2 and scene.phases == ["Scheduling"]
+        )
+        await rig.record(
+            "target_gated",
+            BY_EVACUATION + "A MutatingAdmissionPolicy gave the target pod the scheduling gate of "
+            "the application-aware quota, and kube-apiserver wrote the pod's condition.",
+            waiting,
+        )
+        body = await stage.exporter.until(
+            f"/v1/vmis/{key}",
+            lambda _, body: body["evacuation"] and body["evacuation"]["state"] == "target_gated",
+        )
+        evacuation = body["evacuation"]
+
+    assert evacuation["cause"]["reason"] == "SchedulingGated"
+    assert evacuation["cause"]["message"] == GATE
+    assert evacuation["nextStep"].startswith("Raise the ApplicationAwareResourceQuota")
+    prove(f"rig: target_gated: {evacuation['cause']['message']!r}: {evacuation['nextStep']}")
+
+
+@PINNED_ONLY
+async def test_a_hotplug_that_hangs_holds_an_ended_migration(
+    stage: Stage, prove: Callable[[str], None]
+) -> None:
+    """KubeVirt does not finish the VMIM, and deleting it hangs until the hotplug is over."""
+    key, rig = "plugging/db1", stage.rig
+    change = {"type": "HotVCPUChange", "status": "True", "lastProbeTime": None}
+    change |= {"lastTransitionTime": None, "message": "CPUs are being plugged"}
+    async with rig.vmi(key) as scene:
+        await rig.player.write(scene.vmi, lambda vmi: objects.set_condition(vmi, change))
+        await rig.evict(key)
+        ended = await rig.until(
+            key,
+            lambda scene: scene.state.get("completed") and objects.active_pods(scene.pods) == 1,
+        )
+
+        assert ended.phases == ["Running"]
+        assert ended.marked == ""
+        played = PLAYED + "a virt-handler said that a hotplug of CPUs goes on, and the migration "
+        await rig.record(
+            "further/ended_not_finished.hotplug",
+            BY_EVACUATION + played + "succeeded. virt-controller leaves the VMIM Running.",
+            ended,
+        )
+        name = ended.vmims[0]["metadata"]["name"]
+        await rig.cluster.admin.delete(VMIMS, "plugging", name)
+        deleted = await rig.until(key, lambda scene: objects.is_deleting(scene.vmims[0]))
+        await rig.record(
+            "further/ended_not_finished.deleted",
+            BY_EVACUATION + played + "succeeded. The VMIM was deleted, and waits for its finalizer "
+            "and for virt-controller, which leaves it Running.",
+            deleted,
+        )
+        (left,) = deleted.vmims
+        assert objects.phase(left) == "Running"
+        assert left["metadata"]["finalizers"] == [objects.MIGRATION_FINALIZER]
+        prove(
+            f"rig: KubeVirt {RUNNING['kubevirt']}: HotVCPUChange keeps the VMIM of a migration that"
+            f" has ended Running; deleted, it waits for {left['metadata']['finalizers'][0]}"
+        )
+        await rig.player.write(
+            deleted.vmi, lambda vmi: objects.drop_condition(vmi, "HotVCPUChange")
+        )
+        await rig.until(key, lambda scene: not scene.vmims)
+
+
+async def add_gates(rig: Rig, namespace: str) -> None:
+    """From now on each new target pod in a namespace has a scheduling gate."""
+    gate = f'Object.spec.schedulingGates{{name: "{GATE}"}}'
+    add = f'[JSONPatch{{op: "add", path: "/spec/schedulingGates", value: [{gate}]}}]'
+    is_target = {"key": objects.MIGRATION_JOB, "operator": "Exists"}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"]}
+    spec = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "objectSelector": {"matchExpressions": [is_target]},
+            "resourceRules": [rule | {"resources": ["pods"]}],
+        },
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": add}}],
+    }
+    for resource, body in (
+        (MUTATING_POLICIES, spec),
+        (MUTATING_POLICY_BINDINGS, {"policyName": "gates"}),
+    ):
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
+        await rig.cluster.admin.create(
+            resource, head | {"metadata": {"name": "gates"}, "spec": body}
+        )
+    pod = {
+        "apiVersion": PODS.api_version,
+        "kind": PODS.kind,
+        "metadata": {"generateName": "trial-", "labels": {objects.MIGRATION_JOB: "trial"}},
+        "spec": {"containers": [{"name": "compute", "image": "virt-launcher"}]},
+    }
+
+    async def is_gated() -> bool:
+        made = await rig.cluster.admin.request(
+            "POST", PODS.path(namespace), json=pod, params={"dryRun": "All"}
+        )
+        return bool(made["spec"].get("schedulingGates"))
+
+    await poll(is_gated, what="new target pods gated")

@@ -35,6 +35,23 @@ class TestPhases:
 
         assert objects.phase(failed or {}) == "Failed"
 
+    @pytest.mark.parametrize("kind", ["HotVCPUChange", "HotMemoryChange"])
+    def test_a_migration_is_not_finished_before_its_hotplug(self, play: Play, kind: str) -> None:
+        """A VMIM stays Running after the end of its migration until the hotplug is over."""
+        play.hand_off()
+        play.prepare()
+        play.reconcile()
+        play.start()
+        play.reconcile()
+        play.vmi["status"]["migrationState"] |= {"endTimestamp": "x", "completed": True}
+        objects.set_condition(play.vmi, {"type": kind, "status": "True"})
+        play.reconcile(2)
+        before = objects.phase(play.migration)
+        objects.drop_condition(play.vmi, kind)
+        play.reconcile()
+
+        assert (before, objects.phase(play.migration)) == ("Running", "Succeeded")
+
     def test_migrations_of_a_vanished_vmi_are_deleted(self) -> None:
         """A VMIM whose VMI is gone is deleted, and then loses its finalizer."""
         migration = through(make_evacuation(make_vmi()), "Pending")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose
+from exporter.engine.evacuations.diagnosis import Diagnosis, diagnose, diagnose_move
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.policy import StuckPolicy
@@ -32,11 +32,11 @@ FOLDER = Path(__file__).parents[3] / "data" / "recorded"
 FILES = sorted(FOLDER.glob("*/*.json"))
 FILE_NAMES = [f"{path.parent.name}-{path.stem}" for path in FILES]
 VERSION = "{0.parent.name}".format
+NAME = "{0.stem}".format
 ENDED = {"succeeded", "cancelled"}
 """Recordings of evacuations that are over."""
 DERIVED = {
     State.ENDED_NOT_FINISHED: "migrating",
-    State.TARGET_GATED: "target_unschedulable",
     State.SHUTTING_DOWN: "target_not_ready",
     State.MIGRATION_STALLED: "migrating",
     State.WAITING_FOR_SYNC: "target_not_ready",
@@ -118,30 +118,16 @@ def test_a_vmi_that_is_deleted_is_not_moved_any_more(path: Path) -> None:
     assert diagnosed(store, evidence, now).state is State.SHUTTING_DOWN
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/target_unschedulable.json")), ids=VERSION)
-def test_a_gated_target_pod_was_not_refused_by_a_node(path: Path) -> None:
-    """A target pod with a scheduling gate has a state of its own: no node was asked."""
-    recorded = json.loads(path.read_text(encoding="utf-8"))
-    store, _, now = load(path)
-    for pod in recorded["pods"]:
-        if not pod["spec"].get("nodeName"):
-            pod["spec"]["schedulingGates"] = [{"name": "ApplicationAwareQuotaGate"}]
-            store.put(parse_object(Resource.PODS, msgspec.json.encode(pod)).fact)
-    (evidence,) = store.evacuating()
-    assert diagnosed(store, evidence, now).state is State.TARGET_GATED
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/migrating.json")), ids=VERSION)
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/further/ended_*.json")), ids=NAME)
 def test_a_vmim_that_is_not_finished_after_the_end(path: Path) -> None:
     """A VMIM that stays Running for minutes after its migration has ended is not migrating."""
-    recorded = json.loads(path.read_text(encoding="utf-8"))
-    store, _, now = load(path)
-    state = recorded["vmi"]["status"]["migrationState"]
-    state |= {"endTimestamp": recorded["now"], "completed": True}
-    store.put(parse_object(Resource.VMIS, msgspec.json.encode(recorded["vmi"])).fact)
-    (evidence,) = store.evacuating()
-    assert diagnosed(store, evidence, now + 300.0).state is State.MIGRATING
-    assert diagnosed(store, evidence, now + 302.0).state is State.ENDED_NOT_FINISHED
+    store, evidence, _ = load(path)
+    end = evidence.migration_end
+    assert end is not None
+    for seconds, state in ((300.0, State.MIGRATING), (302.0, State.ENDED_NOT_FINISHED)):
+        move = diagnose_move(evidence, StuckPolicy(), store.load(), end + seconds)
+        assert move is not None
+        assert move.state is state
 
 
 def test_every_state_is_recorded() -> None:
