@@ -29,6 +29,15 @@ WORDS: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {
         ("HotVCPUChange: CPUs are being plugged", "Restart the VM"),
         ("Abort", "Wait"),
     ),
+    "further/target_not_ready.volume": (
+        2000,
+        (
+            "PodReadyToStartContainers: its network or a volume is not ready",
+            "the kubelet's events are on the pod",
+            "describe pods",
+        ),
+        ("Read the events of the VM", "PodInitializing"),
+    ),
 }
 """By recording: how many seconds later `explain` is asked, and what it says, and does not say."""
 

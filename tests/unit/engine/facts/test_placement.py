@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.engine.facts.placement import Placement, Requirement, Term, Toleration
+from exporter.engine.facts.placement import HOSTNAME, Placement, Requirement, Term, Toleration
 
 
 LABELS = (("zone", "a"), ("cpus", "16"))
@@ -21,6 +21,7 @@ LABELS = (("zone", "a"), ("cpus", "16"))
         (Requirement("cpus", "Gt", ("8",)), True),
         (Requirement("cpus", "Gt", ("16",)), False),
         (Requirement("cpus", "Lt", ("32",)), True),
+        (Requirement("cpus", "Lt", ("16",)), False),
         (Requirement("zone", "Lt", ("32",)), False),
         (Requirement("rack", "Gt", ("1",)), False),
         (Requirement("zone", "Near", ("a",)), False),
@@ -47,6 +48,12 @@ def test_the_selector_needs_every_label() -> None:
     """A node selector matches a node with all of its labels."""
     assert Placement(selector=(("zone", "a"),)).matches("n1", LABELS)
     assert not Placement(selector=(("zone", "a"), ("rack", "1"))).matches("n1", LABELS)
+
+
+def test_the_only_host_that_a_selector_allows() -> None:
+    """A selector for a hostname binds the pod to it."""
+    assert Placement(selector=((HOSTNAME, "n1"), ("zone", "a"))).hostname == "n1"
+    assert Placement(selector=(("zone", "a"),)).hostname == ""
 
 
 @pytest.mark.parametrize(
