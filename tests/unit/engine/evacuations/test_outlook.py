@@ -102,7 +102,7 @@ def test_the_reason_names_each_other_node() -> None:
 
 def test_it_is_unknown_whether_a_new_vm_is_migratable() -> None:
     """A VM without the condition LiveMigratable waits for it, unless it is migrating."""
-    fields = {"migratable": False, "migratable_unknown": True}
+    fields: dict[str, Any] = {"migratable": False, "migratable_unknown": True}
     assert ground_of(a_vm(**fields), Node(name="n2")) is Ground.NO_CONDITION
     moving = a_vm(migration=a_running_state(), **fields)
     assert ground_of(moving, Node(name="n2")) is Ground.MIGRATING
