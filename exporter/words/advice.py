@@ -22,8 +22,7 @@ from exporter.engine.evacuations.drain_outcomes import Ground
 from exporter.engine.evacuations.obstacles import OF_AN_ATTEMPT, Obstacle
 from exporter.engine.evacuations.outlook import Outlook, explain_no_node
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import DRAIN_TAINT, Pod, Why
-from exporter.engine.facts.names import KUBEVIRT
+from exporter.engine.facts.model import Pod, Why
 from exporter.engine.facts.states import State
 from exporter.words.commands import (
     ATTEMPTS,
@@ -236,8 +235,8 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
 def advise(
     evidence: Evidence,
     diagnosis: Diagnosis | Move,
-    why: tuple[Why, ...] = (),
-    conditions: Conditions | None = None,
+    why: tuple[Why, ...],
+    conditions: Conditions,
 ) -> Advice:
     """What to do about an evacuation or another move; `why` are the VMI's reasons, newest first."""
     obstacle, cause = find_obstacle(evidence, diagnosis, why, conditions)
@@ -298,7 +297,7 @@ def _find_outlook_step(
 def write_action(
     action: Action,
     evidence: Evidence,
-    conditions: Conditions | None,
+    conditions: Conditions,
     *,
     diagnosis: Diagnosis | Move | None = None,
     cause: Why | None = None,
@@ -316,16 +315,12 @@ def write_action(
     target = evidence.find_target(attempt)
     tried = [one.target_node for one in (attempt, *evidence.newest_failures()) if one is not None]
     target_node = next(filter(None, ("" if target is None else target.node, *tried)), "")
-    load = None if conditions is None else conditions.load
+    load, nodes, names = conditions.load, conditions.nodes, conditions.names
     limit = None if load is None else load.find_limit(vmi.node)
     active = [pod for pod in evidence.pods if not pod.finished and pod.node == vmi.node]
     name = launcher.name if launcher is not None and active == [launcher] else "the one"
-    now = 0.0 if conditions is None else conditions.now
-    outlived = outlived or next(iter(evidence.find_outlived(now)), None)
-    nodes = None if conditions is None else conditions.nodes
-    kubevirt = None if conditions is None else conditions.kubevirt
-    taint = DRAIN_TAINT if conditions is None else conditions.drain_taint
-    names = KUBEVIRT if conditions is None else conditions.names
+    outlived = outlived or next(iter(evidence.find_outlived(conditions.now)), None)
+    kubevirt, taint = conditions.kubevirt, conditions.drain_taint
     handlers = [] if nodes is None else nodes.find_without_handler(vmi.node)
     return (
         names.translate(action.sentence).format(

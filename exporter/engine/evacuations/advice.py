@@ -83,22 +83,20 @@ def find_obstacle(
     evidence: Evidence,
     diagnosis: Diagnosis | Move,
     why: tuple[Why, ...],
-    conditions: Conditions | None = None,
+    conditions: Conditions,
 ) -> tuple[State | Obstacle, Why | None]:
     """What keeps a VM from moving, and the cluster's reason for that, if there is one.
 
-    `why` are the VMI's reasons, newest first. Without `conditions`, nothing is known of nodes.
+    `why` are the VMI's reasons, newest first.
     """
-    if conditions is not None:
-        why = causes.drop_young(why, conditions.now)
+    why = causes.drop_young(why, conditions.now)
     target = evidence.find_target(diagnosis.attempt)
     cause = causes.find_state_cause(diagnosis.state, why, target)
     if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
         cause = next((one for one in why if one.reason == SOURCE_SILENT), cause)
-    nodes = None if conditions is None else conditions.nodes
-    outlived = () if conditions is None else evidence.find_outlived(conditions.now)
+    outlived = evidence.find_outlived(conditions.now)
     has_outlived = any(pod.deleted_at is None for pod in outlived)
-    doubt = Doubt(evidence, diagnosis, why, cause, nodes, target, has_outlived)
+    doubt = Doubt(evidence, diagnosis, why, cause, conditions.nodes, target, has_outlived)
     step = next(step for applies, step in STEPS if applies(doubt))
     return (doubt.state if step is None else step), cause
 

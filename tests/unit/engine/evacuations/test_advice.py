@@ -10,10 +10,13 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.advice import may_cancel
 from exporter.engine.evacuations.causes import find_blocker, find_cause
+from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, WhySource
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import Trust
 from exporter.words.advice import ACTIONS, advise, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
@@ -31,6 +34,8 @@ from tests.unit.engine.evacuations.test_diagnosis import (
 )
 
 
+UNKNOWN = Conditions(kubevirt=None, load=None, stuck=StuckPolicy(), trust=Trust(), now=NOW + 120.0)
+"""Nothing is known of nodes and of KubeVirt."""
 STAYS = Why(WhySource.LIVE_MIGRATABLE, "DisksNotLiveMigratable", "PVC db1 is not shared")
 FULL_NODES = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available", NOW - 300.0)
 SELECTOR = Why(WhySource.POD_SCHEDULED, "NodeSelector", "zone=a")
@@ -105,7 +110,7 @@ STALLED = {"start": NOW - 10_000.0}
 
 def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> State | Obstacle:
     """The obstacle to which the advised action belongs."""
-    advice = advise(evidence, diagnosis(evidence, **seen), why)
+    advice = advise(evidence, diagnosis(evidence, **seen), why, UNKNOWN)
     found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
     assert len(found) == 1
     return found[0]
@@ -116,7 +121,7 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
     """The advice for every situation has one sentence and one command."""
     found = diagnosis(evidence)
     for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
-        advice = advise(evidence, found, why)
+        advice = advise(evidence, found, why, UNKNOWN)
         assert advice.sentence.endswith(".")
         assert ". " not in advice.sentence
         assert "{" not in advice.sentence
@@ -147,7 +152,7 @@ def test_the_cause_decides(
     _, case = CASES[evidence]
 
     assert find(case, why) is obstacle
-    assert advise(case, diagnosis(case), why).cause == cause
+    assert advise(case, diagnosis(case), why, UNKNOWN).cause == cause
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
 
     def advised(*nodes: str) -> str:
         evidence = failed(*nodes)
-        return advise(evidence, diagnosis(evidence), (LATE,)).sentence
+        return advise(evidence, diagnosis(evidence), (LATE,), UNKNOWN).sentence
 
     assert advised("n9", "n3", "n3", "n3").endswith(
         "; the last 3 attempts failed on n3: if those of other VMs fail there too, cordon it, and"
@@ -195,7 +200,7 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
     aborted = a_failed_attempt(9, 1, target_node="n3", aborted=True)
     twice = failed("n3", "n3")
     twice = replace(twice, vmims=(*twice.vmims, aborted))
-    assert "failed on" not in advise(twice, diagnosis(twice), (LATE,)).sentence
+    assert "failed on" not in advise(twice, diagnosis(twice), (LATE,), UNKNOWN).sentence
 
 
 def test_the_pods_that_attach_volumes_are_waited_for() -> None:
@@ -266,16 +271,21 @@ def test_only_a_copy_beyond_kubevirts_own_limit_is_to_be_aborted(
     assert found.state is State.MIGRATION_STALLED
     assert find(evidence) is obstacle
     deletes = " delete virtualmachineinstancemigration kubevirt-evacuation-1"
-    assert advise(evidence, found).command.endswith(deletes) is (obstacle is Obstacle.STALLED)
+    assert advise(evidence, found, (), UNKNOWN).command.endswith(deletes) is (
+        obstacle is Obstacle.STALLED
+    )
+
+
+ENDING = replace(STALE, deleted_at=NOW - 60.0)
 
 
 @pytest.mark.parametrize(
     ("pods", "place"),
     [
-        pytest.param((SOURCE, STALE), "virt-launcher-db1-x on n1", id="elsewhere"),
+        pytest.param((SOURCE, ENDING), "virt-launcher-db1-x on n1", id="elsewhere"),
         pytest.param((SOURCE, replace(STALE, node="n1")), "the one on n1", id="both-on-its-node"),
         pytest.param(
-            (SOURCE, STALE, a_target(node="n1", phase="Failed")),
+            (SOURCE, ENDING, a_target(node="n1", phase="Failed")),
             "virt-launcher-db1-x on n1",
             id="an-ended-one-does-not-run-it",
         ),
@@ -284,7 +294,7 @@ def test_only_a_copy_beyond_kubevirts_own_limit_is_to_be_aborted(
 def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], place: str) -> None:
     """With several active pods the action names the pod that must not be deleted."""
     evidence = an_evacuation(pods=pods)
-    sentence = advise(evidence, diagnosis(evidence)).sentence
+    sentence = advise(evidence, diagnosis(evidence), (), UNKNOWN).sentence
 
     assert sentence.endswith(f"delete the stale pod, but never {place}, which runs the VM.")
 
@@ -296,7 +306,7 @@ def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
     kubectl.chmod(0o755)
     odd = "n'1 $(id)"
     evidence = an_evacuation(vmi={"name": odd, "migratable": False})
-    command = advise(evidence, diagnosis(evidence)).command
+    command = advise(evidence, diagnosis(evidence), (), UNKNOWN).command
     ran = [
         subprocess.run(
             ["sh", "-c", one],
@@ -353,7 +363,7 @@ def test_lost_and_silent_places(
     evidence = an_evacuation(age=9000, pods=pods)
 
     assert find(evidence, why) is obstacle
-    assert advise(evidence, diagnosis(evidence), why).cause == cause
+    assert advise(evidence, diagnosis(evidence), why, UNKNOWN).cause == cause
 
 
 def test_a_vm_that_was_lost_in_post_copy_has_to_be_restarted() -> None:

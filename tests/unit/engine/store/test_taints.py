@@ -217,7 +217,7 @@ def test_a_taint_that_was_left_behind(*, evicted: bool) -> None:
     if evicted:
         assert found.source is Source.UNKNOWN
     assert found.leftover
-    advice = advise(next(store.evacuating()), found)
+    advice = advise(next(store.evacuating()), found, (), see(store))
     assert "Remove the taint kubevirt.io/drain from n1" in advice.sentence
     assert advice.command == "kubectl taint nodes n1 kubevirt.io/drain:NoSchedule-"
 
