@@ -40,7 +40,7 @@ _TESTS = {
     "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice ./field_variants ./recorded_words",
-    "engine/evacuations/situation": "diagnosis recorded nodes taints ./field_variants",
+    "engine/evacuations/situation": "situation diagnosis recorded nodes taints ./field_variants",
     "engine/evacuations/causes": "causes advice ./field_variants ./recorded_words",
     "engine/evacuations/conditions": "outlook drain nodes budgets taints ./field_variants",
     "engine/evacuations/outlook": "outlook drain budgets nodes ./field_variants",

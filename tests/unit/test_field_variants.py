@@ -12,6 +12,7 @@ import pytest
 from exporter.cli.drain import show_drain
 from exporter.cli.explain import show_vmi
 from exporter.cli.layout import Screen
+from tests.program.test_field import RIGHT, name_vm
 from tests.support.builders import NOW
 from tests.support.field import read_steps, serve
 
@@ -32,11 +33,13 @@ def play(report: str, edit: Edit) -> str:
         if not step["object"].get("gone"):
             objects.append((step["apply"], step["object"]))
     service = serve(objects, NOW)
-    namespace, name = asked["ask"]
+    namespace, name = name_vm(asked["ask"]).split("/")
     vmi = service.describe_vmi(namespace, name, NOW)
     assert vmi is not None
-    node = service.describe_node(asked["node"], NOW)
-    return show_vmi(vmi, Screen()) + show_drain(node, Screen())
+    text = show_vmi(vmi, Screen())
+    if "node" not in asked:
+        return text
+    return text + show_drain(service.describe_node(asked["node"], NOW), Screen())
 
 
 def of(resource: str, name: str, **fields: Any) -> Edit:
@@ -266,6 +269,27 @@ VARIANTS: dict[str, tuple[str, Edit, tuple[str, ...], tuple[str, ...]]] = {
         ("Make room on another node", "kubectl describe nodes\n"),
         ("kubevirt.io/schedulable=true", "virt-handler"),
     ),
+    "one-handler-down-and-no-node-that-matches": (
+        "handlers-down-elsewhere",
+        of("nodes", "n2", metadata__labels={"kubevirt.io/schedulable": "true"}),
+        ("Repair virt-handler on n3",),
+        ("Make room on",),
+    ),
+    "one-handler-down-and-no-room": (
+        "handlers-down-elsewhere",
+        both(
+            of("nodes", "n2", metadata__labels={"kubevirt.io/schedulable": "true"}),
+            message("0/3 nodes are available: 1 Insufficient memory."),
+        ),
+        ("Make room on another node",),
+        ("Repair virt-handler",),
+    ),
+    "all-handlers-down-and-no-room": (
+        "handlers-down-elsewhere",
+        message("0/3 nodes are available: 1 Insufficient memory."),
+        ("Repair virt-handler on n2, n3",),
+        ("Make room on",),
+    ),
     "the-pod-selects-more-than-the-vm": (
         "handlers-down-elsewhere",
         both(
@@ -311,7 +335,7 @@ VARIANTS: dict[str, tuple[str, Edit, tuple[str, ...], tuple[str, ...]]] = {
     "a-vm-that-goes-down-needs-no-node": (
         "one-node",
         of("virtualmachineinstances", "idle", spec__evictionStrategy="None"),
-        ("in a drain it goes down: its strategy is None", "default/testvm fails"),
+        ("in a drain it goes down: its strategy is None", "none can take it: no other node exists"),
         ("default/idle fails",),
     ),
     "a-vm-that-cannot-migrate-needs-no-node": (
@@ -372,3 +396,12 @@ def test_a_variant_is_answered(
         assert part in text
     for part in unsaid:
         assert part not in text
+
+
+@pytest.mark.parametrize("report", [name for name, rights in RIGHT.items() if len(rights) == 1])
+def test_the_report_itself_is_answered(report: str) -> None:
+    """Without a change, the cause and the step are those that the whole program gives."""
+    (right,) = RIGHT[report]
+    text = play(report, lambda _kind, _value: None)
+    for part in right.explain:
+        assert part in text

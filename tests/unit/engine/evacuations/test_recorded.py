@@ -124,7 +124,7 @@ def test_a_vmim_that_is_not_finished_after_the_end(path: Path) -> None:
     store, evidence, _ = load(path)
     end = evidence.migration_end
     assert end is not None
-    for seconds, state in ((300.0, State.MIGRATING), (302.0, State.ENDED_NOT_FINISHED)):
+    for seconds, state in ((300.0, State.MIGRATING), (301.0, State.ENDED_NOT_FINISHED)):
         move = diagnose_move(evidence, StuckPolicy(), store.load(), end + seconds)
         assert move is not None
         assert move.state is state

@@ -1,0 +1,86 @@
+"""When a copy has run for longer than KubeVirt allows, and what a pause before a retry holds."""
+
+import pytest
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.situation import assess, find_hand_off, is_ending
+from exporter.engine.facts.model import Node
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.states import State
+from exporter.engine.store.nodes import NodeIndex
+from tests.support.builders import NOW, a_pod, a_running_state, a_state, a_vmi, some_evidence
+from tests.unit.engine.evacuations.test_diagnosis import (
+    ROOM,
+    a_failed_attempt,
+    an_attempt,
+    an_evacuation,
+)
+
+
+STUCK = StuckPolicy()
+
+
+@pytest.mark.parametrize(
+    ("mode", "seconds", "is_over"),
+    [
+        ("PreCopy", 600.0, False),
+        ("PreCopy", 601.0, True),
+        ("Paused", 1200.0, False),
+        ("Paused", 1201.0, True),
+    ],
+)
+def test_a_copy_beyond_kubevirts_limit(mode: str, seconds: float, *, is_over: bool) -> None:
+    """KubeVirt should have ended the copy after its limit, or twice that if it paused the VM."""
+    state = a_running_state(start=NOW - seconds, time_limit=600.0, mode=mode)
+    evidence = an_evacuation(vmi={"migration": state})
+    assert assess(evidence, STUCK, ROOM, NOW, None).overdue is is_over
+
+
+def test_a_copy_that_has_ended_is_not_overdue() -> None:
+    """Only a copy that goes on can exceed its limit, and only a known limit."""
+    for state in (
+        a_state(start=NOW - 9000.0, time_limit=600.0),
+        a_running_state(start=None, time_limit=600.0),
+        a_running_state(start=NOW - 9000.0, time_limit=None),
+        None,
+    ):
+        evidence = an_evacuation(vmi={"migration": state})
+        assert not assess(evidence, STUCK, ROOM, NOW, None).overdue
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(19.0, State.BACKOFF), (20.0, State.NO_MIGRATION)])
+def test_the_pause_ends_at_its_instant(seconds: float, state: State) -> None:
+    """The next attempt may start 20 s after the first failure, and not before."""
+    attempt = an_attempt(created=NOW - 1.0)
+    evidence = an_evacuation(age=200.0, vmims=(a_failed_attempt(1, seconds), attempt))
+    found = assess(evidence, STUCK, ROOM, NOW, None)
+    assert (found.state is State.BACKOFF) is (state is State.BACKOFF)
+    assert (found.backoff is not None) is (state is State.BACKOFF)
+
+
+def test_a_hand_off_lasts_until_the_copy_begins() -> None:
+    """An attempt that is handed off counts from then, or from its creation if that is unknown."""
+    handed = an_attempt(phase="PreparingTarget", scheduled_at=NOW - 5.0)
+    assert find_hand_off(an_evacuation(), handed) == NOW - 5.0
+    assert find_hand_off(an_evacuation(), replace(handed, scheduled_at=None)) == NOW - 10.0
+    assert find_hand_off(an_evacuation(), replace(handed, phase="Scheduling")) is None
+    assert find_hand_off(an_evacuation(), replace(handed, start=NOW)) is None
+    assert find_hand_off(an_evacuation(), None) is None
+    for start, since in ((None, NOW - 5.0), (NOW - 1.0, None)):
+        evidence = an_evacuation(vmi={"migration": a_running_state(uid="e1", start=start)})
+        assert find_hand_off(evidence, handed) == since
+    other = an_evacuation(vmi={"migration": a_running_state(uid="m9", start=NOW - 1.0)})
+    assert find_hand_off(other, handed) == NOW - 5.0
+
+
+def test_a_silent_node_ends_no_pod() -> None:
+    """A pod ends with its deletion on a node that answers, and a VMI on every node."""
+    launcher = a_pod(deleted_at=NOW)
+    evidence = some_evidence(launcher=launcher, pods=(launcher,))
+    for silent in (False, True):
+        index = NodeIndex()
+        index.put(Node(name="n1", is_silent=silent), NOW)
+        assert is_ending(evidence, index) is not silent
+        assert is_ending(some_evidence(vmi=a_vmi(deleted_at=NOW)), index)
+        assert not is_ending(some_evidence(), index)
+    assert is_ending(evidence, None)
