@@ -257,7 +257,9 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     rewritten = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options = ["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", *rewritten]
+    # Runs that share a folder for temporary files may fail while one removes another's files.
+    own = f"--basetemp={tree}.files"
+    options = ["-q", "-x", "-m", "not soak", "-p", "no:cacheprovider", own, *rewritten]
     code = pytest.main([*options, "--hypothesis-profile=mutants", *MODULES[file]])
     os._exit(int(code))
 
