@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -57,7 +58,9 @@ class Replica:
         webhook: bool = False,
     ) -> None:
         self.name = name
-        self.offset = world.chance.uniform(1, 29)
+        # Its own, so that what an exporter watches does not change what happens in the world.
+        self._chance = random.Random(world.chance.random())
+        self.offset = self._chance.uniform(1, 29)
         """When within a scrape interval it is scraped."""
         self.up = False
         self.polls = False
@@ -101,7 +104,7 @@ class Replica:
         self.up = True
         self._cut = set(WATCHED)
         for resource in CLUSTER_RESOURCES:
-            after = self._world.chance.uniform(0.3, SYNC)
+            after = self._chance.uniform(0.3, SYNC)
             self._world.cluster.after(after, partial(self.list_again, resource))
 
     def stop(self) -> None:
@@ -203,7 +206,7 @@ class Replica:
             if synced:
                 one.synced, one.rejected = True, ""
                 one.lists += 1
-        self._bookmark_at[resource] = self._now() + self._world.chance.uniform(*BOOKMARKS)
+        self._bookmark_at[resource] = self._now() + self._chance.uniform(*BOOKMARKS)
 
     def _settle(self) -> None:
         if self.health.is_seen(Resource.NODES):
