@@ -118,7 +118,7 @@ async def run(
                 interval=kube.history_interval,
                 clock=clock,
             )
-            store.subscribe(writer.note_change, *NoticeKind)
+            store.subscribe(writer.record_change, *NoticeKind)
             jobs[TASK], history = writer.run, writer.status
             closing.append(writer.flush)
         watches = list_watches(settings.namespaces)
@@ -128,8 +128,8 @@ async def run(
         service = build_service(
             settings, store, health, counters=counters, events=events, clock=clock
         )
-        store.drains.note_end = counters.count_drain
-        store.evacuations.note_end = partial(_count_evacuation, counters)
+        store.drains.record_end = counters.count_drain
+        store.evacuations.record_end = partial(_count_evacuation, counters)
         migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
         watch = Informers(
             api,
@@ -137,7 +137,7 @@ async def run(
             health,
             kube,
             clock=clock,
-            settled=service.polls.note_change,
+            settled=service.polls.record_change,
             rng=rng,
             reflector=reflector,
             listener=migrations,
@@ -219,13 +219,13 @@ def build_service(
         limits=settings.limits,
         clock=clock,
         render_metrics=exposition.render,
-        note_blocked=None if events is None else events.note_blocked,
+        record_blocked=None if events is None else events.record_blocked,
         links=settings.links,
     )
     begun = BegunCooldowns(store, settings.policy, health, counters.begun_cooldowns, clock)
-    store.subscribe(begun.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
-    store.subscribe(view.note_change, *NoticeKind)
-    store.subscribe(lambda _: service.polls.note_change(), *NoticeKind)
+    store.subscribe(begun.record_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
+    store.subscribe(view.record_change, *NoticeKind)
+    store.subscribe(lambda _: service.polls.record_change(), *NoticeKind)
     return service
 
 

@@ -228,7 +228,7 @@ class Health:
         unseen = frozenset.intersection(*(place.unseen for place in places.values()))
         return Trust(replace(everywhere, unseen=unseen), places)
 
-    def turns_at(self, now: Instant) -> Instant | None:
+    def find_next_change(self, now: Instant) -> Instant | None:
         """When `staleness` or the trust in what verdicts need changes next without contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]

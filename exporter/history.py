@@ -94,7 +94,7 @@ def read_history(
 class HistoryWriter:
     """Replaces the file at `path`, at most once per `interval`; only one process may do that.
 
-    `note_change` must be called after each change of the store.
+    `record_change` must be called after each change of the store.
     """
 
     store: Store
@@ -109,7 +109,7 @@ class HistoryWriter:
         self._changes = self._written = 0
         self._trouble = Trouble("history_not_written", path=str(self.path))
 
-    def note_change(self, _: object = None) -> None:
+    def record_change(self, _: object = None) -> None:
         """Write the file at the end of this interval."""
         self._changes += 1
 

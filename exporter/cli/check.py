@@ -22,7 +22,7 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     if vmi is None:
         return Exit.OK
     namespace, name = vmi
-    chosen = settings.policy.choose_by_namespace(namespace)
+    chosen = settings.policy.find_override_of_namespace(namespace)
     if chosen is None:
         from exporter.cli.client import NoSuchVmi
         from exporter.credentials import CannotAsk

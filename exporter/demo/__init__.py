@@ -21,7 +21,7 @@ from exporter.demo.apiserver import SimulatedApiServer
 from exporter.demo.cluster import Cluster
 from exporter.demo.controller import Rules
 from exporter.demo.descheduler import CYCLE_SECONDS, USER, Descheduler
-from exporter.demo.kubectl import PracticeServer
+from exporter.demo.kubectl import DemoApiServer
 from exporter.demo.plan import Pace
 from exporter.demo.scenario import Scenario
 
@@ -116,7 +116,7 @@ class Demo:
             pace=Pace(speed=speed, exit=Pace().exit / SHORTENED),
         )
         self._exporter_url = ""
-        self.server: SimulatedApiServer = PracticeServer(self.cluster, lambda: self._exporter_url)
+        self.server: SimulatedApiServer = DemoApiServer(self.cluster, lambda: self._exporter_url)
 
     @property
     def example(self) -> tuple[str, str]:

@@ -221,7 +221,7 @@ class Cluster:
         else:
             self._client.note(resource, owner, change.key, is_gone=is_gone)
             if resource is MIGRATIONS:
-                self._virt_controller.note_migration(change.key, seen, is_gone=is_gone)
+                self._virt_controller.record_migration(change.key, seen, is_gone=is_gone)
             elif not is_gone:
                 self._kubelet.sync(seen)
         self._virt_controller.enqueue(owner, is_gone=resource is VMIS and is_gone)

@@ -28,7 +28,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 INTERCEPTOR = "virt-launcher-eviction-interceptor.kubevirt.io"
 
 
-class PracticeServer(SimulatedApiServer):
+class DemoApiServer(SimulatedApiServer):
     """Serves a cluster's store, and the other endpoints that kubectl and the runbooks need.
 
     `find_exporter` returns the URL of the exporter that the commands in its pod ask.

@@ -57,7 +57,7 @@ class VirtController:
             if migration in self._held or is_gone:
                 self._enqueue("migration", migration, self._reconcile_migration)
 
-    def note_migration(self, key: str, migration: Object, *, is_gone: bool) -> None:
+    def record_migration(self, key: str, migration: Object, *, is_gone: bool) -> None:
         """Update the sets of migrations after a migration has changed."""
         is_open = not is_gone and not objects.is_final(migration)
         if is_open or (not is_gone and "finalizers" in migration["metadata"]):

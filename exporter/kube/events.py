@@ -108,10 +108,10 @@ class EventWriter:
                 stuck.add(evidence.vmi.uid)  # it is unknown whether the evacuation has ended
             elif diagnosis is not None and diagnosis.stuck:
                 stuck.add(evidence.vmi.uid)
-                self.queue.note_stuck(evidence.vmi, diagnosis, now)
+                self.queue.record_stuck(evidence.vmi, diagnosis, now)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
-        self.queue.note_ended(stuck, now)
+        self.queue.record_ended(stuck, now)
 
     async def write_due(self) -> None:
         """Write due Events within the limits. Stop if the API server does not answer."""
@@ -122,7 +122,7 @@ class EventWriter:
             if episode is None:
                 return
             outcome = await self._write(episode, now)
-            self.queue.note_outcome(episode, outcome, now)
+            self.queue.record_outcome(episode, outcome, now)
 
     async def _write(self, episode: Episode, now: Instant) -> EventOutcome:
         note = self._write_note(episode, now)
@@ -137,9 +137,9 @@ class EventWriter:
         except Conflict:
             return EventOutcome.EXISTING
         except (Denied, Absent, Unsupported) as error:
-            return self._note_failure(EventOutcome.REJECTED, error, now)
+            return self._record_failure(EventOutcome.REJECTED, error, now)
         except ApiError as error:
-            return self._note_failure(EventOutcome.UNREACHABLE, error, now)
+            return self._record_failure(EventOutcome.UNREACHABLE, error, now)
         return EventOutcome.WRITTEN
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
@@ -160,7 +160,7 @@ class EventWriter:
             return None
         return write_ended(evidence, episode)
 
-    def _note_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
+    def _record_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
         if self._logged.lets_through(outcome, now):
             log.warning("event_not_written", outcome=str(outcome), why=str(error))
         return outcome

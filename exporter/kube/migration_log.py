@@ -62,9 +62,9 @@ class MigrationLog:
         """Note an object of a list or of a watch."""
         match changed.fact:
             case Vmi() as vmi:
-                self._note_begin(vmi)
+                self._record_begin(vmi)
             case Vmim() as vmim:
-                self._note_vmim(vmim, changed.ended)
+                self._record_vmim(vmim, changed.ended)
             case Pod() as pod if pod.migration_uid and pod.ready:
                 self._targets.pop(pod.migration_uid, None)
             case Pod() as pod if pod.migration_uid:
@@ -73,7 +73,7 @@ class MigrationLog:
                 if pod.node:
                     self.counters.expect_migration_to(pod.node, pod.created or 0.0)
 
-    def _note_begin(self, vmi: Vmi) -> None:
+    def _record_begin(self, vmi: Vmi) -> None:
         state = vmi.migration
         if state is None or not state.running:
             return
@@ -95,7 +95,7 @@ class MigrationLog:
             },
         )
 
-    def _note_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
+    def _record_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
         if ended is None:
             vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
             if find_trigger(vmim, vmi) is Trigger.HOTPLUG:

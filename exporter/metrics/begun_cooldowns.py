@@ -21,8 +21,8 @@ from exporter.health import Health
 class BegunCooldowns:
     """Observes each cooldown when the store shows the migration that it follows.
 
-    Subscribe `note_change` to the notices `EVIDENCE` and `GONE` of the store. What the first lists
-    show began before our start, and is not observed.
+    Subscribe `record_change` to the notices `EVIDENCE` and `GONE` of the store. What the first
+    lists show began before our start, and is not observed.
     """
 
     store: Store
@@ -33,7 +33,7 @@ class BegunCooldowns:
     _is_ready: bool = False
     _followed: dict[Key, tuple[str, Instant]] = field(default_factory=dict)
 
-    def note_change(self, notice: Notice) -> None:
+    def record_change(self, notice: Notice) -> None:
         """Observe the cooldown of one VM, if another migration of it has ended."""
         if notice.kind is NoticeKind.GONE:
             self._followed.pop(notice.key, None)

@@ -183,7 +183,7 @@ async def fetch(
                 }
                 for series in await _ask(session, prometheus.url, fields):
                     clusters.add(series.metric.get("cluster", ""))
-                    note_series(spans, metric, series.metric, series.values)
+                    record_series(spans, metric, series.metric, series.values)
             if len(clusters) > 1:
                 names = ", ".join(map(_quote, sorted(clusters)))
                 raise CannotAsk(
@@ -198,7 +198,7 @@ async def fetch(
     return spans
 
 
-def note_series(
+def record_series(
     spans: Spans, metric: str, labels: Mapping[str, str], values: list[tuple[float, str]]
 ) -> None:
     """Add one series of one window; the windows are given in order."""

@@ -117,7 +117,7 @@ class Recorder:
     """
 
     def __init__(self, store: Store, file: LineFile, policy: Policy = NO_OVERRIDES) -> None:
-        store.note_applied = self.note_applied
+        store.record_applied = self.record_applied
         self._store = store
         self._objects: Counter[Resource] = Counter()
         self.counts: Counter[tuple[Resource, Kind]] = Counter()
@@ -144,7 +144,7 @@ class Recorder:
             if priority_class and any(one.priority_classes for one in self._policy.overrides):
                 self._matched["priorityClass"] = priority_class
 
-    def note_applied(self, change: Change, at: Instant, changed: int) -> None:
+    def record_applied(self, change: Change, at: Instant, changed: int) -> None:
         """Record a change that the store has applied if it changed the store."""
         if isinstance(change, Observed):
             self._record_fact(change.fact, at, is_news=bool(changed))
@@ -173,7 +173,7 @@ class Recorder:
             why = {} if self._reason is EndReason.OTHER else {"reason": self._reason}
             self._write(at, kind, resource, fact=recording.strip(fact), **matched, **why)
 
-    def note_rejections(self, health: Health, now: Instant) -> None:
+    def record_rejections(self, health: Health, now: Instant) -> None:
         """Record each resource that can be listed in no watched namespace, but not twice."""
         for resource in EVIDENCE_RESOURCES:
             is_unseen = health.is_rejected(resource) and not health.is_seen(resource)
@@ -220,7 +220,7 @@ async def record(
                 health,
                 settings.kube,
                 clock=clock,
-                settled=lambda: recorder.note_rejections(health, clock()),
+                settled=lambda: recorder.record_rejections(health, clock()),
                 listener=recorder,
                 rng=random.Random(),  # noqa: S311 (jitter)
             )

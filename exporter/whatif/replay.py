@@ -109,9 +109,9 @@ class Replay:
                     world.apply(Observed(fact))
             case _:
                 self._remove(event)
-        self._note_visibility(event)
+        self._record_visibility(event)
 
-    def _note_visibility(self, event: Recorded) -> None:
+    def _record_visibility(self, event: Recorded) -> None:
         """A resource counts as visible unless its last event is REJECTED."""
         is_rejected = event.kind is Kind.REJECTED
         if event.resource in (Resource.VMIMS, Resource.PODS) and is_rejected != (
@@ -119,7 +119,7 @@ class Replay:
         ):
             self._unseen ^= {event.resource}
             for world in self._worlds:
-                world.note_trust(Trust(NamespaceTrust(self._unseen)))
+                world.record_trust(Trust(NamespaceTrust(self._unseen)))
 
     def finish(self) -> Comparison:
         """End the recording and return what each contender would have done."""
@@ -241,7 +241,7 @@ class _World:
         self._overrides: dict[str, str] = {}
         self._reasons: dict[str, EndReason] = {}
         self._has_begun = False
-        self.note_trust(Trust(NamespaceTrust(unseen)))
+        self.record_trust(Trust(NamespaceTrust(unseen)))
         self._now: Instant = 0.0
         self._notices: list[Notice] = []
         self._store.subscribe(self._notices.append, NoticeKind.EVIDENCE)
@@ -264,7 +264,7 @@ class _World:
             for evidence in list(self._store.all_evidence(self._trust)):
                 self._count(evidence.vmi)
 
-    def note_trust(self, trust: Trust) -> None:
+    def record_trust(self, trust: Trust) -> None:
         """Note what may be believed from now on."""
         self._trust = self._counterfactual.trust = self._timers.trust = trust
 

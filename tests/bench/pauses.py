@@ -55,7 +55,7 @@ class Recorder:
             function=function,
         )
 
-    def note_collection(self, phase: str, _facts: dict[str, int]) -> None:
+    def record_collection(self, phase: str, _facts: dict[str, int]) -> None:
         """Note when the garbage collector begins or ends."""
         now = time.perf_counter()
         if phase == "start":
@@ -91,6 +91,6 @@ def _timed(self: asyncio.Handle) -> None:
 if __name__ == "__main__":
     recorder = Recorder()
     asyncio.Handle._run = _timed  # type: ignore[method-assign]  # noqa: SLF001
-    gc.callbacks.append(recorder.note_collection)
+    gc.callbacks.append(recorder.record_collection)
     threading.Thread(target=recorder.watch, daemon=True).start()
     sys.exit(main())

@@ -291,7 +291,7 @@ async def _history(vmis: int) -> dict[str, float]:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "history"
         writer = HistoryWriter(store, path, Counter(), interval=15.0, clock=time.time)
-        writer.note_change()
+        writer.record_change()
         began = time.process_time()
         with LoopTimer() as timer:
             await writer.flush()

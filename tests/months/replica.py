@@ -90,11 +90,11 @@ class Replica:
         self._service = build_service(
             settings, self._store, self.health, counters=self.counters, events=None, clock=self._now
         )
-        self._store.drains.note_end = self.counters.count_drain
+        self._store.drains.record_end = self.counters.count_drain
         log = MigrationLog(
             self._store, self.counters, started_at=self._now(), window=policy.longest_window
         )
-        self._store.evacuations.note_end = self.counters.count_evacuation
+        self._store.evacuations.record_end = self.counters.count_evacuation
         self._feeds = {
             one.resource: Feed(self._store, one, self._now, log, policy)
             for one in self.health.watched
@@ -141,7 +141,7 @@ class Replica:
                 self.list_again(resource)
             else:
                 self._cut.discard(resource)
-                self._note_contact(resource)
+                self._record_contact(resource)
         self._receive()
 
     def forbid(self, resource: Resource) -> None:
@@ -173,7 +173,7 @@ class Replica:
         feed.begin_batch()
         feed.retain(listing)
         self._read[resource] = self._world.cluster.store.revision
-        self._note_contact(resource, synced=True)
+        self._record_contact(resource, synced=True)
         self._settle()
 
     def _receive(self) -> None:
@@ -198,9 +198,9 @@ class Replica:
             feed.put(event, None)
         elif isinstance(event, Deleted):
             feed.remove(event)
-        self._note_contact(resource)
+        self._record_contact(resource)
 
-    def _note_contact(self, resource: Resource, *, synced: bool = False) -> None:
+    def _record_contact(self, resource: Resource, *, synced: bool = False) -> None:
         for one in self.health.of(resource):
             one.contact = self._now()
             if synced:
@@ -218,7 +218,7 @@ class Replica:
         """The body of a scrape."""
         for resource, at in self._bookmark_at.items():
             if self._now() >= at and resource not in self._cut:
-                self._note_contact(resource)
+                self._record_contact(resource)
         if self.polls:
             self.counters.count_request("blocked", 0.002)
         parts, _ = await self._service.render_metrics("")

@@ -82,14 +82,14 @@ class Truth:
     def _observe(self) -> None:
         since, self._seen = self._seen, self.store.revision
         for resource, note in (
-            (VMIS, self._note_vmi),
-            (MIGRATIONS, self._note_migration),
-            (NODES, self._note_node),
+            (VMIS, self._record_vmi),
+            (MIGRATIONS, self._record_migration),
+            (NODES, self._record_node),
         ):
             for change in self.store.caches[resource].changes_since(since) or ():
                 note(change.key, decode_body(change.body), change.kind == "DELETED")
 
-    def _note_vmi(self, key: str, vmi: Object, is_gone: bool) -> None:
+    def _record_vmi(self, key: str, vmi: Object, is_gone: bool) -> None:
         runs = not is_gone and objects.phase(vmi) == "Running"
         source = "descheduler" if objects.EVICTION_SOURCE in objects.annotations(vmi) else "other"
         migratable = objects.condition(vmi, "LiveMigratable") or {}
@@ -101,11 +101,11 @@ class Truth:
         self._put(self.leaving, key, source if runs and objects.evacuated_node(vmi) else "")
         self._put(self.stays, key, "stays" if runs and is_kept else "")
 
-    def _note_node(self, key: str, node: Object, is_gone: bool) -> None:
+    def _record_node(self, key: str, node: Object, is_gone: bool) -> None:
         is_closed = not is_gone and objects.is_cordoned(node)
         self._put(self.closed, key, "cordoned" if is_closed else "")
 
-    def _note_migration(self, _key: str, migration: Object, is_gone: bool) -> None:
+    def _record_migration(self, _key: str, migration: Object, is_gone: bool) -> None:
         if is_gone or not objects.is_final(migration):
             return
         uid = migration["metadata"]["uid"]

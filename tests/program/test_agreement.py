@@ -145,7 +145,7 @@ class World(Struct):
             case Vmim():
                 self.vmims[fact.name] = fact
             case Node():
-                self._note_uncordon(fact)
+                self._record_uncordon(fact)
                 self.nodes[fact.name] = fact
         for replica in self.replicas:
             replica.store.apply(Observed(fact), replica.now())
@@ -166,7 +166,7 @@ class World(Struct):
         """The time by the control plane's clock, in whole seconds."""
         return float(int(self.time + self.server_ahead))
 
-    def _note_uncordon(self, node: Node) -> None:
+    def _record_uncordon(self, node: Node) -> None:
         known = self.nodes[node.name]
         for replica in self.replicas:
             if not known.schedulable and node.schedulable and node.taints == known.taints:

@@ -20,7 +20,7 @@ from exporter.whatif.prometheus import (
     Spans,
     cut_windows,
     fetch,
-    note_series,
+    record_series,
     to_events,
 )
 from exporter.whatif.recording import Kind, Recorded
@@ -217,10 +217,10 @@ class TestSeries:
         """Start, end and outcome of a migration are joined by the VMIM's name."""
         spans: Spans = {}
         labels = {"namespace": "shop", "name": "db1", "migration_name": "m", "node": "n1"}
-        note_series(spans, STARTS, labels, [(NOW, str(NOW - 5)), (NOW + 60, str(NOW - 5))])
-        note_series(spans, ENDS, labels | {"status": "failed"}, [(NOW + 60, str(NOW + 30))])
+        record_series(spans, STARTS, labels, [(NOW, str(NOW - 5)), (NOW + 60, str(NOW - 5))])
+        record_series(spans, ENDS, labels | {"status": "failed"}, [(NOW + 60, str(NOW + 30))])
         vmim = {"exported_namespace": "shop", "namespace": "kubevirt", "vmi": "db1", "vmim": "m"}
-        note_series(spans, FAILED, vmim, [(NOW + 60, "1")])
+        record_series(spans, FAILED, vmim, [(NOW + 60, "1")])
 
         (span,) = spans.values()
         assert (span.start, span.end, span.outcome) == (NOW - 5, NOW + 30, Outcome.FAILED)
@@ -230,14 +230,14 @@ class TestSeries:
     def test_a_value_that_is_no_instant_is_none(self, value: str) -> None:
         """A migration with an invalid start time exists, but has no start."""
         spans: Spans = {}
-        note_series(spans, STARTS, {"name": "db1", "migration_name": "m"}, [(NOW, value)])
+        record_series(spans, STARTS, {"name": "db1", "migration_name": "m"}, [(NOW, value)])
 
         assert spans["", "m"].start is None
 
     def test_without_a_name_it_is_nobody_s(self) -> None:
         """Series without a VMIM's name are ignored."""
         spans: Spans = {}
-        note_series(spans, STARTS, {"name": "db1"}, [(NOW, "1")])
+        record_series(spans, STARTS, {"name": "db1"}, [(NOW, "1")])
 
         assert not spans
 

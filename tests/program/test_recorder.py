@@ -290,9 +290,9 @@ def test_what_is_seen_in_one_namespace_is_not_rejected(tmp_path: Path) -> None:
     recorder = Recorder(store, file)
     here = Watched(Resource.VMIMS, "here", synced=True)
     health = Health(180.0, 600.0, [here, Watched(Resource.VMIMS, "there", rejected="403")])
-    recorder.note_rejections(health, NOW)
+    recorder.record_rejections(health, NOW)
     here.rejected = "403"
-    recorder.note_rejections(health, NOW + 1)
+    recorder.record_rejections(health, NOW + 1)
     file.close()
 
     assert [(event.kind, event.at) for event in read(path)] == [(Kind.REJECTED, NOW + 1)]

@@ -81,7 +81,7 @@ class ClockedStore(Store):
         """Apply a complete list."""
         return self.apply(Listed(resource, names, namespace), self.now)
 
-    def note_unreadable(self, resource: Resource, namespace: str, name: str) -> int:
+    def record_unreadable(self, resource: Resource, namespace: str, name: str) -> int:
         """Mark an object as unreadable."""
         return self.apply(Unreadable(resource, namespace, name), self.now)
 
@@ -107,7 +107,7 @@ def remove(
 def a_verdict_view(store: Store, policy: Policy) -> VerdictView:
     """The verdict view of a store."""
     view = VerdictView(store, policy)
-    store.subscribe(view.note_change, *NoticeKind)
+    store.subscribe(view.record_change, *NoticeKind)
     return view
 
 

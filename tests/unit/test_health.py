@@ -144,7 +144,7 @@ def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> 
     """Evidence becomes stale and later dead, at known times."""
     state = health(watched(Resource.VMIS, contact=NOW - age))
     assert state.staleness(NOW) is staleness
-    assert state.turns_at(NOW) == (None if turns_in is None else NOW + turns_in)
+    assert state.find_next_change(NOW) == (None if turns_in is None else NOW + turns_in)
     assert state.dies_at(NOW) == (None if staleness is Staleness.DEAD else NOW - age + 780.0)
     assert state.is_stale(NOW, ()) is (staleness is not Staleness.FRESH)
     dead = {Resource.VMIS} if staleness is Staleness.DEAD else set()
@@ -154,7 +154,7 @@ def test_staleness(age: float, staleness: Staleness, turns_in: float | None) -> 
 def test_staleness_before_the_first_contact() -> None:
     """Before the first contact evidence is stale."""
     assert health().staleness(NOW) is Staleness.STALE
-    assert health().turns_at(NOW) is None
+    assert health().find_next_change(NOW) is None
     assert health().dies_at(NOW) is None
     assert not health(watched(Resource.VMIS, contact=None)).read_trust(NOW).has_dead
 
@@ -164,11 +164,11 @@ def test_each_resource_dies_alone(resource: Resource) -> None:
     """Each resource becomes dead independently; only the watch of VMIs makes answers stale."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0))
     assert state.staleness(NOW) is Staleness.FRESH
-    assert (dead_in(state), state.turns_at(NOW)) == (set(), NOW + 1.0)
+    assert (dead_in(state), state.find_next_change(NOW)) == (set(), NOW + 1.0)
     assert not state.read_trust(NOW).has_dead
     assert dead_in(state, now=NOW + 1.0) == {resource}
     assert state.read_trust(NOW + 1.0).has_dead
-    assert state.turns_at(NOW + 1.0) == NOW + 179.0
+    assert state.find_next_change(NOW + 1.0) == NOW + 179.0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_watch_that_no_verdict_uses_turns_nothing(
 ) -> None:
     """Verdicts do not change when a watch dies that is rejected, not synced or optional."""
     state = health(watched(Resource.VMIS), watched(resource, contact=NOW - 779.0, **unused))
-    assert state.turns_at(NOW) == NOW + 179.0
+    assert state.find_next_change(NOW) == NOW + 179.0
 
 
 def test_there_is_a_watch_for_each_namespace() -> None:

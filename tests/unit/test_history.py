@@ -54,7 +54,7 @@ def a_writer(store: ClockedStore, path: Path) -> HistoryWriter:
 async def write(path: Path, *saved: SavedVmi) -> HistoryWriter:
     """Write what was saved of VMIs that are not read yet."""
     writer = a_writer(ClockedStore(*saved), path)
-    writer.note_change()
+    writer.record_change()
     await writer.flush()
     return writer
 
@@ -77,7 +77,7 @@ async def test_only_what_cannot_be_seen_later_is_written(tmp_path: Path) -> None
     store.put(a_vmi(name="idle", uid="idle"))
     path = tmp_path / "history"
     writer = a_writer(store, path)
-    writer.note_change()
+    writer.record_change()
     await writer.flush()
     assert read(path)[0].keys() == {UID}
 
@@ -89,7 +89,7 @@ async def test_nothing_is_written_without_a_change(tmp_path: Path) -> None:
     path.unlink()
     await writer.flush()
     assert not path.exists()
-    writer.note_change()
+    writer.record_change()
     await writer.flush()
     assert path.exists()
 
@@ -185,7 +185,7 @@ async def test_a_write_that_fails(tmp_path: Path) -> None:
     path = tmp_path / "history"
     writer = await write(path, WHOLE)
     (tmp_path / "history.part").mkdir()
-    writer.note_change()
+    writer.record_change()
     with capture_logs() as logs:
         await writer.flush()
         await writer.flush()

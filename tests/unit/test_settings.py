@@ -457,7 +457,7 @@ def test_whether_the_namespace_alone_decides() -> None:
         {"name": "batch", "match": {"namespaces": ["lab"], "priorityClasses": ["batch"]}},
     ]
     policy = read_settings({"policy": {"overrides": overrides}}).policy
-    chosen = [policy.choose_by_namespace(name) for name in ("db-1", "shop", "lab", "web")]
+    chosen = [policy.find_override_of_namespace(name) for name in ("db-1", "shop", "lab", "web")]
     assert chosen == ["dbs", None, None, ""]
 
 

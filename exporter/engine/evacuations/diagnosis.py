@@ -309,7 +309,7 @@ def _find_due(
         if left is not None and left.outcome is Outcome.SUCCEEDED:
             moved, allowed = evidence.migration_end, NEXT_ATTEMPT
     elif state is State.CAPACITY and load is not None:
-        moved = load.moved_at(evidence.vmi.node)
+        moved = load.find_last_departure(evidence.vmi.node)
     elif state in _IN_TURN and load is not None and load.newest_success is not None:
         turn = _find_turn(evidence, marker, attempt)
         if turn is None:

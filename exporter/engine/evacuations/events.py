@@ -125,7 +125,7 @@ class EventQueue:
         self._tokens = float(BURST)
         self._filled_at = -math.inf
 
-    def note_blocked(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
+    def record_blocked(self, vmi: Vmi, verdict: Verdict, now: Instant) -> None:
         """Count a blocked eviction of this VMI; queue its Event if due."""
         known = self._blocked.get(vmi.uid)
         if known is not None and (known.is_over(now) or known.verdict.reason != verdict.reason):
@@ -143,7 +143,7 @@ class EventQueue:
         else:
             self._outcomes[EventReason.EVICTION_BLOCKED, EventOutcome.DROPPED] += 1
 
-    def note_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
+    def record_stuck(self, vmi: Vmi, diagnosis: Diagnosis, now: Instant) -> None:
         """Note a stuck evacuation at `now`; queue its Event if due."""
         reason = EventReason.EVACUATION_STUCK
         known = self._stuck.get(vmi.uid)
@@ -161,7 +161,7 @@ class EventQueue:
             known.count += 1
             self._due[reason][vmi.uid] = known
 
-    def note_ended(self, stuck: AbstractSet[str], now: Instant) -> None:
+    def record_ended(self, stuck: AbstractSet[str], now: Instant) -> None:
         """End every reported evacuation of a VMI whose UID is not in `stuck`."""
         for uid in self._stuck.keys() - stuck:
             self._end_evacuation(self._stuck[uid], now)
@@ -183,7 +183,7 @@ class EventQueue:
                 yield
 
     def take(self, now: Instant) -> Episode | None:
-        """The most urgent episode whose Event may be written now; then call `note_outcome`."""
+        """The most urgent episode whose Event may be written now; then call `record_outcome`."""
         self._tokens = min(BURST, self._tokens + max(0.0, now - self._filled_at) * PER_SECOND)
         self._filled_at = now
         if self._tokens < 1:
@@ -196,7 +196,7 @@ class EventQueue:
                     return episode
         return None
 
-    def note_outcome(self, episode: Episode, outcome: EventOutcome, now: Instant) -> None:
+    def record_outcome(self, episode: Episode, outcome: EventOutcome, now: Instant) -> None:
         """Count an Event's outcome; an Event that did not reach the API server stays due."""
         self._outcomes[episode.reason, outcome] += 1
         due = self._due[episode.reason]

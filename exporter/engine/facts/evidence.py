@@ -90,12 +90,12 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
         self.requested_at, self.not_before, self.dated = instant, None, True
         return is_news
 
-    def note_request(self, instant: Instant) -> None:
+    def record_request(self, instant: Instant) -> None:
         """Note that the evacuation was requested at this instant or earlier."""
         if not self.dated:
             self.requested_at = min(self.requested_at, instant)
 
-    def note_success(self, end: Instant) -> bool:
+    def record_success(self, end: Instant) -> bool:
         """Note that a migration succeeded: a request before its end was for an earlier evacuation.
 
         True if that resets `requested_at` to `seen_at`.
@@ -105,7 +105,7 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
         self.requested_at = self.seen_at
         return True
 
-    def note_failure(self, uid: str, end: Instant) -> None:
+    def record_failure(self, uid: str, end: Instant) -> None:
         """Record a failed attempt, unless it is recorded already."""
         if uid in self.failed or not self._is_ours(end):
             return

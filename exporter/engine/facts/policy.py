@@ -104,7 +104,7 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
         found = (o.name for o in self.overrides if o.matches(namespace, labels, priority_class))
         return next(found, "")
 
-    def choose_by_namespace(self, namespace: str) -> str | None:
+    def find_override_of_namespace(self, namespace: str) -> str | None:
         """`choose` by the namespace alone; None if labels or the priority class decide."""
         for one in self.overrides:
             if _fits(namespace, one.namespaces):

@@ -62,7 +62,7 @@ class Budgets:
         self._outdated.add(namespace)
         return True
 
-    def note_pod(self, pod: Pod) -> None:
+    def record_pod(self, pod: Pod) -> None:
         """Apply a pod that has changed or is gone."""
         key = (pod.namespace, pod.name)
         self._by_pod.pop(key, None)
@@ -78,5 +78,5 @@ class Budgets:
         if self._outdated:
             for pod in self._pods.values():
                 if pod.namespace in self._outdated:
-                    self.note_pod(pod)
+                    self.record_pod(pod)
             self._outdated.clear()

@@ -41,7 +41,7 @@ class LauncherIndex:
         self._pods[key] = pod
         owned = self._by_vmi.setdefault((pod.namespace, pod.vmi_uid), {})
         owned[pod.name] = pod
-        self._note_crowd(pod.vmi_uid, owned)
+        self._record_crowd(pod.vmi_uid, owned)
         if pod.migration_uid:
             self._targets[pod.namespace, pod.migration_uid] += 1
 
@@ -55,11 +55,11 @@ class LauncherIndex:
         owner = (pod.namespace, pod.vmi_uid)
         owned = self._by_vmi[owner]
         del owned[pod.name]
-        self._note_crowd(pod.vmi_uid, owned)
+        self._record_crowd(pod.vmi_uid, owned)
         if not owned:
             del self._by_vmi[owner]
 
-    def _note_crowd(self, vmi_uid: str, pods: Mapping[str, Pod]) -> None:
+    def _record_crowd(self, vmi_uid: str, pods: Mapping[str, Pod]) -> None:
         active = [pod for pod in pods.values() if not pod.finished]
         is_ending = any(pod.deleted_at is not None for pod in active)
         for uids, applies in ((self.crowded, len(active) > 1), (self.ending, is_ending)):

@@ -58,7 +58,7 @@ class Load(Struct, frozen=True):
             return Limit(text, "parallelMigrationsPerCluster")
         return None
 
-    def moved_at(self, node: str) -> Instant | None:
+    def find_last_departure(self, node: str) -> Instant | None:
         """When a success last allowed another migration out of this node; None if unknown."""
         cluster_full = self.running >= self.limits.cluster
         return self.newest_success if cluster_full else self.departures.get(node)

@@ -12,7 +12,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.store.departures import Departures
 from exporter.engine.store.migrations import Binding, VmimIndex
 from exporter.engine.store.requesters import find_requester, find_trigger
-from exporter.engine.store.tracker import EvacuationTracker, note_attempt
+from exporter.engine.store.tracker import EvacuationTracker, record_attempt
 from exporter.engine.store.vmi_record import VmiRecord
 
 
@@ -47,7 +47,7 @@ class HistoryMerger:
                 reason=_find_reason(record, state.uid, state),
             )
             record.history.put(state.uid, migration, keep=self._keep)
-            self._note_departure(record, at)
+            self._record_departure(record, at)
         if names_others:
             self._bind_all(record, at)
 
@@ -69,16 +69,16 @@ class HistoryMerger:
                 requested_by=find_requester(vmim, record.marker),
             )
             record.history.put(vmim.uid, migration, keep=self._keep)
-            self._note_departure(record, at)
-        note_attempt(record, vmim, at)
-        self._evacuations.note_success(record, at)
+            self._record_departure(record, at)
+        record_attempt(record, vmim, at)
+        self._evacuations.record_success(record, at)
 
     def _bind_all(self, record: VmiRecord, at: Instant) -> None:
         """Bind and merge all VMIMs that belong to this VMI."""
         for binding in self._vmims.bind_all(record):
             self.merge_vmim(binding, record, at)
 
-    def _note_departure(self, record: VmiRecord, at: Instant) -> None:
+    def _record_departure(self, record: VmiRecord, at: Instant) -> None:
         state = record.vmi.migration
         if state is not None and state.outcome is Outcome.SUCCEEDED:
             end = record.history.find(state.uid, state.end).known_end

@@ -115,14 +115,14 @@ class Departed(Struct, frozen=True, kw_only=True):
 class NodeDrains:
     """The present drains by node.
 
-    `mobilities` are those of `VmiIndex`. `note_end` is called with the end of each drain and how
+    `mobilities` are those of `VmiIndex`. `record_end` is called with the end of each drain and how
     long the drain took.
     """
 
     def __init__(self, mobilities: Mapping[tuple[str, Mobility], int]) -> None:
         self._mobilities = mobilities
         self._drains: dict[str, NodeDrain] = {}
-        self.note_end: Callable[[DrainEnd, Seconds], None] = lambda *_: None
+        self.record_end: Callable[[DrainEnd, Seconds], None] = lambda *_: None
 
     def read(self) -> dict[str, Departed]:
         """For each node that is drained, the VMIs that have left it."""
@@ -198,7 +198,7 @@ class NodeDrains:
 
     def _end(self, drain: NodeDrain, end: DrainEnd, at: Instant) -> None:
         if drain.counts and drain.since is not None:
-            self.note_end(end, max(0.0, at - drain.since))
+            self.record_end(end, max(0.0, at - drain.since))
 
 
 class DrainProgress(Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ class NodeIndex:
         """The names of all nodes."""
         return tuple(self._nodes)
 
-    def note_list(self, at: Instant) -> bool:
+    def record_list(self, at: Instant) -> bool:
         """Note that the nodes were listed; True if this was the first list."""
         is_first = self.known_since is None
         if is_first:

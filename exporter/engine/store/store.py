@@ -65,7 +65,7 @@ class Store:
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
     read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
     `evacuations` follows the evacuations, `drains` has the present drains, `node_index` the nodes,
-    and `budgets` the launcher pods that no one may evict. `note_applied` is called after each
+    and `budgets` the launcher pods that no one may evict. `record_applied` is called after each
     change, with the result of `apply`.
     """
 
@@ -80,7 +80,7 @@ class Store:
         self.awaited: dict[str, SavedVmi] = {} if awaited is None else awaited
         self._endings_kept = endings_kept
         self.kubevirt: KubeVirtSettings | None = None
-        self.note_applied: Callable[[Change, Instant, int], None] = lambda *_: None
+        self.record_applied: Callable[[Change, Instant, int], None] = lambda *_: None
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
         self._load: Load | None = None
         self._objects = objects = ClusterObjects(keep=endings_kept)
@@ -121,16 +121,16 @@ class Store:
             case Listed():
                 changed = self._retain(change, at)
             case Unreadable():
-                changed = self._note_unreadable(change, at)
+                changed = self._record_unreadable(change, at)
             case EvictionAdmitted():
-                self._note_admitted(change, at)
+                self._record_admitted(change, at)
                 changed = False
             case NodesSeen():
                 changed = self._see_nodes(change, at)
         self._update_evacuations(self.evacuations.find_expired(at), at)
         if changed:
             self._load = None
-        self.note_applied(change, at, changed)
+        self.record_applied(change, at, changed)
         return changed
 
     # Reads
@@ -298,7 +298,7 @@ class Store:
         key = (fact.namespace, fact.name)
         if self._objects.unreadable.forget(resource, *key) and not changed:
             _, record = self._objects.find(resource, key)
-            self._note_evidence(record)
+            self._record_evidence(record)
             changed = True
         self._reasons.put(fact, reasons)
         return changed
@@ -328,7 +328,7 @@ class Store:
         elif was_evacuating and record.marker is None:
             self._reasons.end(vmi)
         record.seen_at = at
-        self._note_evidence(record)
+        self._record_evidence(record)
         return True
 
     def _put_vmim(self, vmim: Vmim, at: Instant) -> bool:
@@ -348,14 +348,14 @@ class Store:
                 self._update_evacuations([record], at)
             if vmim.phase == "Succeeded" and record.marker is None:
                 self._reasons.end(record.vmi)
-            self._note_evidence(record)
+            self._record_evidence(record)
         return True
 
     def _put_node(self, node: Node, at: Instant) -> bool:
         known = self.node_index.find(node.name) or Node(name=node.name)
         if not self.node_index.put(node, at):
             return False
-        self.evacuations.note_node(node.name, at)
+        self.evacuations.record_node(node.name, at)
         if (known.schedulable, known.taints) != (node.schedulable, node.taints):
             self._update_evacuations(self._vmis.on_node(node.name), at)
         return True
@@ -366,18 +366,18 @@ class Store:
             if self.evacuations.update(record, None, at):
                 if record.marker is None:
                     self._reasons.end(record.vmi)
-                self._note_evidence(record)
+                self._record_evidence(record)
             elif record.marker is not None:  # it may have another date
-                self._note_evidence(record)
+                self._record_evidence(record)
 
     def _put_pod(self, pod: Pod, at: Instant) -> bool:
         known = self._launchers.pods.get((pod.namespace, pod.name))
         if known == pod:
             return False
         if known is not None and known.vmi_uid != pod.vmi_uid:
-            self._note_evidence(self._vmis.find_owner(known))
+            self._record_evidence(self._vmis.find_owner(known))
         self._launchers.put(pod)
-        self._note_pod(pod, at)
+        self._record_pod(pod, at)
         return True
 
     def _see_nodes(self, change: NodesSeen, at: Instant) -> bool:
@@ -399,7 +399,7 @@ class Store:
             now.eviction_strategy,
         ):
             for name in self.node_index.names():
-                self.evacuations.note_node(name, at)
+                self.evacuations.record_node(name, at)
             self._update_evacuations(self._vmis.by_key.values(), at)
         if was_updating != self.platform_updating:
             self._notify(NoticeKind.EVERYTHING)
@@ -409,7 +409,7 @@ class Store:
         unlisted = self._objects.find_unlisted(listed)
         if listed.resource is Resource.KUBEVIRTS and not listed.names:
             unlisted = [Removed(listed.resource, "", "")]
-        if listed.resource is Resource.NODES and self.node_index.note_list(at):
+        if listed.resource is Resource.NODES and self.node_index.record_list(at):
             self._update_evacuations(self._vmis.by_key.values(), at)
         if listed.resource is Resource.VMIS:
             for uid, saved in [*self.awaited.items()]:
@@ -423,7 +423,7 @@ class Store:
             return self._set_kubevirt(None, at)
         if resource is Resource.NODES:
             gone = self.node_index.remove(removed.name)
-            self.evacuations.note_node(removed.name, at)
+            self.evacuations.record_node(removed.name, at)
             self._update_evacuations(self._vmis.on_node(removed.name), at)
             return gone
         if resource is Resource.BUDGETS:
@@ -435,12 +435,12 @@ class Store:
         elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
             self._vmims.remove(binding)  # its record stays in the history
             self._reasons.remove(binding.vmim, binding.owner, at)
-            self._note_evidence(self._vmis.by_key.get(binding.vmi_key))
+            self._record_evidence(self._vmis.by_key.get(binding.vmi_key))
         elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):
             self._launchers.remove(pod)
             owner = self._vmis.find_owner(pod)
             self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, at)
-            self._note_pod(pod, at)
+            self._record_pod(pod, at)
         else:
             return False
         self._objects.unreadable.forget(resource, *key)
@@ -454,13 +454,13 @@ class Store:
         self._reasons.remove_vmi(record.vmi)
         self._notify(NoticeKind.GONE, record.key, uid)
 
-    def _note_unreadable(self, change: Unreadable, at: Instant) -> bool:
+    def _record_unreadable(self, change: Unreadable, at: Instant) -> bool:
         """Keep the last version of a known object; store a new VMI with its name and UID only."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
         is_news = is_known and self._objects.unreadable.note(resource, *key, at)
         if is_news:
-            self._note_evidence(record)
+            self._record_evidence(record)
         is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
         if resource is Resource.VMIS and is_new_vmi:
             namespace, name = key
@@ -468,18 +468,18 @@ class Store:
             self.apply(Observed(bare), at)
         return is_news
 
-    def _note_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
+    def _record_admitted(self, change: EvictionAdmitted, at: Instant) -> None:
         """Note an eviction's requester if KubeVirt may mark the VMI (`pod-eviction-admitter`)."""
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
             self.evacuations.requesters.note(vmi.uid, Requester(at, change.user))
 
-    def _note_pod(self, pod: Pod, at: Instant) -> None:
-        self.evacuations.note_launcher(pod.vmi_uid, at)
-        self.budgets.note_pod(pod)
-        self._note_evidence(self._vmis.find_owner(pod))
+    def _record_pod(self, pod: Pod, at: Instant) -> None:
+        self.evacuations.record_launcher(pod.vmi_uid, at)
+        self.budgets.record_pod(pod)
+        self._record_evidence(self._vmis.find_owner(pod))
 
-    def _note_evidence(self, record: VmiRecord | None) -> None:
+    def _record_evidence(self, record: VmiRecord | None) -> None:
         if record is not None:
             self.evacuations.ask(record)
             self._notify(NoticeKind.EVIDENCE, record.key, record.vmi.uid)

@@ -53,8 +53,8 @@ class EvacuationTracker:
 
     `requesters`: who asked for the evictions of VMIs that KubeVirt has not marked yet. `kubevirt`:
     KubeVirt's settings. `sees_nodes`: whether nodes can be read; None if that is not known yet.
-    `note_end` is called once for each evacuation that has ended, before the change that ended it is
-    applied completely. In all methods, `now` is the instant at which the fact was read.
+    `record_end` is called once for each evacuation that has ended, before the change that ended it
+    is applied completely. In all methods, `now` is the instant at which the fact was read.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EvacuationTracker:
         self._next_end = math.inf
         self.drains = NodeDrains(vmis.mobilities)
         self.requesters = Requesters()
-        self.note_end: Callable[[EvacuationEnd], None] = lambda _: None
+        self.record_end: Callable[[EvacuationEnd], None] = lambda _: None
 
     def __iter__(self) -> Iterator[VmiRecord]:
         return iter(self._records.values())
@@ -132,7 +132,7 @@ class EvacuationTracker:
             marker.was_drained = True
         self.drains.ask(vmi.node, vmi.uid, marker.requested_at, is_drained=part.is_drained)
 
-    def note_node(self, name: str, now: Instant) -> None:
+    def record_node(self, name: str, now: Instant) -> None:
         """Begin or end the drain of a node that has changed or is gone."""
         node = self._nodes.find(name)
         if node is None:
@@ -161,11 +161,11 @@ class EvacuationTracker:
             if vmi.eviction_requested_at is not None:
                 since = min(since, vmi.eviction_requested_at)
             if marker.date(since):
-                self.note_attempts(record, now)
+                self.record_attempts(record, now)
         else:
             self._date(marker, record, now)
-            self.note_success(record, now)
-        self.note_launcher(vmi.uid, now)
+            self.record_success(record, now)
+        self.record_launcher(vmi.uid, now)
 
     def _find_request(self, record: VmiRecord, now: Instant) -> _Request | None:
         vmi = record.vmi
@@ -229,7 +229,7 @@ class EvacuationTracker:
         if not vmi.finished:
             self.drains.leave(vmi.node, vmi.uid, now)
 
-    def note_success(self, record: VmiRecord, now: Instant) -> None:
+    def record_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success; older attempts may have been read before it.
 
         If it came after the marker was first seen, it ended that evacuation. If the VMI has a
@@ -246,15 +246,15 @@ class EvacuationTracker:
                 record.marker = None
             request = _Request(marker.node, marker.through)
             self._begin(record, request, now, not_before=success).is_presumed = True
-        elif marker.note_success(success):
-            self.note_attempts(record, now)
+        elif marker.record_success(success):
+            self.record_attempts(record, now)
 
-    def note_attempts(self, record: VmiRecord, now: Instant) -> None:
+    def record_attempts(self, record: VmiRecord, now: Instant) -> None:
         """Apply all known VMIMs of the VMI again."""
         for vmim in self._vmims.owned_by(record.vmi):
-            note_attempt(record, vmim, now)
+            record_attempt(record, vmim, now)
 
-    def note_launcher(self, uid: str, now: Instant) -> None:
+    def record_launcher(self, uid: str, now: Instant) -> None:
         """Update the marker's `lacking_since` from the current launcher pod."""
         record = self._records.get(uid)
         if record is None or record.marker is None:
@@ -269,7 +269,7 @@ class EvacuationTracker:
         """End the evacuation of a VMI, if it has one."""
         marker, record.marker = record.marker, None
         if marker is not None and not marker.is_presumed:
-            self.note_end(find_end(record, marker, now, is_deleted=is_deleted))
+            self.record_end(find_end(record, marker, now, is_deleted=is_deleted))
 
     def _date(self, marker: Marker, record: VmiRecord, now: Instant) -> None:
         """Apply the condition EvictionRequested, which KubeVirt sets soon after the marker.
@@ -281,9 +281,9 @@ class EvacuationTracker:
         if requested is None:
             return
         if not marker.dated and now - marker.seen_at > CLOCK_SKEW:
-            marker.note_request(requested)
+            marker.record_request(requested)
         elif marker.date(requested):
-            self.note_attempts(record, now)
+            self.record_attempts(record, now)
 
     def _begin(
         self, record: VmiRecord, request: _Request, now: Instant, *, not_before: Instant | None
@@ -302,8 +302,8 @@ class EvacuationTracker:
             )
         record.marker = marker
         self._records[uid] = record
-        self.note_attempts(record, now)
-        self.note_launcher(uid, now)
+        self.record_attempts(record, now)
+        self.record_launcher(uid, now)
         return marker
 
     def _take_saved(self, record: VmiRecord, now: Instant) -> Marker | None:
@@ -317,7 +317,7 @@ class EvacuationTracker:
         return saved
 
 
-def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
+def record_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
     """Apply an attempt to evacuate: count its failure, or date the request by its creation.
 
     Only a VMIM that KubeVirt created says when the request was made. For the strategy External,
@@ -334,10 +334,10 @@ def note_attempt(record: VmiRecord, vmim: Vmim, now: Instant) -> None:
         succeeded = record.history.newest_success()
         since = [instant for instant in (marker.not_before, succeeded) if instant is not None]
         if all(vmim.created > instant for instant in since):
-            marker.note_request(vmim.created)
+            marker.record_request(vmim.created)
     if vmim.phase == "Failed" and not vmim.aborted:
         ends = (vmim.finished_at, vmim.end, vmim.created, now)
-        marker.note_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
+        marker.record_failure(vmim.uid or vmim.name, next(end for end in ends if end is not None))
 
 
 def _find_departure(record: VmiRecord, before: Vmi, now: Instant) -> Instant:

@@ -98,7 +98,7 @@ class VerdictSummary(Struct, frozen=True):
 class VerdictView:
     """The verdicts for a store under one policy, at the instant of the last `advance`.
 
-    Subscribe `note_change` to all notices of the store.
+    Subscribe `record_change` to all notices of the store.
     `revision` grows when a blocked VMI is added, removed or blocked in another way.
     """
 
@@ -123,7 +123,7 @@ class VerdictView:
         self._moving: set[Key] = set()
         self._expiries: list[tuple[Instant, Key]] = []
 
-    def note_change(self, notice: Notice) -> None:
+    def record_change(self, notice: Notice) -> None:
         """Mark one VMI or all VMIs as changed, or remove a VMI that is gone."""
         match notice.kind:
             case NoticeKind.EVIDENCE:

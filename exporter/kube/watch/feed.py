@@ -106,7 +106,7 @@ class Feed:
         listed = Listed(watched.resource, listing.names, watched.namespace)
         return self.sink.apply(listed, self._read_at)
 
-    def note_invalid(self, invalid: InvalidObject, listing: Listing | None) -> None:
+    def record_invalid(self, invalid: InvalidObject, listing: Listing | None) -> None:
         """Count and log an unusable object. Earlier facts about it are kept."""
         self.watched.invalid_objects += 1
         if listing is not None:

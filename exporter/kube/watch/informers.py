@@ -57,7 +57,7 @@ class Informers:
                 self.settings,
                 clock=self.clock,
                 rng=self.rng,
-                settled=self._note_settled,
+                settled=self._record_settled,
                 is_optional=partial(self._is_seen_elsewhere, watched),
                 listener=self.listener,
                 policy=self.policy,
@@ -102,7 +102,7 @@ class Informers:
         others = (one for one in self.health.of(watched.resource) if one is not watched)
         return any(one.synced and not one.rejected for one in others)
 
-    def _note_settled(self) -> None:
+    def _record_settled(self) -> None:
         """Note that a resource was listed or rejected."""
         health = self.health
         nodes_seen = health.is_seen(Resource.NODES)

@@ -122,7 +122,7 @@ class Reflector:
             except ApiError as error:
                 pause = await self._recover(error)
             else:
-                self._note_restart(Restart.ENDED)
+                self._record_restart(Restart.ENDED)
                 lived = self.clock() - self._connected_at
                 pause = 0.0 if lived >= SHORT_LIVED else self._backoff.next()
             await asyncio.sleep(pause)
@@ -167,7 +167,7 @@ class Reflector:
                 try:
                     changed = parse_object(self.watched.resource, raw)
                 except InvalidObject as invalid:
-                    self._feed.note_invalid(invalid, listing)
+                    self._feed.record_invalid(invalid, listing)
                 else:
                     self._feed.put(changed, listing)
             token = page.continue_token
@@ -185,7 +185,7 @@ class Reflector:
         event: something between us and the API server may have answered instead of it.
         """
         self._events = 0
-        self._note_event()
+        self._record_event()
         while (lines := await self._next_batch(batches, listing)) is not None:
             self._feed.begin_batch(listing)
             before = self._events
@@ -194,7 +194,7 @@ class Reflector:
                     listing = self._read_line(line, listing)
             finally:
                 if self._events > before:
-                    self._note_event()
+                    self._record_event()
                     self._end_batch(listing)
         if listing is not None:
             self._streams_lists = False
@@ -207,19 +207,19 @@ class Reflector:
         try:
             event = parse_event(self.watched.resource, line)
         except NoEvent as invalid:
-            self._feed.note_invalid(invalid, listing)
+            self._feed.record_invalid(invalid, listing)
             if not self._events:
                 self._streams_lists &= listing is None
                 raise Unreachable(f"the answer is no watch: {invalid.why}") from None
             return listing
         except InvalidObject as invalid:
-            self._feed.note_invalid(invalid, listing)
+            self._feed.record_invalid(invalid, listing)
         else:
             listing = self._apply(event, listing)
         self._events += 1
         return listing
 
-    def _note_event(self) -> None:
+    def _record_event(self) -> None:
         """Begin to measure the silence of the watch."""
         self._silent_at = asyncio.get_running_loop().time() + self.settings.read_timeout
 
@@ -229,7 +229,7 @@ class Reflector:
         Until a list ends, the objects that it has not reached may be out of date.
         """
         if listing is None:
-            self._note_progress()
+            self._record_progress()
             if self.clock() - self._connected_at >= SHORT_LIVED:
                 self._backoff.reset()
 
@@ -270,7 +270,7 @@ class Reflector:
         if watched.rejected:
             self._log.info("resource_permitted")
         watched.synced, watched.rejected = True, ""
-        self._note_progress()
+        self._record_progress()
         self._backoff.reset()
         self._log.info(
             "listed",
@@ -309,7 +309,7 @@ class Reflector:
         """Prepare for the next attempt, and return the pause before it."""
         self.watched.trouble = str(error)
         recovery = recovery_from(error)
-        restart = self._note_restart(recovery.restart, judges_version=recovery.judges_version)
+        restart = self._record_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
             self._forget_version()
         if recovery.log_in:
@@ -343,7 +343,7 @@ class Reflector:
         self._fault = fault
         return pause
 
-    def _note_restart(self, why: Restart, *, judges_version: bool = True) -> Restart:
+    def _record_restart(self, why: Restart, *, judges_version: bool = True) -> Restart:
         """Count a restart; returns its reason, NO_PROGRESS after too many futile attempts."""
         if self._version is not None and judges_version:
             self._futile += 1
@@ -372,7 +372,7 @@ class Reflector:
         self.settled()
         return self.settings.rejected_retry
 
-    def _note_progress(self) -> None:
+    def _record_progress(self) -> None:
         self.watched.contact = self.clock()
         self.watched.trouble = ""
         self._fault = {}

@@ -94,7 +94,7 @@ class Service:
     """The handlers and what they share.
 
     `answer_NAME` handles the route NAME of `openapi.ROUTES`. `render_metrics` is
-    `Exposition.render`. `note_blocked`, if set, is called for each blocked eviction.
+    `Exposition.render`. `record_blocked`, if set, is called for each blocked eviction.
     """
 
     store: Store
@@ -106,7 +106,7 @@ class Service:
     limits: Limits
     clock: Callable[[], Instant]
     render_metrics: Callable[..., Awaitable[tuple[list[bytes], str]]]
-    note_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
+    record_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     links: Links = field(default_factory=Links)
     closing: bool = False
     blocked: BlockedSet = field(init=False)
@@ -397,8 +397,8 @@ class Service:
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
-        if self.note_blocked is not None:
-            self.note_blocked(vmi, verdict, now)
+        if self.record_blocked is not None:
+            self.record_blocked(vmi, verdict, now)
 
     def _count(
         self, candidate: Candidate, entry: Entry | None, verdict: Verdict, now: Instant

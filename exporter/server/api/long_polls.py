@@ -65,7 +65,7 @@ class LongPolls:
                 return blocked
             await self._queue_up(checkpoint, blocked, left)
 
-    def note_change(self) -> None:
+    def record_change(self) -> None:
         """Check soon whether the set has changed, because the store or the health has changed."""
         for queue in self._queues.values():
             queue.changed.set()
@@ -86,7 +86,7 @@ class LongPolls:
             queue = None
         if queue is None:
             queue = self._queues[checkpoint] = _Queue(blocked.etag)
-            pause = self._until_turn(blocked)
+            pause = self._seconds_until_change(blocked)
             queue.task = asyncio.create_task(self._watch(checkpoint, queue, pause))
         if not self.blocked.is_current(blocked):
             # The set may have changed during its computation, before this queue existed.
@@ -106,7 +106,7 @@ class LongPolls:
     async def _watch(self, checkpoint: Checkpoint | None, queue: _Queue, pause: Seconds) -> None:
         """Wake the callers of a queue once the set differs from the queue's `etag`.
 
-        `pause` is the first result of `_until_turn`.
+        `pause` is the first result of `_seconds_until_change`.
         """
         try:
             with noting_failure(TASK, self.failures):
@@ -121,15 +121,15 @@ class LongPolls:
                     blocked = await self.blocked.read(checkpoint)
                     if blocked.etag != queue.etag:
                         break
-                    pause = self._until_turn(blocked)
+                    pause = self._seconds_until_change(blocked)
         finally:
             if self._queues.get(checkpoint) is queue:
                 self._release(checkpoint)
 
-    def _until_turn(self, blocked: Blocked) -> Seconds:
+    def _seconds_until_change(self, blocked: Blocked) -> Seconds:
         """How long until the set may change without an event."""
         health, now = self.blocked.health, self.blocked.clock()
-        turns = (blocked.changes_at, health.turns_at(now) or math.inf)
+        turns = (blocked.changes_at, health.find_next_change(now) or math.inf)
         is_silent = blocked.stale or health.read_trust(now).has_dead
         pause = min(*(turn - now for turn in turns), CHECK_EVERY if is_silent else math.inf)
         return max(pause, 0.001)

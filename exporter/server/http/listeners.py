@@ -80,7 +80,7 @@ class Listener:
                     url = f"{scheme}://{Address(address.host, port)}"
                 urls.append(url)
             if certificates is not None:
-                self._note_end(certificates)
+                self._record_end(certificates)
                 jobs.append(self._start("certificates", partial(self._renew, certificates)))
             yield tuple(urls)
         finally:
@@ -96,7 +96,7 @@ class Listener:
     def _start(self, name: str, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return asyncio.create_task(keep_running(f"{name}_{self.name}", job, self.failures))
 
-    def _note_end(self, certificates: Certificates) -> None:
+    def _record_end(self, certificates: Certificates) -> None:
         if certificates.not_after is None:
             self.health.certificates.pop(self.name, None)
         else:
@@ -109,7 +109,7 @@ class Listener:
             await asyncio.sleep(CERTIFICATES_READ_EVERY)
             try:
                 if certificates.renew():
-                    self._note_end(certificates)
+                    self._record_end(certificates)
                     log.info("certificate_renewed", listener=self.name)
             except CannotListen as error:
                 trouble.note(str(error))

@@ -22,8 +22,8 @@ from exporter.server.page.lanes import draw_lanes, name_anchor
 from exporter.server.page.model import LONGEST_VM, ROWS, PageModel, Sort
 from exporter.server.page.timeline import (
     Axis,
+    choose_axis,
     draw_timeline,
-    measure_axis,
     write_duration,
     write_past,
 )
@@ -50,7 +50,7 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
     watched = dict[Resource, list[ResourceAnswer]]()
     for one in page.status.resources:
         watched.setdefault(one.resource, []).append(one)
-    axis = measure_axis(shown, page.status.as_of, page.policy.migration_history_window)
+    axis = choose_axis(shown, page.status.as_of, page.policy.migration_history_window)
     title = "not ready"
     if page.status.ready:
         figures = page.figures
@@ -74,7 +74,7 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
 def render_vm(vmi: VmiAnswer, links: Links, *, linked: bool) -> str:
     """Render the page of one VM; `linked` as in `render_page`."""
     window = vmi.policy.migration_history_window
-    axis = measure_axis((vmi,), vmi.as_of, window)
+    axis = choose_axis((vmi,), vmi.as_of, window)
     title = f"{vmi.namespace}/{vmi.name}"
     drawing = draw_lanes(vmi, axis)
     templates = {"Grafana": links.grafana, "Console": links.console}

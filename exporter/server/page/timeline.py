@@ -66,7 +66,7 @@ class Axis(Struct, frozen=True):
         return (self.now - self.since).total_seconds()
 
 
-def measure_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
+def choose_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
     """The shortest axis that includes everything about these VMs within the history window."""
     begins = [one.start or one.end for vmi in vmis for one in vmi.migrations]
     begins += [vmi.evacuation.requested_at for vmi in vmis if vmi.evacuation is not None]

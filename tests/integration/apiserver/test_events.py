@@ -244,7 +244,7 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
             api, store, health, StuckPolicy(), queue, lease, instance="pod-1", clock=lambda: now
         )
         for _ in range(3):
-            queue.note_blocked(held, hold, now)
+            queue.record_blocked(held, hold, now)
             await writer.check()
             await writer.write_due()
             now += REPEATED_AFTER

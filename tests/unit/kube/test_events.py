@@ -103,7 +103,7 @@ def a_hold(**overrides: Any) -> Verdict:
 async def test_a_held_eviction() -> None:
     """The Event of a blocked eviction has the reason and the end of the cooldown."""
     api = ServedApi(a_store(a_vmi()))
-    api.queue.note_blocked(a_vmi(), a_hold(), NOW)
+    api.queue.record_blocked(a_vmi(), a_hold(), NOW)
 
     (event,) = await api.after(0)
 
@@ -143,7 +143,7 @@ async def test_a_held_eviction() -> None:
 async def test_a_hold_without_an_instant(reason: Reason, until: str) -> None:
     """If the end of the block is not known, the Event says what must end first."""
     api = ServedApi(a_store(a_vmi()))
-    api.queue.note_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
+    api.queue.record_blocked(a_vmi(), a_hold(reason=reason, not_before=None, released_at=None), NOW)
 
     (event,) = await api.after(0)
 
@@ -154,10 +154,10 @@ async def test_a_series_has_another_name_and_a_count() -> None:
     """A repeated Event has the first time, the last time, and the count of the series."""
     api = ServedApi(a_store(a_vmi()))
     hold = a_hold(not_before=NOW + 9000, released_at=NOW + 9000)
-    api.queue.note_blocked(a_vmi(), hold, NOW)
+    api.queue.record_blocked(a_vmi(), hold, NOW)
     (first,) = await api.after(0)
-    api.queue.note_blocked(a_vmi(), hold, NOW + 60)
-    api.queue.note_blocked(a_vmi(), hold, NOW + REPEATED_AFTER)
+    api.queue.record_blocked(a_vmi(), hold, NOW + 60)
+    api.queue.record_blocked(a_vmi(), hold, NOW + REPEATED_AFTER)
 
     (again,) = await api.after(REPEATED_AFTER)
 
@@ -301,7 +301,7 @@ async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> Non
     """Failed writes are counted, and repeated later unless the API server rejected the Event."""
     api = ServedApi(a_store(a_vmi()))
     for uid in ("u1", "u2"):
-        api.queue.note_blocked(a_vmi(uid=uid), a_hold(), NOW)
+        api.queue.record_blocked(a_vmi(uid=uid), a_hold(), NOW)
     api.server.error = error
 
     await api.after(0)
@@ -329,7 +329,7 @@ async def test_the_longest_name() -> None:
     """A long VM name is shortened in the name of the Event, so that this name is valid."""
     name = "a" * 199 + "-" + "b" * 53
     api = ServedApi(a_store(a_vmi(name=name)))
-    api.queue.note_blocked(a_vmi(name=name), a_hold(), NOW)
+    api.queue.record_blocked(a_vmi(name=name), a_hold(), NOW)
 
     (event,) = await api.after(0)
 

@@ -33,7 +33,7 @@ class Observed:
         begun = BegunCooldowns(
             self.store, policy or a_policy(), self.health, self.lengths, lambda: NOW
         )
-        self.store.subscribe(begun.note_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
+        self.store.subscribe(begun.record_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
 
     @property
     def found(self) -> tuple[int, Seconds]:

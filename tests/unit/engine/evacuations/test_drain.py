@@ -229,10 +229,10 @@ def test_what_a_dead_watch_showed_is_not_waited_for() -> None:
 def test_what_cannot_be_read_is_not_waited_for() -> None:
     """An unfinished VMIM gives the outcome `waits` until it was unreadable for `dead_after`."""
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), now=NOW - DEAD_AFTER + 1.0)
-    store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.record_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     assert outcomes_of(store) == {"db1": WAITS}
     store = a_store(a_movable(1), a_vmim(vmi_name="db1"), now=NOW - DEAD_AFTER)
-    store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    store.record_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     assert outcomes_of(store) == {"db1": LEAVES}
     assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({LEAVES: 1})}
 

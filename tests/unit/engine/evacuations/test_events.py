@@ -84,15 +84,15 @@ class Queue(EventQueue):
     def find(self, stuck: list[tuple[Vmi, Diagnosis]], now: float) -> None:
         """Report exactly these evacuations as stuck at `now`."""
         for vmi, diagnosis in stuck:
-            self.note_stuck(vmi, diagnosis, now)
-        self.note_ended({vmi.uid for vmi, _ in stuck}, now)
+            self.record_stuck(vmi, diagnosis, now)
+        self.record_ended({vmi.uid for vmi, _ in stuck}, now)
 
     def write(self, now: float, outcome: EventOutcome = WRITTEN) -> list[Episode]:
         """Take every Event that is due at `now`, and note its outcome."""
         taken = []
         while (episode := self.take(now)) is not None:
             taken.append(replace(episode))
-            self.note_outcome(episode, outcome, now)
+            self.record_outcome(episode, outcome, now)
         return taken
 
 
@@ -105,24 +105,24 @@ def queue() -> Queue:
 def test_a_held_eviction_has_one_event(queue: Queue) -> None:
     """The first blocked eviction has an Event at once; later ones are only counted."""
     for second in range(10):
-        queue.note_blocked(a_vmi(), a_hold(), NOW + second)
+        queue.record_blocked(a_vmi(), a_hold(), NOW + second)
 
     (held,) = queue.write(NOW + 10)
 
     assert (held.reason, held.began, held.last, held.count) == (BLOCKED, NOW, NOW + 9, 10)
-    queue.note_blocked(a_vmi(), a_hold(), NOW + 100)
+    queue.record_blocked(a_vmi(), a_hold(), NOW + 100)
     assert queue.write(NOW + 100) == []
     assert queue.outcomes == {(BLOCKED, WRITTEN): 1}
 
 
 def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
     """After half an hour the next blocked eviction has an Event with the total count."""
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
-    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
+    queue.record_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER - 1)
     assert queue.write(NOW + REPEATED_AFTER) == []
 
-    queue.note_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
+    queue.record_blocked(a_vmi(), a_hold(), NOW + REPEATED_AFTER)
 
     (again,) = queue.write(NOW + REPEATED_AFTER)
     assert (again.began, again.last, again.count) == (NOW, NOW + REPEATED_AFTER, 3)
@@ -130,15 +130,15 @@ def test_a_hold_that_goes_on_is_a_series(queue: Queue) -> None:
 
 def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> None:
     """Another reason or another cooldown begins a new series."""
-    queue.note_blocked(a_vmi(), RUNNING, NOW)
+    queue.record_blocked(a_vmi(), RUNNING, NOW)
     queue.write(NOW)
-    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
+    queue.record_blocked(a_vmi(), a_hold(not_before=NOW + 900), NOW + 60)
     (cooling,) = queue.write(NOW + 60)
-    queue.note_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
+    queue.record_blocked(a_vmi(), a_hold(not_before=NOW + 9000), NOW + 900)
     (next_one,) = queue.write(NOW + 900)
-    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000)
+    queue.record_blocked(a_vmi(), RUNNING, NOW + 1000)
     queue.write(NOW + 1000)
-    queue.note_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
+    queue.record_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
     (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
 
     assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
@@ -187,7 +187,7 @@ def test_an_end_without_a_report_is_not_reported(queue: Queue) -> None:
 
 def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
     """A VM has at most one Event a minute; other Events about it wait."""
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW)
 
     assert [one.reason for one in queue.write(NOW)] == [STUCK]
@@ -198,7 +198,7 @@ def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
 def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
     """Of 10,000 Events at once, 100 are written, then one a second; stuck VMs come first."""
     for vmi in vmis(10_000):
-        queue.note_blocked(vmi, a_hold(), NOW)
+        queue.record_blocked(vmi, a_hold(), NOW)
     first = queue.write(NOW)
     queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
     hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
@@ -215,11 +215,11 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
 def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
     """If a VM is blocked again while waiting Events are dropped, its new Event is kept."""
     for vmi in vmis(SLICE + 1):
-        queue.note_blocked(vmi, a_hold(), NOW)
+        queue.record_blocked(vmi, a_hold(), NOW)
     dropping = queue.prune(NOW + 7200)
     next(dropping)
     last = vmis(SLICE + 1)[-1]
-    queue.note_blocked(last, a_hold(not_before=NOW + 9000), NOW + 7200)
+    queue.record_blocked(last, a_hold(not_before=NOW + 9000), NOW + 7200)
     list(dropping)
 
     assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
@@ -228,11 +228,11 @@ def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
 
 def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
     """After a long pause, at most `BURST` Events are written at once."""
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     later = NOW + 7000
     for vmi in vmis(1000):
-        queue.note_blocked(vmi, a_hold(), later)
+        queue.record_blocked(vmi, a_hold(), later)
 
     assert len(queue.write(later)) == BURST
 
@@ -240,20 +240,20 @@ def test_the_bucket_fills_up_to_its_size(queue: Queue) -> None:
 def test_the_vms_that_wait_are_bounded(queue: Queue) -> None:
     """At most 20,000 blocked VMs wait; others are counted as dropped."""
     for vmi in vmis(MOST_BLOCKED + 5):
-        queue.note_blocked(vmi, a_hold(), NOW)
+        queue.record_blocked(vmi, a_hold(), NOW)
 
     assert queue.outcomes == {(BLOCKED, DROPPED): 5}
 
 
 def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
     """An unwritten Event is tried again a minute later, unless the API server rejected it."""
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
 
     assert len(queue.write(NOW, UNREACHABLE)) == 1
     assert queue.write(NOW + PER_VMI - 1) == []
     assert len(queue.write(NOW + PER_VMI, REJECTED)) == 1
     assert queue.write(NOW + 600) == []
-    queue.note_blocked(a_vmi(), a_hold(), NOW + 3000)
+    queue.record_blocked(a_vmi(), a_hold(), NOW + 3000)
     assert len(queue.write(NOW + 3000, EXISTING)) == 1
     assert queue.outcomes == {(BLOCKED, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
 
@@ -262,7 +262,7 @@ def test_another_replica_takes_over(queue: Queue) -> None:
     """A replica that loses the Lease forgets evacuations, but not blocked evictions."""
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.forget_evacuations()
     queue.find([], NOW + 60)
 
@@ -281,18 +281,18 @@ def test_an_end_that_another_replica_reports(queue: Queue) -> None:
 
 def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:
     """If the reason changes while an Event is being written, the new reason still has its Event."""
-    queue.note_blocked(a_vmi(), RUNNING, NOW)
+    queue.record_blocked(a_vmi(), RUNNING, NOW)
     taken = queue.take(NOW)
     assert taken is not None
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
-    queue.note_outcome(taken, WRITTEN, NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_outcome(taken, WRITTEN, NOW)
 
     assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
 
 
 def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
     """If the clock goes back, Events are still written."""
-    queue.note_blocked(a_vmi(), a_hold(), NOW)
+    queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
 
@@ -305,7 +305,7 @@ def test_two_replicas_identify_an_episode_alike() -> None:
 
     def identify(verdict: Verdict, asked: float, now: float) -> str:
         queue = Queue()
-        queue.note_blocked(a_vmi(), verdict, asked)
+        queue.record_blocked(a_vmi(), verdict, asked)
         (episode,) = queue.write(asked)
         return episode.identify(now)
 

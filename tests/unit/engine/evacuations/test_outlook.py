@@ -29,7 +29,7 @@ from tests.unit.engine.evacuations.test_diagnosis import an_evacuation
 def beside(*nodes: Node, **overrides: Any) -> Conditions:
     """Conditions with the nodes n1 and these."""
     index = NodeIndex()
-    index.note_list(NOW)
+    index.record_list(NOW)
     for node in (Node(name="n1"), *nodes):
         index.put(node, NOW)
     fields = {

@@ -263,17 +263,17 @@ class TestFailures:
     def test_a_failure_that_came_before_everything(self) -> None:
         """A failure that is not later than `not_before` does not count."""
         marker = Marker(node="n1", requested_at=NOW, not_before=NOW - 10)
-        marker.note_failure("old", NOW - 10)
-        marker.note_failure("new", NOW)
+        marker.record_failure("old", NOW - 10)
+        marker.record_failure("new", NOW)
         assert marker.failed == {"new": NOW}
 
     def test_an_earlier_request_counts_more(self) -> None:
         """If the request turns out to be earlier, failures since that earlier time count."""
         marker = Marker(node="n1", requested_at=NOW)
-        marker.note_failure("e1", NOW - 10)
+        marker.record_failure("e1", NOW - 10)
         assert marker.failed_since_request() == 0
-        marker.note_request(NOW - 60)
-        marker.note_request(NOW)
+        marker.record_request(NOW - 60)
+        marker.record_request(NOW)
         assert marker.requested_at == NOW - 60
         assert marker.failed_since_request() == 1
 
@@ -291,12 +291,12 @@ class TestMarker:
         """Failures whose UIDs were dropped still count if they are not older than the request."""
         marker = a_marker(failed={f"e{n}": 89.0 + n for n in range(FAILURES_KEPT)})
         assert marker.failed_since_request() == FAILURES_KEPT - 1
-        marker.note_failure("new", 300.0)
+        marker.record_failure("new", 300.0)
         assert (marker.forgotten, marker.failed_since_request()) == (0, FAILURES_KEPT)
-        marker.note_failure("newer", 301.0)
+        marker.record_failure("newer", 301.0)
         assert (marker.forgotten, marker.failed_since_request()) == (1, FAILURES_KEPT + 1)
-        marker.note_failure("newer", 301.0)
-        marker.note_failure("as-old-as-the-oldest", 91.0)
+        marker.record_failure("newer", 301.0)
+        marker.record_failure("as-old-as-the-oldest", 91.0)
         assert (marker.forgotten, len(marker.failed)) == (2, FAILURES_KEPT)
 
     @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ class TestMarker:
         earlier evacuation.
         """
         marker = a_marker()
-        assert marker.note_success(end) == (requested_at != 90.0)
+        assert marker.record_success(end) == (requested_at != 90.0)
         assert marker.requested_at == requested_at
 
     @pytest.mark.parametrize(
@@ -340,8 +340,8 @@ class TestMarker:
         marker = a_marker()
         evidence = some_evidence(marker=marker)
         still = evidence.snapshot()
-        marker.note_failure("e1", 120.0)
-        marker.note_request(10.0)
+        marker.record_failure("e1", 120.0)
+        marker.record_request(10.0)
         evidence.history.put("m1", Migration(end=NOW), keep=1)
         assert (still.marker, len(still.history)) == (a_marker(), 0)
         moving = some_evidence()
@@ -474,7 +474,7 @@ class TestLoad:
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
     """The last facts about an invalid object are trusted for `dead_after`."""
     store = a_store(a_vmi())
-    store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
+    store.record_unreadable(Resource.VMIS, NAMESPACE, NAME)
     assert list(seen(store).distrusted_from()) == [NOW + DEAD_AFTER]
 
 

@@ -27,7 +27,7 @@ MOVED = a_vmi(node="n2", migration=a_state(start=NOW - 60, end=NOW - 30))
 def a_marked_store() -> tuple[ClockedStore, list[EvacuationEnd]]:
     """A store whose VMI is evacuating, and the list of the ends that it notes."""
     store, ends = a_store(a_vmi(**MARKED), now=NOW - 600), list[EvacuationEnd]()
-    store.evacuations.note_end = ends.append
+    store.evacuations.record_end = ends.append
     store.now = NOW
     return store, ends
 
@@ -102,7 +102,7 @@ def test_the_vmim_is_read_before_the_vmi() -> None:
 def test_an_evacuation_that_only_a_success_shows_is_not_counted() -> None:
     """After a success the VMI may still be marked, until it is read: that is no evacuation."""
     store, ends = a_store(a_vmi(evacuation_node="n1"), now=NOW - 600), list[EvacuationEnd]()
-    store.evacuations.note_end = ends.append
+    store.evacuations.record_end = ends.append
     store.now = NOW
     success = {"phase": "Succeeded", "finished": True, "outcome": Outcome.SUCCEEDED}
     store.put(a_vmim(start=NOW - 60, end=NOW - 30, handed_off=True, **success))
@@ -129,7 +129,7 @@ class TestRestart:
         saved = before.save(UID)
         assert saved is not None
         store, ends = ClockedStore(saved, now=now), list[EvacuationEnd]()
-        store.evacuations.note_end = ends.append
+        store.evacuations.record_end = ends.append
         return store, ends
 
     @pytest.mark.parametrize("vmi", [MOVED, a_vmi(), a_vmi(phase="Succeeded"), None])

@@ -170,7 +170,7 @@ def test_an_eviction_by_nobody_knows_whom_is_no_drain() -> None:
     """Before KubeVirt 1.7, nothing says whether the descheduler evicts from an open node."""
     ends: list[object] = []
     store = a_store(asked(1), a_vmim(vmi_name=asked(1).name, evacuates="n1"), now=NOW)
-    store.drains.note_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *one: ends.append(one)
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
     store.put(gone(1, NOW))
     assert ends == []
@@ -188,7 +188,7 @@ def test_a_cordon_inherits_no_age() -> None:
         vmi_name=requested.name, evacuates="n1", priority=Priority.SYSTEM_CRITICAL, created=old
     )
     store = a_store(requested, attempt, a_movable(2), now=old)
-    store.drains.note_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *one: ends.append(one)
     store.now = NOW
     assert drain_of(store).since == old
     store.put(a_cordon(cordoned_at=NOW - 10.0))
@@ -285,7 +285,7 @@ def test_how_a_drain_ends(before: list[Fact], after: list[Fact], end: object) ->
     """Each drain ends once, with its outcome and its duration."""
     ends = []
     store = a_store(now=NOW)
-    store.drains.note_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *one: ends.append(one)
     for fact in (*before, *after, *after):
         store.put(fact)
     assert ends == ([] if end is None else [end])
@@ -295,7 +295,7 @@ def test_a_node_that_is_deleted() -> None:
     """The drain of a node that is deleted before it is empty has an outcome of its own."""
     ends = []
     store = a_store(a_cordon(), asked(1))
-    store.drains.note_end = lambda *one: ends.append(one[0])
+    store.drains.record_end = lambda *one: ends.append(one[0])
     store.remove(Resource.NODES, "", "n1")
     assert ends == [DrainEnd.NODE_DELETED]
 
@@ -317,7 +317,7 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
     """A change of a node that was not closed leaves its drain as it is."""
     ends: list[object] = []
     drains = NodeDrains({})
-    drains.note_end = lambda *one: ends.append(one)
+    drains.record_end = lambda *one: ends.append(one)
     drains.ask("n1", "a", NOW, is_drained=True)
     drains.open("n1", NOW)
     assert drains.read()["n1"].since == NOW

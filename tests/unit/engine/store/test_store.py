@@ -579,7 +579,7 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
     """The evidence has the time since which an object has been invalid."""
     store = a_store(a_vmi(), a_vmim(), a_pod(), now=NOW)
     assert seen(store).unreadable == ()
-    assert store.note_unreadable(resource, NAMESPACE, fact.name)
+    assert store.record_unreadable(resource, NAMESPACE, fact.name)
     assert seen(store).unreadable == ((resource, NOW),)
     store.put(fact)
     assert seen(store).unreadable == ()
@@ -597,8 +597,8 @@ def test_who_is_unsettled() -> None:
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
     """An invalid VMIM stops blocking its VMI after `DEAD_AFTER`."""
     store = a_store(a_vmim(), now=NOW)
-    assert store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
-    assert not store.note_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert store.record_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
+    assert not store.record_unreadable(Resource.VMIMS, NAMESPACE, "mig-1")
     store.put(a_vmi())
     assert not decide(seen(store), a_policy(), NOW + DEAD_AFTER - 1).allowed
     assert decide(seen(store), a_policy(), NOW + DEAD_AFTER).allowed
@@ -969,7 +969,7 @@ def test_a_churn_leaves_nothing(lives: int, prove: Callable[[str], None]) -> Non
         for news in cluster.news:
             deliver(store, news)
         most = max(most, count_entries(store))
-        store.note_unreadable(Resource.VMIS, NAMESPACE, NAME)
+        store.record_unreadable(Resource.VMIS, NAMESPACE, NAME)
         store.remove(Resource.VMIS, NAMESPACE, NAME)
         for name in cluster.vmims:
             store.remove(Resource.VMIMS, NAMESPACE, name)

@@ -249,7 +249,7 @@ def test_a_vmim_that_cannot_be_read_holds_no_target_pod(ago: float, outcome: Rev
     target = a_pod(name="virt-launcher-db1-target", uid="p2", node="n2", migration_uid="m1")
     store = a_store(a_vmim(), target, migration=None)
     store.now = NOW - ago
-    store.note_unreadable(Resource.VMIMS, "shop", "mig-1")
+    store.record_unreadable(Resource.VMIMS, "shop", "mig-1")
 
     assert judged(a_review(name=target.name), store=store).outcome is outcome
 

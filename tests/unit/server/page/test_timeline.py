@@ -5,7 +5,7 @@ import pytest
 from exporter.engine.facts.model import Outcome, Seconds
 from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import VmiAnswer
-from exporter.server.page.timeline import SPANS, Axis, draw_timeline, measure_axis
+from exporter.server.page.timeline import SPANS, Axis, choose_axis, draw_timeline
 from exporter.text import to_datetime
 from tests.support.builders import NOW, a_running_state, a_state, a_vmi
 from tests.unit.server.api.test_handlers import cooling
@@ -73,7 +73,7 @@ class TestTimeline:
         state = a_state(start=NOW - oldest, end=NOW - 20.0)
         model = build_model(make_service(a_vmi(migration=state)))
         vmis = tuple(vmi for _, vmi in vms_of(model).blocked.shown)
-        axis = measure_axis(vmis, model.status.as_of, 86_400.0)
+        axis = choose_axis(vmis, model.status.as_of, 86_400.0)
 
         assert axis.past == past
         assert axis.until >= to_datetime(NOW + 0.06 * past)
