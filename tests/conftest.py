@@ -20,8 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOGC", "300")
 os.environ.setdefault("GOMAXPROCS", "1")
 
-# The tests' own processes are measured, but not the programs that they start: tracing these would
-# take half of the time, and shows one percent more.
+# Coverage is measured in the tests' own processes, and not in the programs that they start: this
+# would take almost as long again, and show one percent more.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
