@@ -40,7 +40,8 @@ async def test_a_target_pod_that_waits_for_a_volume(
 
     async def is_running() -> bool:
         vmi = await kubevirt.cluster.vmi("db1", HERE)
-        return objects.phase(vmi) == "Running" and objects.is_true(vmi, "LiveMigratable")
+        met = all(objects.is_true(vmi, condition) for condition in ("LiveMigratable", "Ready"))
+        return objects.phase(vmi) == "Running" and met
 
     async def label_node(machine: str | None) -> None:
         labels = {f"machine-type.node.kubevirt.io/{MACHINE}": machine and "true"}
