@@ -40,8 +40,7 @@ async def test_a_target_pod_that_waits_for_a_volume(
 
     async def is_running() -> bool:
         vmi = await kubevirt.cluster.vmi("db1", HERE)
-        met = all(objects.is_true(vmi, condition) for condition in ("LiveMigratable", "Ready"))
-        return objects.phase(vmi) == "Running" and met
+        return objects.phase(vmi) == "Running" and objects.is_true(vmi, "LiveMigratable")
 
     async def label_node(machine: str | None) -> None:
         labels = {f"machine-type.node.kubevirt.io/{MACHINE}": machine and "true"}
@@ -65,8 +64,13 @@ async def test_a_target_pod_that_waits_for_a_volume(
         target = await poll(find_target, what="the target pod")
         await kubevirt.handlers.bind(target, "n1")
         target = await poll(find_waiting, what="the target pod waiting for its volume")
+        vmi = await kubevirt.cluster.vmi("db1", HERE)
+        # Ready follows the launcher's probes, which is not what is recorded here.
+        vmi["status"]["conditions"] = [
+            condition for condition in vmi["status"]["conditions"] if condition["type"] != "Ready"
+        ]
         scene = Scene(
-            await kubevirt.cluster.vmi("db1", HERE),
+            vmi,
             await kubevirt.cluster.vmims("db1", HERE),
             await kubevirt.cluster.pods("db1", HERE),
         )
