@@ -89,7 +89,7 @@ class BlockedEvictions:
     def __init__(self) -> None:
         self._by_vmi: dict[str, dict[str, BlockedEviction]] = {}
 
-    def note(self, vmi_uid: str, blocked: BlockedEviction) -> None:
+    def record(self, vmi_uid: str, blocked: BlockedEviction) -> None:
         """Add a blocked eviction."""
         users = self._by_vmi.get(vmi_uid, {})
         before = users.get(blocked.user)

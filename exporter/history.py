@@ -129,7 +129,7 @@ class HistoryWriter:
         except OSError as error:
             self.failures[TASK] += 1
             self.status.trouble = str(error)
-            self._trouble.note(self.status.trouble)
+            self._trouble.record(self.status.trouble)
         else:
             self._written, self.status.trouble = changes, ""
             self._trouble.end()

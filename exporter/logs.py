@@ -29,7 +29,7 @@ class Trouble:
     def __bool__(self) -> bool:
         return bool(self._why)
 
-    def note(self, why: str) -> None:
+    def record(self, why: str) -> None:
         """Set the problem. Log it unless it is the same as before."""
         if why != self._why:
             log.warning(self._event, why=why, **self._place)

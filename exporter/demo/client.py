@@ -11,7 +11,7 @@ from exporter.demo.store import MIGRATIONS, PODS, VMIS, ObjectStore
 
 
 class Client:
-    """Reads and writes the store as a controller does; `note` keeps its index up to date."""
+    """Reads and writes the store as a controller does; `record` keeps its index up to date."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -19,7 +19,7 @@ class Client:
         self._keys: dict[ApiResource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
         """For each resource, and for each VMI's key: the keys of its objects."""
 
-    def note(self, resource: ApiResource, owner: str, key: str, *, is_gone: bool) -> None:
+    def record(self, resource: ApiResource, owner: str, key: str, *, is_gone: bool) -> None:
         """Add a migration or pod to its VMI's index, or remove it."""
         index = self._keys[resource]
         if not is_gone:

@@ -219,7 +219,7 @@ class Cluster:
             else:
                 self._virt_handler.sync(seen)
         else:
-            self._client.note(resource, owner, change.key, is_gone=is_gone)
+            self._client.record(resource, owner, change.key, is_gone=is_gone)
             if resource is MIGRATIONS:
                 self._virt_controller.record_migration(change.key, seen, is_gone=is_gone)
             elif not is_gone:

@@ -177,7 +177,8 @@ class ApiServer:
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
         path = self._path_of(resource, namespace)
-        return self.names.restore(await self._send("GET", path, query=query, within=None))
+        (page,) = self.names.restore([await self._send("GET", path, query=query, within=None)])
+        return page
 
     @asynccontextmanager
     async def watch(
@@ -284,7 +285,7 @@ class ApiServer:
                 lines, rest = split_lines(rest, chunk)
                 if len(rest) > LONGEST_LINE:
                     raise Unreachable(f"a watch event has more than {LONGEST_LINE} bytes")
-                lines = [self.names.restore(line) for line in lines]
+                lines = self.names.restore(lines)
                 for start in range(0, len(lines), LARGEST_BATCH):
                     yield lines[start : start + LARGEST_BATCH]
                     await asyncio.sleep(0)  # `read` does not wait if more has arrived

@@ -95,7 +95,7 @@ class Lease:
                 async with asyncio.timeout(self.duration * RENEWED_EVERY):
                     await self._campaign()
             except (ApiError, TimeoutError, *MALFORMED) as error:
-                self._trouble.note(str(error) or type(error).__name__)
+                self._trouble.record(str(error) or type(error).__name__)
             else:
                 self._trouble.end()
             if self._held_until is not None and not self.held:

@@ -67,7 +67,7 @@ class TokenFile:
             try:
                 self._header = self._read()
             except (OSError, ValueError) as error:
-                self._trouble.note(f"{self._path}: {describe(error)}")
+                self._trouble.record(f"{self._path}: {describe(error)}")
             else:
                 self._trouble.end()
         return self._header

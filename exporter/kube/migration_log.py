@@ -58,7 +58,7 @@ class MigrationLog:
     _hotplugs: dict[str, None] = field(default_factory=dict)
     _waiting: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
-    def note(self, changed: Changed) -> None:
+    def record(self, changed: Changed) -> None:
         """Note an object of a list or of a watch."""
         match changed.fact:
             case Vmi() as vmi:
@@ -139,7 +139,7 @@ class MigrationLog:
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
             self.counters.migration_durations[trigger].observe(seconds)
             moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)
-            if self._nodes_left.note(*moved, vmim.finished_at or 0.0, self.window):
+            if self._nodes_left.record(*moved, vmim.finished_at or 0.0, self.window):
                 self.counters.returned_migrations += 1
         message = ended.message or next((one.message for one in why if one.message), "")
         duration, succeeded = ended.duration, vmim.outcome is Outcome.SUCCEEDED

@@ -130,7 +130,7 @@ class Recorder:
         self._matched_of: dict[Key, Traits] = {}
         file.write(recording.write_header())
 
-    def note(self, changed: Changed) -> None:
+    def record(self, changed: Changed) -> None:
         """Keep, for the next change, the labels that overrides use, or why a VMIM failed."""
         ended = changed.ended
         self._reason = EndReason.OTHER

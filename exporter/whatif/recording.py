@@ -116,7 +116,7 @@ class Faults(Struct):
     messages: list[str] = []
     truncated: bool = False
 
-    def note(self, number: int, why: str) -> None:
+    def record(self, number: int, why: str) -> None:
         """Count a fault of line `number`; the first line is 1."""
         self.count += 1
         if len(self.messages) < MAX_MESSAGES:
@@ -236,14 +236,14 @@ def read(lines: Iterable[bytes], faults: Faults) -> Iterator[Recorded]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             if line == b"":
-                faults.note(number, "empty, or too long for an object")
+                faults.record(number, "empty, or too long for an object")
             continue
         try:
             event = _read_event(line, is_first=number == 1)
         except MALFORMED as error:
-            faults.note(number, f"not an event: {error}")
+            faults.record(number, f"not an event: {error}")
         except InvalidObject as invalid:
-            faults.note(number, invalid.why)
+            faults.record(number, invalid.why)
         else:
             if event is not None:
                 yield event

@@ -250,7 +250,7 @@ def test_why_a_migration_failed_is_in_the_file(tmp_path: Path) -> None:
     entered = transitions_json(Scheduled=NOW - 700.0, Failed=NOW - 600.0)
     made = a_vmim_json(phase="Failed", migrationState=state, phaseTransitionTimestamps=entered)
     changed = parse_object(Resource.VMIMS, msgspec.json.encode(made))
-    recorder.note(changed)
+    recorder.record(changed)
     store.apply(Observed(changed.fact), NOW)
     file.close()
 
@@ -271,7 +271,7 @@ def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
         made["spec"]["priorityClassName"] = "high"
         made["metadata"]["labels"] = {"tier": tier, "password": other}
         changed = parse_object(Resource.VMIS, msgspec.json.encode(made))
-        recorder.note(changed)
+        recorder.record(changed)
         store.apply(Observed(changed.fact), NOW)
     file.close()
 

@@ -141,7 +141,7 @@ class NodesLeft:
     def __init__(self) -> None:
         self._left: dict[str, dict[str, Instant]] = {}
 
-    def note(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
+    def record(self, vmi_uid: str, source: str, target: str, at: Instant, window: Seconds) -> bool:
         """Add a migration; True if the VMI had left the target node at most `window` earlier."""
         if not vmi_uid or not source or not target:
             return False

@@ -40,11 +40,12 @@ class KubeVirtNames(Struct, frozen=True, kw_only=True):
         text = _KIND.sub(self.resource_prefix, text)
         return _LABEL.sub(self.label_domain, text)
 
-    def restore(self, raw: bytes) -> bytes:
-        """JSON of the API server with the labels and annotations that KubeVirt's own have."""
+    def restore(self, texts: list[bytes]) -> list[bytes]:
+        """JSON of the API server, with KubeVirt's own domain in the labels and annotations."""
         if self.label_domain == KUBEVIRT_GROUP:
-            return raw
-        return raw.replace(self.label_domain.encode(), KUBEVIRT_GROUP.encode())
+            return texts
+        renamed, own = self.label_domain.encode(), KUBEVIRT_GROUP.encode()
+        return [text.replace(renamed, own) for text in texts]
 
 
 KUBEVIRT = KubeVirtNames()

@@ -15,7 +15,7 @@ class Departures:
     def __init__(self) -> None:
         self._latest: dict[str, Instant] = {}
 
-    def note(self, node: str, end: Instant | None, now: Instant) -> None:
+    def record(self, node: str, end: Instant | None, now: Instant) -> None:
         """Note a successful migration out of a node, read at `now`; `end` is None if unknown."""
         end = settle(end, now)
         if end is not None and end > self._latest.get(node, 0.0):

@@ -82,7 +82,7 @@ class HistoryMerger:
         state = record.vmi.migration
         if state is not None and state.outcome is Outcome.SUCCEEDED:
             end = record.history.find(state.uid, state.end).known_end
-            self.departures.note(state.source_node, end, at)
+            self.departures.record(state.source_node, end, at)
 
 
 def _find_reason(record: VmiRecord, uid: str, ended: MigrationState | Vmim) -> EndReason | None:

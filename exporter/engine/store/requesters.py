@@ -27,7 +27,7 @@ class Requesters:
     def __init__(self) -> None:
         self._first: OrderedDict[str, Requester] = OrderedDict()
 
-    def note(self, uid: str, requester: Requester) -> None:
+    def record(self, uid: str, requester: Requester) -> None:
         """Note a request for the eviction of a VMI; the newest `VMIS_KEPT` VMIs are kept."""
         self._prune(requester.at)
         self._first.setdefault(uid, requester)

@@ -458,7 +458,7 @@ class Store:
         """Keep the last version of a known object; store a new VMI with its name and UID only."""
         resource, key = change.resource, (change.namespace, change.name)
         is_known, record = self._objects.find(resource, key)
-        is_news = is_known and self._objects.unreadable.note(resource, *key, at)
+        is_news = is_known and self._objects.unreadable.record(resource, *key, at)
         if is_news:
             self._record_evidence(record)
         is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
@@ -472,7 +472,7 @@ class Store:
         """Note an eviction's requester if KubeVirt may mark the VMI (`pod-eviction-admitter`)."""
         pod, vmi = self.find_pod(change.namespace, change.pod) or (None, None)
         if pod and vmi and not vmi.evacuation_node and not pod.finished and pod.node == vmi.node:
-            self.evacuations.requesters.note(vmi.uid, Requester(at, change.user))
+            self.evacuations.requesters.record(vmi.uid, Requester(at, change.user))
 
     def _record_pod(self, pod: Pod, at: Instant) -> None:
         self.evacuations.record_launcher(pod.vmi_uid, at)

@@ -11,7 +11,7 @@ class UnreadableObjects:
     def __init__(self) -> None:
         self._since: dict[tuple[Resource, str, str], Instant] = {}
 
-    def note(self, resource: Resource, namespace: str, name: str, at: Instant) -> bool:
+    def record(self, resource: Resource, namespace: str, name: str, at: Instant) -> bool:
         """Note that an object cannot be read; False if that was known."""
         key = (resource, namespace, name)
         is_news = key not in self._since

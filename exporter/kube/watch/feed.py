@@ -35,7 +35,7 @@ class FactSink(Protocol):
 class ChangeListener(Protocol):
     """Notes each object that is read, before the object is put into the sink."""
 
-    def note(self, changed: Changed) -> None:
+    def record(self, changed: Changed) -> None:
         """Note an object of a list or of a watch."""
 
 
@@ -81,7 +81,7 @@ class Feed:
         if listing is not None:
             listing.names[changed.namespace].add(changed.name)
         if self.listener is not None:
-            self.listener.note(changed)
+            self.listener.record(changed)
         fact = changed.fact
         if self.policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
             traits = changed.traits

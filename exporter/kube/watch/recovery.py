@@ -19,6 +19,10 @@ from exporter.kube.client import (
 from exporter.kube.objects.kubevirt import Failed
 
 
+SOON: Seconds = 2.0
+"""The longest pause while a server starts: with its jitter, at most one request a second."""
+
+
 @dataclass(frozen=True)
 class Recovery:
     """How to go on after an error.
@@ -46,7 +50,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
     Overloaded: Recovery(Restart.OVERLOADED, judges_version=False),
     # A connection that is not made costs nobody much, and a server that restarts is back sooner
     # than the longest pause ends.
-    Unconnected: Recovery(Restart.UNREACHABLE, longest_pause=2.0, judges_version=False),
+    Unconnected: Recovery(Restart.UNREACHABLE, longest_pause=SOON, judges_version=False),
     ApiError: Recovery(Restart.UNREACHABLE),
 }
 """The recoveries, by the class of the error or the nearest base class."""
@@ -75,12 +79,12 @@ class ExponentialBackoff:
         self._bound = self.first
 
     def shorten(self) -> None:
-        """Go back to a pause of one to two seconds, because the answer is another one.
+        """Go back to a pause of at most `SOON`, because the answer is another one.
 
         A server that starts refuses connections, then everybody without roles (403), then requests
         before its storage is ready (429), then old versions (410): each is progress.
         """
-        self._bound = min(self._bound, 2.0)
+        self._bound = min(self._bound, SOON)
 
 
 def recovery_from(error: ApiError) -> Recovery:

@@ -134,7 +134,7 @@ class Admission:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
             counters.denial_periods.extend(vmi, verdict.reason, cooldown, now)
         user = escape(review.user[:LONGEST_USER])
-        counters.blocked_evictions.note(
+        counters.blocked_evictions.record(
             vmi.uid, BlockedEviction(user=user, at=now, reason=verdict.reason, denied=denied)
         )
         if self._logged.lets_through((vmi.uid, user, verdict.reason), now):

@@ -257,7 +257,7 @@ class Access:
             async with asyncio.timeout(PATIENCE):
                 review = msgspec.json.decode(await self._api.create(path, body), type=_Review)
         except (ApiError, TimeoutError, *MALFORMED) as error:
-            self._trouble.note(str(error) or f"no answer within {PATIENCE:g} s")
+            self._trouble.record(str(error) or f"no answer within {PATIENCE:g} s")
             raise _unanswered() from None
         self._trouble.end()
         return review.status

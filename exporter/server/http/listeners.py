@@ -112,7 +112,7 @@ class Listener:
                     self._record_end(certificates)
                     log.info("certificate_renewed", listener=self.name)
             except CannotListen as error:
-                trouble.note(str(error))
+                trouble.record(str(error))
             else:
                 trouble.end()
 

@@ -88,7 +88,7 @@ class Target:
 
         await poll(is_ready, what="readiness")
 
-    def note(self, attempt: str, answer: str, bound: str) -> None:
+    def record(self, attempt: str, answer: str, bound: str) -> None:
         """Add a row to the table."""
         self.rows.append(f"attack: {attempt} | {answer} | {bound}")
 
@@ -217,7 +217,7 @@ async def ask_without_permission(target: Target, real: RealStage) -> None:
             assert answer["status"] == status
             assert answer["detail"]
             assert token is None or token not in json.dumps(answer)
-        target.note(attempt, str(status), "one answer kept for auth.cache, 4096 at most")
+        target.record(attempt, str(status), "one answer kept for auth.cache, 4096 at most")
     for path in ("/livez", "/readyz"):
         assert (await target.ask("GET", path))[0] == 200
 
@@ -229,31 +229,31 @@ async def send_too_much(target: Target) -> None:
         "POST", "/v1/verdicts", token=token, data=BytesIO(bytes(BODY))
     )
     assert (status, problem["title"]) == (413, "Body too large")
-    target.note(f"a body of {BODY // 2**20} MB", "413", "limits.bodyBytes are read")
+    target.record(f"a body of {BODY // 2**20} MB", "413", "limits.bodyBytes are read")
     status, problem = await target.ask(
         "GET", "/v1/blocked", token=token, headers={"X": "x" * 10_000}
     )
     assert (status, problem["status"]) == (400, 400)
     answer = await target.send(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * HEAD + b"\r\n\r\n")
     assert answer == b"" or answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
-    target.note(f"a header of {HEAD // 2**20} MB", "400", "8 kB are read")
+    target.record(f"a header of {HEAD // 2**20} MB", "400", "8 kB are read")
     answer = await target.send(b"\x16\x03\x01\x02\x00\x01\x00 nonsense\r\n\r\n")
     assert b" 400 " in answer.splitlines()[0]
     assert b"application/problem+json" in answer
-    target.note("bytes that are no HTTP", "400", "nothing")
+    target.record("bytes that are no HTTP", "400", "nothing")
 
 
 async def send_too_slowly(target: Target) -> None:
     """Requests whose head or body is never finished are ended after a timeout."""
     assert await target.send(b"GET /v1/blocked HTTP/1.1\r\nHost: x\r\n") == b""
-    target.note("a head that never ends", "closed", "limits.idleTimeout")
+    target.record("a head that never ends", "closed", "limits.idleTimeout")
     head = (
         f"POST /v1/verdicts HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
         f"Authorization: Bearer {target.caller.token}\r\n\r\n"
     )
     answer = await target.send(head.encode(), b"{", pause=0.1)
     assert b" 408 " in answer.splitlines()[0]
-    target.note("a body that never comes", "408", "limits.requestTimeout")
+    target.record("a body that never comes", "408", "limits.requestTimeout")
 
 
 async def try_unusual_paths(target: Target) -> None:
@@ -277,7 +277,9 @@ async def try_unusual_paths(target: Target) -> None:
         assert status in (400, 403, 404, 422), path
         assert b"descheduler_kubevirt" not in answer
         assert b"Set-Cookie" not in answer.partition(b"\r\n\r\n")[0]
-    target.note("path tricks (.., %2e, //, NUL, CR LF, 64 characters)", "400, 403, 404 or 422", "-")
+    target.record(
+        "path tricks (.., %2e, //, NUL, CR LF, 64 characters)", "400, 403, 404 or 422", "-"
+    )
 
 
 async def send_unknown_nodes(target: Target) -> None:
@@ -296,7 +298,7 @@ async def send_unknown_nodes(target: Target) -> None:
     assert "made-up" not in text
     assert await count_series(target) <= series + 2, "a block of the VM's own node, a request"
     assert "\nforged" not in target.program.output
-    target.note("1,000 invented nodes and namespaces", "200", "no series and no log line each")
+    target.record("1,000 invented nodes and namespaces", "200", "no series and no log line each")
 
 
 async def hold_connections(target: Target, idle: int) -> None:
@@ -322,7 +324,7 @@ async def hold_connections(target: Target, idle: int) -> None:
     finally:
         for writer in opened:
             writer.close()
-    target.note(
+    target.record(
         f"{idle} idle connections, {CONNECTIONS} allowed",
         f"{refused:.0f} closed for newer ones, the others after limits.idleTimeout",
         f"{held - before} MiB while held, by the handshakes' buffers",

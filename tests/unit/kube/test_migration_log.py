@@ -46,7 +46,7 @@ class Watcher:
 
     def see(self, resource: Resource, found: Json) -> None:
         changed = parse_object(resource, json.dumps(found).encode())
-        self.log.note(changed)
+        self.log.record(changed)
         self.store.put(changed.fact, changed.reasons)
 
     def count(self) -> dict[tuple[str, str], int]:
@@ -223,7 +223,7 @@ async def test_a_migration_is_logged_once() -> None:
     for resource, found in recording + recording[-1:]:
         watcher.see(resource, found)
     again = MigrationLog(watcher.store, watcher.counters, started_at=0.0, window=0.0)
-    again.note(parse_object(recording[-1][0], json.dumps(recording[-1][1]).encode()))
+    again.record(parse_object(recording[-1][0], json.dumps(recording[-1][1]).encode()))
     late = Watcher(started_at=4e9)
     for resource, found in recording:
         late.see(resource, found)

@@ -138,8 +138,8 @@ def test_a_vm_that_comes_back_within_the_window_has_returned(
 ) -> None:
     """A VM returns if it left the target node at most a window ago."""
     nodes = NodesLeft()
-    assert not nodes.note("a", "n1", "n2", NOW, window)
-    assert nodes.note("a", "n2", "n1", NOW + 600.0, window) is returned
+    assert not nodes.record("a", "n1", "n2", NOW, window)
+    assert nodes.record("a", "n2", "n1", NOW + 600.0, window) is returned
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_vm_that_comes_back_within_the_window_has_returned(
 def test_a_move_between_unknown_nodes_is_no_return(vmi_uid: str, source: str, target: str) -> None:
     """Without the VMI and both nodes, it is unknown whether a VM returns."""
     nodes = NodesLeft()
-    nodes.note("a", "n1", "n2", NOW, 600.0)
-    assert not nodes.note(vmi_uid, source, target, NOW, 600.0)
+    nodes.record("a", "n1", "n2", NOW, 600.0)
+    assert not nodes.record(vmi_uid, source, target, NOW, 600.0)
 
 
 def test_the_vmis_that_moved_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +157,8 @@ def test_the_vmis_that_moved_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ended_migrations, "VMIS_KEPT", 2)
     nodes = NodesLeft()
     for vmi in ("a", "b", "c"):
-        nodes.note(vmi, "n1", "n2", NOW, 600.0)
-    assert [nodes.note(vmi, "n2", "n1", NOW, 600.0) for vmi in ("b", "c", "a")] == [
+        nodes.record(vmi, "n1", "n2", NOW, 600.0)
+    assert [nodes.record(vmi, "n2", "n1", NOW, 600.0) for vmi in ("b", "c", "a")] == [
         True,
         True,
         False,

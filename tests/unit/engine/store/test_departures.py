@@ -11,7 +11,7 @@ def test_the_newest_departure_of_each_node_counts() -> None:
     """`read_newest` has the newest departure of each node and of all; unknown ends are ignored."""
     noted = Departures()
     for node, end in (("n1", NOW - 50.0), ("n1", NOW - 90.0), ("n2", None), ("n2", NOW - 10.0)):
-        noted.note(node, end, NOW)
+        noted.record(node, end, NOW)
     assert noted.read_newest() == ({"n1": NOW - 50.0, "n2": NOW - 10.0}, NOW - 10.0)
 
 
@@ -22,8 +22,8 @@ def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     monkeypatch.setattr(departures, "NODES_KEPT", 2)
     noted = Departures()
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):
-        noted.note(node, NOW + seconds - 9.0, NOW)
+        noted.record(node, NOW + seconds - 9.0, NOW)
     assert list(noted.read_newest()[0]) == ["n1", "n3"]
-    noted.note("n1", NOW - 7.0, NOW)  # the same end again, so n1 is still the oldest
-    noted.note("n4", NOW, NOW)
+    noted.record("n1", NOW - 7.0, NOW)  # the same end again, so n1 is still the oldest
+    noted.record("n4", NOW, NOW)
     assert list(noted.read_newest()[0]) == ["n3", "n4"]

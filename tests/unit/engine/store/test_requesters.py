@@ -157,10 +157,10 @@ def test_the_memory_is_bounded() -> None:
     """The number and the age of the stored requests are bounded."""
     requesters = Requesters()
     for number in range(VMIS_KEPT + 1):
-        requesters.note(f"u{number}", Requester(NOW, "alice"))
+        requesters.record(f"u{number}", Requester(NOW, "alice"))
     assert requesters.take("u0", NOW) is None
     assert requesters.take("u1", NOW) == Requester(NOW, "alice")
-    requesters.note("later", Requester(NOW + 1, "alice"))
+    requesters.record("later", Requester(NOW + 1, "alice"))
     assert requesters.take("u2", NOW + ASKED_WITHIN + 1) is None
     assert len(requesters._first) == 1  # noqa: SLF001
     assert requesters.take("later", NOW + ASKED_WITHIN + 1) == Requester(NOW + 1, "alice")

@@ -253,7 +253,7 @@ def test_blocked_evictions_are_bounded() -> None:
     held = BlockedEvictions()
     for vmi in range(VMIS_ASKED_FOR + 10):
         for user in range(USERS_ASKING + 3):
-            held.note(f"v{vmi}", BlockedEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
+            held.record(f"v{vmi}", BlockedEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
     assert held.of("v9") == []
     assert [one.user for one in held.of("v10")] == ["u6", "u5", "u4", "u3"]
 

@@ -276,7 +276,7 @@ class TestRows:
         counters = Counters()
         asked = counters.blocked_evictions
         for user, denied in (("autoscaler", False), ("descheduler", True)):
-            asked.note("uid-of-db1", BlockedEviction(user, NOW - 7, Reason.COOLDOWN, denied))
+            asked.record("uid-of-db1", BlockedEviction(user, NOW - 7, Reason.COOLDOWN, denied))
         page = shown(make_service(cooling("db1"), counters=counters))
 
         assert "eviction requested by descheduler 7 s ago" in page.text("b-uid-of-db1")
