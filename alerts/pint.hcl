@@ -4,7 +4,7 @@ rule {
   match {
     kind = "recording"
   }
-  name "(vmi|node|source|cluster):[a-z_]+:(max|rate5m|increase1h|timestamp)" {
+  name "(vmi|node|target|source|cluster):[a-z_]+:(max|rate5m|increase1h|timestamp)" {
     severity = "bug"
     comment  = "level:metric:operation"
   }

@@ -227,10 +227,16 @@ def derive_chart_readme(text: str) -> str:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     rows = [
-        f"| `{key}` | `{json.dumps(default)}` | {meaning} |\n"
+        f"| `{key}` | {_show_default(default)} | {meaning} |\n"
         for key, default, meaning in _list_values("", values, schema)
     ]
     return head + marker + "".join(rows) + "\n" + tail
+
+
+def _show_default(default: Any) -> str:
+    """A value's default as JSON; a table of them is in values.yaml."""
+    text = json.dumps(default)
+    return f"`{text}`" if len(text) < 300 else "see `values.yaml`"
 
 
 def _list_values(prefix: str, values: Object, schema: Object) -> Iterator[tuple[str, Any, str]]:

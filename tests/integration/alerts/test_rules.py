@@ -280,6 +280,21 @@ def test_every_metric_in_a_rule_exists() -> None:
             assert {label.removeprefix("exported_") for label in labels} <= LABELS[name], name
 
 
+def test_a_group_has_at_most_20_rules() -> None:
+    """Mimir refuses larger groups by default."""
+    sizes = {group["name"]: len(group["rules"]) for group in load_groups()["groups"]}
+
+    assert max(sizes.values()) <= 20, sizes
+
+
+def test_a_rule_reads_scraped_or_recorded_series() -> None:
+    """No rule compares both, because only the recorded ones may have an external label."""
+    for rule in all_rules(load_groups()):
+        expression = rule["expr"]
+        scraped, recorded = METRIC.findall(expression), RECORDED.findall(expression)
+        assert not (scraped and recorded), rule.get("alert", rule.get("record"))
+
+
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
     """Each series of a case has the labels of its metric."""
     for case in cases():

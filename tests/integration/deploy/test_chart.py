@@ -40,6 +40,7 @@ from tests.support.documents import DEPLOY, INSTALL, ROOT, chapters, code_blocks
 
 
 KUBERNETES = "1.37.2"
+TEN = {"threshold": 10}
 CI = [
     yaml.safe_load(path.read_text(encoding="utf-8"))
     for path in sorted((CHART / "ci").glob("*-values.yaml"))
@@ -208,6 +209,14 @@ def test_every_object_says_that_helm_made_it() -> None:
             {"prometheusRule": {"enabled": True, "disabled": ["KubeVirtVMChurns"]}},
             "prometheusRule.disabled: there is no alert KubeVirtVMChurns",
         ),
+        (
+            {"prometheusRule": {"enabled": True, "alerts": {"KubeVirtVMChurns": {"for": "9m"}}}},
+            "prometheusRule.alerts: there is no alert KubeVirtVMChurns",
+        ),
+        (
+            {"prometheusRule": {"enabled": True, "alerts": {"KubeVirtVMChurning": TEN}}},
+            "prometheusRule.alerts.KubeVirtVMChurning: this alert has no threshold",
+        ),
     ],
     ids=str,
 )
@@ -354,6 +363,40 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
 
     assert made["spec"] == expected
     assert made["metadata"]["labels"].items() >= chosen["additionalLabels"].items()
+
+
+def test_alerts_are_tuned_by_values() -> None:
+    """`alerts` sets `for`, severity and threshold of an alert, and nothing else."""
+    chosen = {
+        "KubeVirtNodeDrainStuck": {"for": "15m", "severity": "critical"},
+        "KubeVirtDeschedulerSlotsHeld": TEN,
+        "KubeVirtEvacuationsStuckMany": {"threshold": 25},
+    }
+    made = only(charted({"prometheusRule": {"enabled": True, "alerts": chosen}}), "PrometheusRule")
+    expected = load_groups()
+    alerts = all_alerts(expected)
+    alerts["KubeVirtNodeDrainStuck"]["for"] = "15m"
+    alerts["KubeVirtNodeDrainStuck"]["labels"]["severity"] = "critical"
+    for name, right, wrong in (
+        ("KubeVirtDeschedulerSlotsHeld", ">= 10\n", ">= 5\n"),
+        ("KubeVirtEvacuationsStuckMany", ">= 25\n", ">= 10\n"),
+    ):
+        alerts[name]["expr"] = alerts[name]["expr"].replace(wrong, right)
+
+    assert made["spec"] == expected
+
+
+def test_the_values_have_the_rules_own_defaults() -> None:
+    """Each alert has its `for`, severity and, if it can be changed, threshold of rules.yaml."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["prometheusRule"]["alerts"]
+    expected = {}
+    for name, alert in all_alerts(load_groups()).items():
+        expected[name] = {"for": alert["for"], "severity": alert["labels"]["severity"]}
+        if "threshold" in values[name]:
+            (threshold,) = re.findall(r">= (\d+)\s*$", alert["expr"])
+            expected[name]["threshold"] = int(threshold)
+
+    assert values == expected
 
 
 def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:

@@ -93,12 +93,24 @@ imagePullPolicy: {{ . }}
 {{- define "rules" -}}
 {{- $values := .values }}
 {{- $unknown := $values.disabled }}
+{{- $untuned := $values.alerts | default dict | keys }}
 {{- range $group := .spec.groups }}
 {{- $kept := list }}
 {{- range $rule := $group.rules }}
 {{- if $rule.alert }}
 {{- if $rule.labels.namespace }}
 {{- $_ := set $rule.labels "namespace" $.namespace }}
+{{- end }}
+{{- with get ($values.alerts | default dict) $rule.alert }}
+{{- $untuned = without $untuned $rule.alert }}
+{{- $_ := set $rule "for" (.for | default $rule.for) }}
+{{- $_ := set $rule.labels "severity" (.severity | default $rule.labels.severity) }}
+{{- with .threshold }}
+{{- if not (has $rule.alert (list "KubeVirtEvacuationsStuckMany" "KubeVirtDeschedulerSlotsHeld")) }}
+{{- fail (printf "prometheusRule.alerts.%s: this alert has no threshold" $rule.alert) }}
+{{- end }}
+{{- $_ := set $rule "expr" (regexReplaceAll ">= [0-9]+(\\s*)$" $rule.expr (printf ">= %d${1}" (int .))) }}
+{{- end }}
 {{- end }}
 {{- $_ := set $rule "labels" (merge dict $values.additionalRuleLabels $rule.labels) }}
 {{- with $values.runbookUrlPrefix }}
@@ -115,6 +127,9 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- with $unknown }}
 {{- fail (printf "prometheusRule.disabled: there is no alert %s; docs/reference.md lists the alerts" (join ", " .)) }}
+{{- end }}
+{{- with $untuned }}
+{{- fail (printf "prometheusRule.alerts: there is no alert %s; docs/reference.md lists the alerts" (join ", " (sortAlpha .))) }}
 {{- end }}
 {{- toYaml .spec }}
 {{- end }}
