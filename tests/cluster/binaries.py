@@ -18,6 +18,7 @@ _PARTS = {
     "virt-operator": "kubevirt",
     "operator": "kubevirt",
     "kube-apiserver": "kube-apiserver",
+    "kube-controller-manager": "kube-apiserver",
     "descheduler": "descheduler",
 }
 """For each server or generated file, the part whose version it has."""

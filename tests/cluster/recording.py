@@ -88,11 +88,11 @@ async def record(
             "source": f"{source} {_CUT}",
             "kubevirt": RUNNING["kubevirt"],
             "now": objects.format_time(datetime.now(UTC)),
-            "vmi": _cleaned(scene.vmi),
-            "vmims": [_cleaned(one) for one in scene.vmims],
-            "pods": [_cut(_cleaned(one)) for one in scene.pods],
-            "kubevirt_cr": _cleaned(await cluster.cr()),
-            "others": [_cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)],
+            "vmi": cleaned(scene.vmi),
+            "vmims": [cleaned(one) for one in scene.vmims],
+            "pods": [cut(cleaned(one)) for one in scene.pods],
+            "kubevirt_cr": cleaned(await cluster.cr()),
+            "others": [cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
@@ -128,12 +128,13 @@ def _is_of_objects(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
-def _cleaned(made: Object) -> Object:
+def cleaned(made: Object) -> Object:
+    """A copy of an object without `managedFields`."""
     return objects.changed(made, lambda copy: copy["metadata"].pop("managedFields", None))
 
 
-def _cut(pod: Object) -> Object:
-    """Remove the parts of a launcher pod's spec that the exporter does not read."""
+def cut(pod: Object) -> Object:
+    """A launcher pod without the parts of its spec that the exporter does not read."""
     spec = {key: pod["spec"][key] for key in _POD_SPEC if key in pod["spec"]}
     names = [{key: one[key] for key in ("name", "image")} for one in pod["spec"]["containers"]]
     return pod | {"spec": spec | {"containers": names}}

@@ -99,3 +99,7 @@ PRIORITY_CLASSES = Resource(
 )
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+EVICTION_REQUESTS = Resource(
+    "lifecycle.k8s.io", "v1alpha1", "evictionrequests", "EvictionRequest", has_status=True
+)
+EVICTIONS = Resource("lifecycle.k8s.io", "v1alpha1", "evictions", "Eviction", has_status=True)

@@ -37,11 +37,16 @@ class Rig:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, *, audited: bool = False, **options: Any) -> AsyncIterator[Self]:
-        """Run a rig in its own directory, with or without audit log; the player gets `options`."""
+    async def opened(
+        cls, *, audited: bool = False, flags: Iterable[str] = (), **options: Any
+    ) -> AsyncIterator[Self]:
+        """Run a rig in its own directory, with or without audit log.
+
+        The API server gets `flags`, the player `options`.
+        """
         options = {"heartbeat": 2.0} | options
         with tempfile.TemporaryDirectory(prefix="exporter-rig-") as directory:
-            control = RealCluster(Path(directory), audited=audited, all_crds=True)
+            control = RealCluster(Path(directory), audited=audited, all_crds=True, flags=flags)
             async with (
                 KubeVirtCluster(control) as cluster,
                 Player(cluster, **options) as player,

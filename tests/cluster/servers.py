@@ -225,3 +225,32 @@ class Scheduler(Server):
     async def ready(self) -> bool:
         """Whether `/healthz`, which is public, answers 200."""
         return await is_ok(self._url)
+
+
+class ControllerManager(Server):
+    """A kube-controller-manager with some of its controllers, each with its own service account.
+
+    The directory must have the key pair `service-account`. `flags` override the other flags.
+    """
+
+    def __init__(
+        self, directory: Path, kubeconfig: Path, controllers: Iterable[str], flags: Iterable[str]
+    ) -> None:
+        port = free_port()
+        self._url = f"https://127.0.0.1:{port}/healthz"
+        arguments = [
+            str(find_binary("kube-controller-manager")),
+            f"--kubeconfig={kubeconfig}",
+            f"--service-account-private-key-file={directory / 'service-account.key'}",
+            f"--controllers={','.join(controllers)}",
+            "--use-service-account-credentials=true",
+            f"--cert-dir={directory / 'kube-controller-manager'}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            "--leader-elect=false",
+        ]
+        super().__init__(Process([*arguments, *flags], directory / "kube-controller-manager.log"))
+
+    async def ready(self) -> bool:
+        """Whether `/healthz`, which is public, answers 200."""
+        return await is_ok(self._url)

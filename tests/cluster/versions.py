@@ -31,7 +31,8 @@ def since(version: str, what: str) -> pytest.MarkDecorator:
 
 
 def _order(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+    """The numbers of a version; a pre-release has the features of its release."""
+    return tuple(map(int, version.partition("-")[0].split(".")))
 
 
 OWN_SCHEDULER = pytest.mark.skipif(

@@ -15,7 +15,10 @@ SUITES = {
     "descheduler's scenes": "tests/integration/descheduling/test_scenes.py",
     "watch": "tests/integration/apiserver/test_both_servers.py",
     "webhook": "tests/integration/apiserver/test_admission_live.py",
+    "EvictionRequests": "tests/integration/kubevirt/test_eviction_requests.py",
 }
+_ORDINARY = tuple(suite for suite in SUITES if suite != "EvictionRequests")
+"""The suites of an ordinary pair; EvictionRequests are answered from Kubernetes 1.38 on."""
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
 """The beginning of the reported lines that are about the running version of KubeVirt."""
@@ -26,13 +29,13 @@ class Pair:
     """A version of each part, and the suites that are run with these versions."""
 
     versions: Mapping[str, str]
-    suites: tuple[str, ...] = tuple(SUITES)
+    suites: tuple[str, ...] = _ORDINARY
 
     @classmethod
     def of(cls, *suites: str, **versions: str) -> "Pair":
         """The pinned versions with these changes; a keyword has `_` in place of a hyphen."""
         changed = {part.replace("_", "-"): version for part, version in versions.items()}
-        return cls(PINNED | changed, suites or tuple(SUITES))
+        return cls(PINNED | changed, suites or _ORDINARY)
 
     @property
     def changed(self) -> dict[str, str]:
@@ -45,6 +48,7 @@ class Pair:
 
 PAIRS = (
     Pair.of(),
+    Pair.of("rig", "watch", "webhook", "EvictionRequests", kube_apiserver="1.38.0-beta.0"),
     Pair.of(kube_apiserver="1.36.3"),
     Pair.of(kubevirt="1.8.4", kube_apiserver="1.36.3"),
     Pair.of(kubevirt="1.7.0", kube_apiserver="1.36.3"),

@@ -4,6 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from tests.cluster import versions
 from tests.generate.release import find_stale
 from tests.matrix.__main__ import read_report
 from tests.matrix.pairs import SUITES, Result
@@ -66,3 +69,11 @@ def test_a_suite_that_reported_nothing_has_failed(tmp_path: Path) -> None:
 
     assert result.failed == ["test_b", "test_c", "watch did not run"]
     assert result.tests == {"rig": ["test_a"]}
+
+
+def test_a_pre_release_has_the_features_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.38.0-beta.0 is at least 1.38 and 1.37, and not 1.39."""
+    monkeypatch.setitem(versions.RUNNING, "kube-apiserver", "1.38.0-beta.0")
+    assert versions.is_kubernetes_at_least("1.38")
+    assert versions.is_kubernetes_at_least("1.37.2")
+    assert not versions.is_kubernetes_at_least("1.39")

@@ -22,8 +22,9 @@ import pytest
 
 from exporter.counters import ReviewOutcome
 from tests.cluster import PODS, RealCluster, poll
+from tests.cluster.eviction_requests import SERVED, build_request
 from tests.cluster.processes import freeze
-from tests.cluster.resources import Resource
+from tests.cluster.resources import EVICTION_REQUESTS
 from tests.cluster.users import kubeconfig
 from tests.cluster.versions import RUNNING, is_kubernetes_at_least
 from tests.support.admission import (
@@ -146,15 +147,6 @@ async def grounded(real: RealStage, folder: Path) -> AsyncIterator[Ground]:
         yield Ground(real, folder, pair, namespace, listed, other, *pods)
 
 
-EVICTION_REQUESTS = Resource(
-    "lifecycle.k8s.io", "v1alpha1", "evictionrequests", "EvictionRequest", has_status=True
-)
-EVICTION_REQUEST_FLAGS = (
-    "--feature-gates=EvictionRequestAPI=true,NodeLifecycleConditions=true",
-    "--runtime-config=lifecycle.k8s.io/v1alpha1=true",
-)
-
-
 @pytest.mark.skipif(
     not is_kubernetes_at_least("1.37"),
     reason=f"Kubernetes {RUNNING['kube-apiserver']}: no EvictionRequest",
@@ -164,23 +156,12 @@ async def test_an_eviction_request_is_judged_by_its_last_responder(tmp_path: Pat
 
     Kubernetes 1.37.2 has the API but no controller yet, so the test sends the eviction itself.
     """
-    async with RealCluster(tmp_path, flags=EVICTION_REQUEST_FLAGS) as cluster:
+    async with RealCluster(tmp_path, flags=SERVED) as cluster:
         real = RealStage(cluster)
         async with grounded(real, tmp_path) as ground, ground.held_back() as exporter:
             before = await exporter.sample(REVIEWS)
             pod = await real.admin.get(PODS, ground.namespace, ground.held)
-            target = {"name": ground.held, "uid": pod["metadata"]["uid"]}
-            asked = {
-                "apiVersion": EVICTION_REQUESTS.api_version,
-                "kind": EVICTION_REQUESTS.kind,
-                "metadata": {"name": "drain", "namespace": ground.namespace},
-                "spec": {
-                    "target": {"pod": target},
-                    "requester": "example.com/drain",
-                    "intent": "Eviction",
-                },
-            }
-            await real.admin.create(EVICTION_REQUESTS, asked)
+            await real.admin.create(EVICTION_REQUESTS, build_request(pod, "example.com/drain"))
             assert await exporter.sample(REVIEWS) == before
             answer = await ground.listed.evict(ground.held)
             assert answer.code == 429
