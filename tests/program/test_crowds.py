@@ -234,8 +234,6 @@ HALF_BODY = (
 )
 KINDS: dict[str, dict[str, tuple[bytes, ...]]] = {
     "half heads of 64 x 8 kB": {"metrics": (UNFINISHED, *[b"X: %s\r\n" % (b"x" * 8000)] * 63)},
-    "half heads of 16 kB": {"metrics": HALF_HEAD},
-    "half bodies of 250 kB": {"admission": HALF_BODY},
     "half heads of 16 kB, and half bodies of 250 kB on another listener": {
         "metrics": HALF_HEAD,
         "admission": HALF_BODY,

@@ -15,7 +15,7 @@ from tests.support.serving import serving
 
 HUGE = "\x1b[2J\r\n" + "x" * 5_000_000
 STATUS = {"kind": "Status", "apiVersion": "v1", "code": 500, "reason": HUGE, "message": HUGE}
-TRIES = 6
+TRIES = 4
 
 
 @pytest.mark.parametrize(

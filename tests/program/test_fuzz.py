@@ -118,7 +118,7 @@ def is_a_sample(line: str) -> bool:
 @pytest.mark.parametrize(
     ("clients", "seconds"),
     [
-        pytest.param(20, 6, id="small"),
+        pytest.param(20, 3, id="small"),
         pytest.param(200, 180, id="soak", marks=[SOAK, pytest.mark.timeout(1200)]),
     ],
 )
