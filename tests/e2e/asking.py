@@ -101,7 +101,7 @@ def let_in(
         wait_for(caller.is_ready, "the Service forwards to a ready pod")
         yield terminal, caller
     cluster.kubectl("delete", "clusterrolebinding", "my-tools-my-caller")
-    cluster.kubectl("delete", "namespace", NAMESPACE, "my-tools")
+    cluster.remove("my-tools")
 
 
 @dataclass

@@ -62,4 +62,4 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
     # Another test installs by Helm, which refuses objects that kustomize has created.
     kinds = "mutatingwebhookconfiguration,clusterrole,clusterrolebinding"
     cluster.kubectl("delete", kinds, "-l", f"app.kubernetes.io/name={NAME}")
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()

@@ -70,7 +70,7 @@ def pods(cluster: Cluster, digest: str, scratch: Path) -> Iterator[list[Object]]
         yield cluster.pods()
         terminal.type_unlisted(f"helm uninstall {NAME} -n {NAMESPACE}")
         terminal.type_unlisted("kubectl label node n1 node-role.kubernetes.io/infra-")
-    cluster.kubectl("delete", "namespace", NAMESPACE, "db", "bank")
+    cluster.remove("db", "bank")
     cluster.kubectl("delete", "priorityclass", "infrastructure")
 
 

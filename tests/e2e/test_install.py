@@ -21,7 +21,7 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
     cluster.run_pause("kube-system", "descheduler")
     yield
     cluster.kubectl("-n", "kube-system", "delete", "deployment", "descheduler")
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.cluster import vmi
 from tests.e2e.cluster import ONLY_FULL, Cluster, Object, wait_for
 from tests.e2e.documents import CERTIFICATE, SECTIONS, commands, type_section
 from tests.e2e.images import ALERTMANAGER, OPERATOR, PROMETHEUS, RELOADER, ROOT
-from tests.generate.manifests import NAMESPACE, only, overlay
+from tests.generate.manifests import only, overlay
 from tests.integration.deploy.test_operator import operator_crds
 from tests.support.browser import chromium
 from tests.support.builders import rfc3339
@@ -132,7 +132,7 @@ def installation(cluster: Cluster, scratch: Path) -> Iterator[None]:
         type_section(terminal, "Metrics, by kustomize", without="cert-manager")
     yield
     cluster.kubectl("-n", "shop", "delete", "virtualmachineinstance", "db9")
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()
 
 
 @pytest.mark.usefixtures("installation")

@@ -47,7 +47,7 @@ def test_it_runs_as_any_user(cluster: Cluster, scratch: Path) -> None:
     said = cluster.exec("python", "-m", "exporter", "status")
     kinds = "clusterrole,clusterrolebinding"
     cluster.kubectl("delete", kinds, "-l", f"app.kubernetes.io/name={NAME}")
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()
 
     assert who.split()[0] == str(CHOSEN)
     assert str(CHOSEN) in who.partition("[")[2]

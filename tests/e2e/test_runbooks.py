@@ -33,7 +33,7 @@ def terminal(cluster: Cluster, scratch: Path) -> Iterator[Terminal]:
     with cluster.terminal(scratch) as terminal:
         type_section(terminal, CERTIFICATE)
         yield terminal
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
         assert "Eviction triggered evacuation" in refused
         await type_all(*commands(SECTIONS["Switch it off"]))
     await kubevirt.calm()
-    cluster.kubectl("delete", "namespace", NAMESPACE)
+    cluster.remove()
 
 
 def let_evict(cluster: Cluster) -> None:
