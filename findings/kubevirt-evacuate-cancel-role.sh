@@ -4,8 +4,8 @@
 # Both list `virtualmachineinstances/evacuate/cancel`, and so virt-api checks the request. But the API
 # server in front of it authorizes only the first part after the object's name, here `evacuate`, which
 # no role of KubeVirt lists. So `PUT .../virtualmachineinstances/NAME/evacuate/cancel` is refused with
-# 403, `cannot update resource "virtualmachineinstances/evacuate"`, for everybody but a cluster-admin.
-# `kubectl auth can-i update virtualmachineinstances/evacuate/cancel` says yes. A role needs both.
+# 403, `cannot update resource "virtualmachineinstances/evacuate"`, for everybody but a cluster-admin. A
+# role that lists only `evacuate` gets 401 from virt-api; one that lists both may cancel.
 #
 # This asks Kubernetes' own parser what it authorizes, and reads what KubeVirt's roles list.
 #
