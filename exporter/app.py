@@ -21,11 +21,11 @@ from exporter.counters import COOLDOWN_BUCKETS, Counters, Histogram
 from exporter.engine.evacuations.events import EventQueue
 from exporter.engine.facts.changes import NoticeKind
 from exporter.engine.facts.evidence import SavedVmi
-from exporter.engine.facts.model import Instant, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.store.evacuation_ends import EvacuationEnd
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
-from exporter.health import Health, list_watches
+from exporter.health import Health, Watched, list_watches
 from exporter.history import TASK, HistoryWriter, read_history
 from exporter.kube.client import ApiServer
 from exporter.kube.events import EventWriter
@@ -43,7 +43,7 @@ from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.http.access import Access
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.listeners import DRAIN, Listener
-from exporter.settings import Authentication, Settings, Tls
+from exporter.settings import Authentication, EvictionRequestMode, Settings, Tls
 from exporter.tasks import keep_running
 
 
@@ -106,7 +106,12 @@ async def run(
                 window=policy.longest_window,
                 failures=counters.task_failures,
             )
-        store = Store(endings_kept=policy.endings_kept, awaited=saved, names=names)
+        store = Store(
+            endings_kept=policy.endings_kept,
+            awaited=saved,
+            names=names,
+            deschedulers=settings.eviction_requests.deschedulers,
+        )
         jobs: dict[str, Job] = {}
         closing: list[Job] = []
         history = None
@@ -121,8 +126,7 @@ async def run(
             store.subscribe(writer.record_change, *NoticeKind)
             jobs[TASK], history = writer.run, writer.status
             closing.append(writer.flush)
-        watches = list_watches(settings.namespaces)
-        health = Health(kube.stale_after, kube.dead_after, watches, history)
+        health = Health(kube.stale_after, kube.dead_after, _choose_watches(settings), history)
         machine.on_step += [health.shift, store.shift]
         events = None if counters.events is None else EventQueue(counters.events)
         service = build_service(
@@ -130,6 +134,7 @@ async def run(
         )
         store.drains.record_end = counters.count_drain
         store.evacuations.record_end = partial(_count_evacuation, counters)
+        store.evictions.record_end = counters.count_eviction
         migrations = MigrationLog(store, counters, started_at=clock(), window=policy.longest_window)
         watch = Informers(
             api,
@@ -227,6 +232,16 @@ def build_service(
     store.subscribe(view.record_change, *NoticeKind)
     store.subscribe(lambda _: service.polls.record_change(), *NoticeKind)
     return service
+
+
+def _choose_watches(settings: Settings) -> list[Watched]:
+    """The watches of every resource; Evictions are missed only if the settings ask for them."""
+    watches, mode = list_watches(settings.namespaces), settings.eviction_requests.mode
+    if mode is not EvictionRequestMode.OFF:
+        evictions = (Resource.EVICTIONS,)
+        unwanted = evictions if mode is None else ()
+        watches += list_watches(settings.namespaces, evictions, unwanted=unwanted)
+    return watches
 
 
 def _count_evacuation(counters: Counters, end: EvacuationEnd) -> None:

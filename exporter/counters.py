@@ -21,6 +21,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.newest import put_newest
 from exporter.engine.facts.policy import Reason
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
+from exporter.engine.store.evictions import EvictionOutcome, RequesterKind
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 
@@ -179,7 +180,8 @@ class Counters:
     `migrated_at` has the last beginning or end for each of these nodes, and `failed_targets` for
     each of them the UIDs of the VMIs whose migration there failed, and when. `drains` counts drains
     of nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
-    ended. Durations are those of drains and evacuations that succeeded. `verdicts` counts verdicts
+    ended. Durations are those of drains and evacuations that succeeded. `evictions` counts
+    Evictions of launcher pods by who asked and how they ended. `verdicts` counts verdicts
     by checkpoint (None: all rules) and by whether they allow the eviction. `task_failures` counts
     unexpected exceptions of background tasks, by the task's name.
     """
@@ -208,6 +210,7 @@ class Counters:
     evacuation_durations: dict[Source, Histogram] = field(
         default_factory=lambda: {source: Histogram(EVACUATION_BUCKETS) for source in Source}
     )
+    evictions: Counter[tuple[RequesterKind, EvictionOutcome]] = field(default_factory=Counter)
     verdicts: Counter[tuple[Checkpoint | None, bool]] = field(default_factory=Counter)
     task_failures: Counter[str] = field(default_factory=Counter)
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
@@ -297,6 +300,10 @@ class Counters:
         self.evacuations[end.source, end.outcome] += 1
         if end.outcome is EvacuationOutcome.SUCCEEDED:
             self.evacuation_durations[end.source].observe(end.duration)
+
+    def count_eviction(self, kind: RequesterKind, outcome: EvictionOutcome) -> None:
+        """Count an Eviction of a launcher pod that has ended."""
+        self.evictions[kind, outcome] += 1
 
     def count_request(self, endpoint: str, duration: Seconds) -> None:
         """Count an answered request."""

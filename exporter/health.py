@@ -5,7 +5,7 @@ the probes read them.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,7 +25,7 @@ from exporter.engine.facts.trust import NamespaceTrust, Trust
 
 _VMIS = Resource.VMIS
 """Python 3.11 takes 50 ns to find a member of an enum, and each verdict needs this member often."""
-_WATCHED = frozenset(CLUSTER_RESOURCES)
+_WATCHED = frozenset({*CLUSTER_RESOURCES, *OPTIONAL_RESOURCES})
 _KUBEVIRTS = Resource.KUBEVIRTS
 _HIDDEN = frozenset({Resource.VMIMS, Resource.PODS, *OPTIONAL_RESOURCES})
 """The resources that are unseen until they are listed. The other two are used as they come."""
@@ -60,6 +60,7 @@ class Watched:
 
     `synced`: the resource was listed completely. `rejected`: why the list is rejected, or "".
     `contact`: when the last event, bookmark or list was read. `trouble`: the present error, or "".
+    `is_wanted`: somebody misses the resource if it cannot be seen; if not, it is not reported then.
     """
 
     resource: Resource
@@ -71,6 +72,7 @@ class Watched:
     lists: int = 0
     restarts: Counter[Restart] = field(default_factory=Counter)
     invalid_objects: int = 0
+    is_wanted: bool = True
 
     @property
     def settled(self) -> bool:
@@ -93,12 +95,18 @@ class Watched:
 
 
 def list_watches(
-    namespaces: Iterable[str], resources: Iterable[Resource] = CLUSTER_RESOURCES
+    namespaces: Iterable[str],
+    resources: Iterable[Resource] = CLUSTER_RESOURCES,
+    *,
+    unwanted: Collection[Resource] = (),
 ) -> list[Watched]:
-    """The watches of these resources, in these namespaces (in all namespaces if none is given)."""
+    """The watches of these resources, in these namespaces (in all namespaces if none is given).
+
+    Those of `unwanted` are not reported where they cannot be seen.
+    """
     scopes: list[str | None] = [*namespaces] or [None]
     return [
-        Watched(resource, scope)
+        Watched(resource, scope, is_wanted=resource not in unwanted)
         for resource in resources
         for scope in ([None] if resource in CLUSTER_SCOPED else scopes)
     ]
@@ -137,6 +145,17 @@ class Health:
             if watched.contact is not None:
                 watched.contact += step
 
+    @property
+    def reported(self) -> list[Watched]:
+        """The watches that are shown: those that see their resource, or that somebody wants."""
+        seen = {one.resource for one in self.watched if one.synced and not one.rejected}
+        return [one for one in self.watched if one.is_wanted or one.resource in seen]
+
+    @property
+    def resources(self) -> list[Resource]:
+        """The resources that are shown."""
+        return [*dict.fromkeys(one.resource for one in self.reported)]
+
     def of(self, resource: Resource) -> list[Watched]:
         """The watches of one resource: one per namespace."""
         return [watched for watched in self.watched if watched.resource is resource]
@@ -168,7 +187,7 @@ class Health:
 
     def rejected_resources(self) -> dict[str, str]:
         """The rejected resources, and why."""
-        return {_place(one): one.rejected for one in self.watched if one.rejected}
+        return {_place(one): one.rejected for one in self.reported if one.rejected}
 
     @property
     def observed_at(self) -> Instant | None:

@@ -53,6 +53,7 @@ _PATHS = {
     Resource.PODS: "/api/v1",
     Resource.NODES: "/api/v1",
     Resource.BUDGETS: "/apis/policy/v1",
+    Resource.EVICTIONS: "/apis/lifecycle.k8s.io/v1alpha1",
     Resource.LEASES: "/apis/coordination.k8s.io/v1",
 }
 

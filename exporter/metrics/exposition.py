@@ -37,6 +37,7 @@ from exporter.metrics.families import (
     EVACUATIONS,
     EXPORTER,
     FAILED_TARGETS,
+    FAMILIES,
     LEFT_OUT,
     MIGRATIONS,
     MOVE_STATES,
@@ -59,6 +60,7 @@ from exporter.metrics.samples import (
 )
 
 
+NAMES = frozenset(family.name for family in FAMILIES)
 SLICE = 75
 """How many VMIs are processed without yielding. This takes 1.5 ms if all of them have changed."""
 ADMITTED_AT_ONCE = 5_000
@@ -157,13 +159,12 @@ class Exposition:
         return parts, content_type
 
     def _write(self, pieces: Iterable[Piece], *, open_metrics: bool) -> Iterator[str]:
-        """The pieces as text. In OpenMetrics the name of a counter's family lacks `_total`."""
+        """The pieces as text."""
         begun, written = None, 0  # the present family, and how many lines `COOLING` has so far
         for family, samples in pieces:
             if family is not begun:
                 begun = family
-                name = family.name.removesuffix("_total") if open_metrics else family.name
-                yield f"# HELP {name} {family.help}\n# TYPE {name} {family.type}\n"
+                yield _write_head(family, open_metrics=open_metrics)
             if isinstance(samples, Column):
                 place, find = samples.place, self._lines.get
                 yield "".join(
@@ -188,6 +189,18 @@ class Exposition:
         lines = tuple(_write_sample(family, _sample_cooling(family, entry)) for family in COOLING)
         self._lines[entry] = lines
         return lines
+
+
+def _name(family: Family) -> tuple[str, str]:
+    return family.name, family.type
+
+
+def _name_for_open_metrics(family: Family) -> tuple[str, str]:
+    """The name and type: that of a counter lacks `_total`, unless another family has that name."""
+    name = family.name.removesuffix("_total")
+    return (
+        (family.name, "unknown") if name != family.name and name in NAMES else (name, family.type)
+    )
 
 
 async def _compress(deflate: "zlib._Compress | None", part: bytes) -> bytes:

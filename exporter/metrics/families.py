@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 from exporter import __version__
 from exporter.engine.evacuations.events import EventOutcome, EventReason
 from exporter.engine.facts.model import (
-    CLUSTER_RESOURCES,
     Checkpoint,
     EndReason,
     Mismatch,
@@ -33,6 +32,8 @@ from exporter.metrics.family import (
     ViewFamily,
 )
 from exporter.metrics.samples import (
+    read_ended_evictions,
+    read_eviction_states,
     read_targets,
     read_watches,
 )
@@ -87,7 +88,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_objects",
         help="Objects in memory, by resource.",
         labels=("resource",),
-        read=lambda view: [(one, view.store.count(one)) for one in CLUSTER_RESOURCES],
+        read=lambda view: [(one, view.store.count(one)) for one in view.health.resources],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
@@ -104,7 +105,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         labels=("resource", "reason"),
         read=lambda view: [
             ((resource, why), sum(one.restarts[why] for one in view.health.of(resource)))
-            for resource in CLUSTER_RESOURCES
+            for resource in view.health.resources
             for why in Restart
         ],
     ),
@@ -451,6 +452,21 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         name="kubevirt_eviction_exporter_drain_duration_seconds",
         help="How long the drains of nodes took that succeeded.",
         read=lambda view: [((), view.counters.drain_durations)],
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_eviction_requests",
+        help="Evictions of launcher pods that have not ended, by the state of their responder.",
+        labels=("state",),
+        read=read_eviction_states,
+    ),
+    ViewFamily(
+        name="kubevirt_eviction_exporter_eviction_requests_total",
+        help=(
+            "Evictions of launcher pods that have ended, by who asked (requester_kind) and how they"
+            " ended (outcome)."
+        ),
+        labels=("requester_kind", "outcome"),
+        read=read_ended_evictions,
     ),
 )
 FAMILIES: tuple[Family, ...] = (

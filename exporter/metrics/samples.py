@@ -8,9 +8,10 @@ from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Instant, Outcome, Vmi
+from exporter.engine.facts.model import Instant, Outcome, Resource, Vmi
 from exporter.engine.facts.policy import Reason
 from exporter.engine.facts.states import State
+from exporter.engine.store.evictions import EvictionOutcome, RequesterKind
 from exporter.engine.store.node_drains import Departed
 from exporter.engine.store.requesters import Source
 from exporter.engine.verdicts.foreseen import BlockLabels
@@ -20,6 +21,10 @@ from exporter.metrics.family import Sample, Values, View
 
 
 Reader: TypeAlias = Callable[[View], Values]
+
+
+RESPONDER_STATES = ("Inactive", "Active", "Interrupted", "Canceled", "Completed")
+"""The states of a responder, as Kubernetes writes them."""
 
 
 def forget_old_counts(view: View) -> None:
@@ -58,7 +63,26 @@ def read_targets(view: View) -> Values:
 def read_watches(read: Callable[[list[Watched]], float]) -> Reader:
     """Make a reader that computes a value per resource, from its watches in all namespaces."""
     return lambda view: [
-        (resource, read(view.health.of(resource))) for resource in CLUSTER_RESOURCES
+        (resource, read(view.health.of(resource))) for resource in view.health.resources
+    ]
+
+
+def read_eviction_states(view: View) -> Values:
+    """How many Evictions each state has; none if Evictions are not watched."""
+    if not view.health.is_seen(Resource.EVICTIONS):
+        return []
+    counts = view.store.evictions.count_states()
+    return sorted((dict.fromkeys(RESPONDER_STATES, 0) | counts).items())
+
+
+def read_ended_evictions(view: View) -> Values:
+    """How many Evictions have ended in each way; none if Evictions are not watched."""
+    if not view.health.is_seen(Resource.EVICTIONS):
+        return []
+    return [
+        ((kind, outcome), view.counters.evictions[kind, outcome])
+        for kind in RequesterKind
+        for outcome in EvictionOutcome
     ]
 
 

@@ -7,6 +7,7 @@ of these classes to keys and their types to parsers.
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -28,6 +29,7 @@ from exporter.settings.values import (
     parse_duration,
     parse_file_mode,
     parse_history,
+    parse_member,
     parse_names,
     parse_namespaces,
     parse_one_of,
@@ -48,6 +50,8 @@ __all__ = [
     "AdmissionSettings",
     "AuthSettings",
     "Authentication",
+    "EvictionRequestMode",
+    "EvictionRequestSettings",
     "InvalidSettings",
     "KubeSettings",
     "Limits",
@@ -195,6 +199,25 @@ class AdmissionSettings:
     observe: bool = False
 
 
+class EvictionRequestMode(StrEnum):
+    """What is done with the EvictionRequests for launcher pods."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+
+
+@dataclass(frozen=True)
+class EvictionRequestSettings:
+    """The Evictions of lifecycle.k8s.io.
+
+    Without a `mode` they are observed where the API server serves them and the exporter may read
+    them. `deschedulers`: the requesters who count as a descheduler.
+    """
+
+    mode: Annotated[EvictionRequestMode | None, partial(parse_member, EvictionRequestMode)] = None
+    deschedulers: Names = ()
+
+
 @dataclass(frozen=True)
 class Links:
     """The templates of the pages' links about a VM to other servers.
@@ -235,6 +258,7 @@ class Settings:
     tls_metrics: Tls = field(default_factory=Tls)
     tls_admission: Tls = field(default_factory=Tls)
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    eviction_requests: EvictionRequestSettings = field(default_factory=EvictionRequestSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     links: Links = field(default_factory=Links)
     log: LogSettings = field(default_factory=LogSettings)
@@ -276,6 +300,7 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
         tls_metrics=_read_tls(tls.section("metrics"), versions),
         tls_admission=_read_tls(tls.section("admission"), versions),
         admission=_read(root.section("admission"), AdmissionSettings()),
+        eviction_requests=_read(root.section("evictionRequests"), EvictionRequestSettings()),
         auth=_read(root.section("auth"), AuthSettings()),
         links=_read(root.section("links"), Links()),
         log=_read(root.section("log"), LogSettings()),

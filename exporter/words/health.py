@@ -19,6 +19,7 @@ LOSSES = {
     " drains",
     Resource.BUDGETS: "which VMs stay in a drain because a PodDisruptionBudget forbids their"
     " eviction",
+    Resource.EVICTIONS: "who asks by EvictionRequests that a VM leaves, and what responders say",
     Resource.LEASES: "Events about evacuations: they are not written",
 }
 """What does not work if a resource is forbidden; Markdown."""

@@ -130,7 +130,7 @@ def diagnose(
     marker = evidence.marker
     if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
         return None
-    source = find_source(evidence.vmi, evidence.vmims, marker)
+    source = find_source(evidence.vmi, evidence.vmims, marker, evidence.eviction)
     seen, evidence = evidence, evidence.believed_at(now)
     is_alive = evidence.trust.believes(Resource.VMIS)
     found = assess(evidence, stuck, load, now, nodes)
@@ -143,7 +143,7 @@ def diagnose(
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
     return Diagnosis(
         node=marker.node,
-        requested_at=marker.requested_at,
+        requested_at=_find_request(seen, marker),
         through=marker.through,
         tainted=by_taint or tainted,
         source=source,
@@ -166,6 +166,18 @@ def diagnose(
         overdue=found.overdue,
         last_seen=None if is_alive else _find_last_seen(seen, stuck, load),
     )
+
+
+def _find_request(evidence: Evidence, marker: Marker) -> Instant:
+    """When the VM was first asked to leave.
+
+    An EvictionRequest may be held for long before its eviction is tried and KubeVirt marks the VMI.
+    How long the evacuation may take counts from the marker.
+    """
+    eviction = evidence.eviction
+    if eviction is None or not eviction.askers or eviction.created is None:
+        return marker.requested_at
+    return min(marker.requested_at, eviction.created)
 
 
 class Move(Struct, frozen=True, kw_only=True):

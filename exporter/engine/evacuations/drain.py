@@ -28,11 +28,13 @@ from exporter.engine.evacuations.drain_outcomes import (
 from exporter.engine.evacuations.outlook import Outlook, judge
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
+    Eviction,
     Instant,
     KubeVirtSettings,
     Mobility,
     Node,
     Pod,
+    Requester,
     Seconds,
     Vmi,
     Why,
@@ -71,6 +73,13 @@ class OutlivedPod(Struct, frozen=True, kw_only=True):
 
     pod: Pod
     evidence: Evidence
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """An Eviction of a VMI; `is_counted`: the VMI is evacuating or kept, so its drain knows it."""
+
+    eviction: Eviction
+    is_counted: bool
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
@@ -157,7 +166,8 @@ class OutcomeCount:
 
     Each step of the iteration visits one unsettled VMI. After the last step `counts` has the number
     of VMIs by node and outcome, sorted by node, `evacuations` has each evacuation with the outcome
-    of its VMI, and `outlived` the pods by node that have outlived their VM's move.
+    of its VMI, `outlived` the pods by node that have outlived their VM's move, and `requests` the
+    Evictions by node that ask for VMs there.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -166,6 +176,7 @@ class OutcomeCount:
         nodes = sorted({node for node, _ in snapshot.mobilities if node})
         self.counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in nodes}
         self.outlived = defaultdict[str, list[OutlivedPod]](list)
+        self.requests = defaultdict[str, list[Request]](list)
         self._full = {node for node in nodes if snapshot.conditions.is_full(node)}
         for (node, mobility), vmis in snapshot.mobilities.items():
             if node:
@@ -186,13 +197,19 @@ class OutcomeCount:
                 self.counts[vmi.node][outcome] += 1
             if diagnosis is not None:
                 self.evacuations.append(((vmi, diagnosis), outcome))
+            self.requests[vmi.node] += _find_requests(evidence, outcome)
             yield
 
     def follow_drains(self) -> dict[str, DrainProgress]:
         """The progress of each drain, by node."""
         snapshot = self.snapshot
         return follow_drains(
-            snapshot.drains, self.counts, self.evacuations, snapshot.conditions, self.outlived
+            snapshot.drains,
+            self.counts,
+            self.evacuations,
+            snapshot.conditions,
+            outlived=self.outlived,
+            requests=self.requests,
         )
 
     def _decide(self, node: str, mobility: Mobility) -> DrainOutcome:
@@ -270,9 +287,19 @@ def forecast_node(
     pods.sort(key=lambda one: (one.pod.namespace, one.pod.name))
     drains = store.drains.read()
     own = {node: drains[node]} if node in drains else {}
-    outlived = {node: pods}
-    progress = follow_drains(own, {node: outcomes}, evacuating, conditions, outlived).get(node)
-    forecast = _forecast(node, outcomes, known, conditions, progress=progress, outlived=pods)
+    requests = {
+        node: [
+            request
+            for candidate in candidates
+            for request in _find_requests(candidate.evidence, candidate.outcome)
+        ]
+    }
+    progress = follow_drains(
+        own, {node: outcomes}, evacuating, conditions, outlived={node: pods}, requests=requests
+    )
+    forecast = _forecast(
+        node, outcomes, known, conditions, progress=progress.get(node), outlived=pods
+    )
     return forecast, candidates
 
 
@@ -290,14 +317,17 @@ def follow_drains(
     counts: Mapping[str, Mapping[DrainOutcome, int]],
     evacuating: Iterable[tuple[Diagnosed, DrainOutcome]],
     conditions: Conditions,
+    *,
     outlived: Mapping[str, Sequence[OutlivedPod]],
+    requests: Mapping[str, Sequence[Request]],
 ) -> dict[str, DrainProgress]:
     """The progress of each drain of `drains`, the drains in the store by node.
 
     `counts` are the outcomes of all VMIs of these nodes, `evacuating` all evacuations of VMIs. The
     evacuations that belong to the drain remain. On a closed node, so does a VMI that stays or fails
     and is not evacuating: KubeVirt may have refused its eviction without marking it; and a pod of
-    `outlived`, which has outlived its VM's move.
+    `outlived`, which has outlived its VM's move; and a VMI of `requests` that somebody has asked
+    for and that KubeVirt has not marked yet.
     """
     remaining = defaultdict[str, list[tuple[Diagnosed, DrainOutcome]]](list)
     others = {node: Counter(counts.get(node, {})) for node in drains}
@@ -315,7 +345,9 @@ def follow_drains(
         refused = sum(others[node][one] for one in KEPT) if is_closed else 0
         refused += len(outlived.get(node, ())) if is_closed else 0
         failing = refused + sum(outcomes[one] for one in KEPT)
+        asked = requests.get(node, ())
         present = refused + len(mine)
+        present += sum(not one.is_counted for one in asked) if is_closed else 0
         queued = sum(_is_queued(one) for (_, one), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
@@ -330,8 +362,24 @@ def follow_drains(
                 now=conditions.now,
                 moved_at=departures.get(node),
                 watched_since=None if conditions.nodes is None else conditions.nodes.known_since,
+                requested_by=_join([one.eviction for one in asked]),
             )
     return progress
+
+
+def _find_requests(evidence: Evidence, outcome: DrainOutcome) -> Iterator[Request]:
+    """The request for the VMI, if somebody asks for it by an EvictionRequest."""
+    eviction = evidence.eviction
+    if eviction is not None and eviction.askers and evidence.vmi.node:
+        is_counted = evidence.marker is not None or outcome in KEPT
+        yield Request(eviction=eviction, is_counted=is_counted)
+
+
+def _join(evictions: Sequence[Eviction]) -> Requester | None:
+    """Everybody who asks, since the oldest Eviction."""
+    names = sorted({name for eviction in evictions for name in eviction.askers})
+    since = min((eviction.created or 0.0 for eviction in evictions), default=0.0)
+    return Requester(since, ", ".join(names)) if names else None
 
 
 def _is_queued(diagnosis: Diagnosis) -> bool:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from exporter.engine.facts.history import History, Migration, correct_end
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
+    Eviction,
     Instant,
     Pod,
     Requester,
@@ -171,7 +172,8 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     existing VMIMs. `launcher` is the current launcher pod, or None if none is visible. Only an
     evacuating VMI has a `marker`. An evacuating VMI, or one with an unfinished VMIM, has its
     launcher pods in `pods`, and in `namesakes` the VMIMs of an earlier VMI of that name. A VMI with
-    more than one active launcher pod has `pods` too. Resources that `trust` does not see are empty.
+    more than one active launcher pod has `pods` too. `eviction`: the newest Eviction of its pods.
+    Resources that `trust` does not see are empty.
     """
 
     vmi: Vmi
@@ -180,6 +182,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
     vmims: tuple[Vmim, ...] = ()
     launcher: Pod | None = None
     marker: Marker | None = None
+    eviction: Eviction | None = None
     pods: tuple[Pod, ...] = ()
     changed_at: Instant = 0.0
     handed_off_at: Instant = 0.0
@@ -206,7 +209,10 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def requested_by(self) -> Requester | None:
-        """Who requested the evacuation; None if that is unknown or there is no evacuation."""
+        """Who asks that the VM leaves, by EvictionRequests or an eviction; None if unknown."""
+        eviction = self.eviction
+        if eviction is not None and eviction.askers:
+            return Requester(eviction.created or 0.0, ", ".join(eviction.askers))
         return None if self.marker is None else self.marker.requested_by
 
     @property
@@ -298,6 +304,8 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         if vmi.finished:
             return False
         if self.marker is not None or vmi.unsettled or self.ends_at is not None:
+            return True
+        if self.eviction is not None and self.eviction.askers:
             return True
         for vmim in self.vmims:  # not `any`: this is asked about each VMI that changes
             if not vmim.finished or vmim.phase == "Failed":

@@ -119,15 +119,18 @@ class Resource(StrEnum):
     KUBEVIRTS = "kubevirts"
     NODES = "nodes"
     BUDGETS = "poddisruptionbudgets"
+    EVICTIONS = "evictions"
+    """The Evictions of lifecycle.k8s.io, and not the subresource of pods."""
     LEASES = "leases"
 
 
 EVIDENCE_RESOURCES = (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
 """The resources that verdicts and diagnoses need."""
-OPTIONAL_RESOURCES = (Resource.NODES, Resource.BUDGETS)
+OPTIONAL_RESOURCES = (Resource.NODES, Resource.BUDGETS, Resource.EVICTIONS)
 """The resources that no verdict and no diagnosis needs."""
-CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, *OPTIONAL_RESOURCES)
-"""The resources that are watched; the others are written."""
+CLUSTER_RESOURCES = (*EVIDENCE_RESOURCES, Resource.NODES, Resource.BUDGETS)
+"""The resources that are always watched. Evictions are watched unless a setting says no, and the
+others are written."""
 CLUSTER_SCOPED = frozenset({Resource.KUBEVIRTS, Resource.NODES})
 """The watched resources that have one watch for the whole cluster."""
 
@@ -416,5 +419,53 @@ class Budget(Struct, frozen=True, kw_only=True, gc=False):
         return all(one.is_met(labels) for one in self.selector)
 
 
-Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget
+class EvictionRequester(NamedTuple):
+    """Who has made an EvictionRequest, and its intent: Eviction or Withdrawn."""
+
+    name: str
+    intent: str
+
+
+class Eviction(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """One Eviction of lifecycle.k8s.io: the EvictionRequests for one pod, and their responders.
+
+    `responder` is the one whose turn it is, or was last, in the `state` that the controller wrote;
+    `message` is what it says, and `expected_at` when it expects to be done. `failed` is the reason
+    of the condition Failed if it is true. `evicted`: the pod is gone. `by_descheduler`: one of the
+    requesters is a descheduler, according to the settings.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    pod: str
+    pod_uid: str
+    created: Instant | None = None
+    requesters: tuple[EvictionRequester, ...] = ()
+    responder: str = ""
+    state: str = ""
+    message: str = ""
+    expected_at: Instant | None = None
+    evicted: bool = False
+    failed: str = ""
+    by_descheduler: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return not self.evicted and not self.failed
+
+    @property
+    def askers(self) -> tuple[str, ...]:
+        """The requesters who still want the pod evicted."""
+        wanted = (one.name for one in self.requesters if one.intent == "Eviction")
+        return tuple(wanted) if self.is_open else ()
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it ended because nobody asks any more."""
+        return self.failed == "CanceledDueToNoRequesters"
+
+
+Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | Eviction
 """A value that is read from one object of the cluster."""

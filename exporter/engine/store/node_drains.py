@@ -21,7 +21,7 @@ from statistics import median
 from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, RequestedThrough
-from exporter.engine.facts.model import Instant, Mobility, Seconds, Vmi
+from exporter.engine.facts.model import Instant, Mobility, Requester, Seconds, Vmi
 from exporter.engine.facts.newest import put_newest
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import Source
@@ -206,6 +206,7 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
 
     `asked` are those that have left and those that remain. `failing` and `external` are parts of
     `remaining`. `estimate` is None without a pace, or if a VMI cannot leave by itself.
+    `requested_by`: who asks by EvictionRequests, since the oldest of them.
     """
 
     since: Instant
@@ -217,6 +218,7 @@ class DrainProgress(Struct, frozen=True, kw_only=True):
     seconds_per_vmi: Seconds | None
     estimate: Seconds | None
     stuck: bool
+    requested_by: Requester | None = None
 
     @property
     def asked(self) -> int:
@@ -240,6 +242,7 @@ def measure_progress(
     now: Instant,
     moved_at: Instant | None = None,
     watched_since: Instant | None = None,
+    requested_by: Requester | None = None,
 ) -> DrainProgress:
     """The progress of a drain with `remaining` VMIs.
 
@@ -268,4 +271,5 @@ def measure_progress(
         seconds_per_vmi=pace,
         estimate=estimate,
         stuck=idle >= (stuck_after if needs_person else STUCK_IN_ANY_STATE * stuck_after),
+        requested_by=requested_by,
     )

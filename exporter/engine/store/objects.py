@@ -1,12 +1,13 @@
 """The VMIs, VMIMs, launcher pods and nodes, and what is known about each VMI."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 
 from exporter.engine.facts.changes import Key, Listed, Removed
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Resource
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.budgets import Budgets
+from exporter.engine.store.evictions import EvictionIndex
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.nodes import NodeIndex
@@ -17,29 +18,26 @@ from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
 class ClusterObjects:
     """The indexes of all objects, and which of them cannot be read any more."""
 
-    def __init__(self, *, keep: int) -> None:
+    def __init__(self, *, keep: int, deschedulers: Iterable[str] = ()) -> None:
         self.vmis = VmiIndex()
         self.vmims = VmimIndex(keep=keep)
         self.launchers = LauncherIndex()
         self.nodes = NodeIndex()
         self.budgets = Budgets(self.launchers.pods)
+        self.evictions = EvictionIndex(self.launchers.pods, deschedulers)
         self.unreadable = UnreadableObjects()
 
     def count(self, resource: Resource) -> int:
         """The number of objects of a resource."""
-        match resource:
-            case Resource.VMIS:
-                return len(self.vmis.by_key)
-            case Resource.VMIMS:
-                return len(self.vmims)
-            case Resource.PODS:
-                return len(self.launchers.pods)
-            case Resource.NODES:
-                return len(self.nodes)
-            case Resource.BUDGETS:
-                return len(self.budgets)
-            case _:
-                return 0
+        sizes: Mapping[Resource, Sized] = {
+            Resource.VMIS: self.vmis.by_key,
+            Resource.VMIMS: self.vmims,
+            Resource.PODS: self.launchers.pods,
+            Resource.NODES: self.nodes,
+            Resource.BUDGETS: self.budgets,
+            Resource.EVICTIONS: self.evictions,
+        }
+        return len(sizes.get(resource, ()))
 
     def find(self, resource: Resource, key: Key) -> tuple[bool, VmiRecord | None]:
         """Whether an object is known, and the VMI that it is or belongs to."""
@@ -68,6 +66,8 @@ class ClusterObjects:
                 known = [("", name) for name in self.nodes.names()]
             case Resource.BUDGETS:
                 known = self.budgets.keys()
+            case Resource.EVICTIONS:
+                known = self.evictions.keys()
             case _:
                 pass
         return [
@@ -99,6 +99,9 @@ class ClusterObjects:
             unreadable=self.unreadable.find(vmi, vmims, launcher),
             namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
             marker=marker,
+            eviction=self.evictions.find(self.launchers.of(vmi))
+            if self.evictions and pods_seen and here.believes(Resource.EVICTIONS)
+            else None,
             pods=self.launchers.of(vmi)
             if pods_seen and (moves or vmi.uid in self.launchers.crowded)
             else (),

@@ -9,7 +9,16 @@ from exporter.engine.facts.evidence import (
     Marker,
     RequestedThrough,
 )
-from exporter.engine.facts.model import Instant, Priority, Requester, Seconds, Trigger, Vmi, Vmim
+from exporter.engine.facts.model import (
+    Eviction,
+    Instant,
+    Priority,
+    Requester,
+    Seconds,
+    Trigger,
+    Vmi,
+    Vmim,
+)
 
 
 VMIS_KEPT = 5_000
@@ -45,7 +54,7 @@ class Requesters:
 
 
 class Source(StrEnum):
-    """Who requested an evacuation, according to its VMIM's priority or an annotation of the VMI."""
+    """Who requested an evacuation, according to its Eviction, its VMIM or its VMI."""
 
     DESCHEDULER = "descheduler"
     """Priority system-maintenance, or no priority and the annotation
@@ -56,13 +65,18 @@ class Source(StrEnum):
     """There is no priority and no annotation, as always before KubeVirt 1.7."""
 
 
-def find_source(vmi: Vmi, vmims: Iterable[Vmim], marker: Marker) -> Source:
-    """Who requested an evacuation, by the priority of the newest attempt since the request.
+def find_source(
+    vmi: Vmi, vmims: Iterable[Vmim], marker: Marker, eviction: Eviction | None
+) -> Source:
+    """Who requested an evacuation: by the Eviction of the VM's pod, or else by the priority of the
+    newest attempt since the request.
 
     The annotation counts only if no attempt has a priority: it may belong to an older request.
     """
     if marker.through is RequestedThrough.TAINT:
         return Source.OTHER
+    if eviction is not None and eviction.askers:
+        return Source.DESCHEDULER if eviction.by_descheduler else Source.OTHER
     since = marker.requested_at - SAME_REQUEST
     attempts = [
         v

@@ -25,6 +25,7 @@ from exporter.engine.facts.changes import (
 )
 from exporter.engine.facts.evidence import Evidence, SavedVmi
 from exporter.engine.facts.model import (
+    Eviction,
     Fact,
     Instant,
     KubeVirtSettings,
@@ -63,10 +64,10 @@ class Store:
     drops what is left of it there. `names`: under which names the cluster serves KubeVirt.
 
     Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
-    read. `mobilities` counts the VMIs by node and mobility, without VMIs that have ended.
-    `evacuations` follows the evacuations, `drains` has the present drains, `node_index` the nodes,
-    and `budgets` the launcher pods that no one may evict. `record_applied` is called after each
-    change, with the result of `apply`.
+    read. `deschedulers`: which requesters of Evictions are a descheduler. `mobilities` counts the
+    VMIs by node and mobility, without VMIs that have ended. `evacuations` follows the evacuations,
+    `drains` has the present drains, `node_index` the nodes, and `budgets` the launcher pods that no
+    one may evict. `record_applied` is called after each change, with the result of `apply`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Store:
         endings_kept: int,
         awaited: dict[str, SavedVmi] | None = None,
         names: KubeVirtNames = KUBEVIRT,
+        deschedulers: Iterable[str] = (),
     ) -> None:
         self.names = names
         self.awaited: dict[str, SavedVmi] = {} if awaited is None else awaited
@@ -83,15 +85,16 @@ class Store:
         self.record_applied: Callable[[Change, Instant, int], None] = lambda *_: None
         self._subscribers: dict[NoticeKind, list[Callable[[Notice], None]]] = {}
         self._load: Load | None = None
-        self._objects = objects = ClusterObjects(keep=endings_kept)
+        self._objects = objects = ClusterObjects(keep=endings_kept, deschedulers=deschedulers)
         self._vmis, self._vmims, self._launchers = objects.vmis, objects.vmims, objects.launchers
         self.evacuations = EvacuationTracker(
-            self._vmis, self._vmims, self._launchers, objects.nodes
+            self._vmis, self._vmims, self._launchers, objects.nodes, objects.evictions
         )
         self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
         self.drains = self.evacuations.drains
         self.node_index = objects.nodes
         self.budgets = objects.budgets
+        self.evictions = objects.evictions
         self._merger = HistoryMerger(self._vmims, self.evacuations, keep=endings_kept)
         self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self.evacuations)
 
@@ -207,6 +210,7 @@ class Store:
             and vmi.uid not in self._launchers.crowded
             and vmi.uid not in self._launchers.ending
             and not self._vmims.naming(key)
+            and not (self.evictions and self.evictions.find(self._launchers.of(vmi)))
         )
 
     def evidence(self, namespace: str, name: str, trust: Trust) -> Evidence | None:
@@ -293,6 +297,8 @@ class Store:
                 return self._set_kubevirt(fact, at)
             case Node():
                 return self._put_node(fact, at)
+            case Eviction():
+                return self._put_eviction(fact)
             case _:
                 return self.budgets.put(fact)
         key = (fact.namespace, fact.name)
@@ -380,6 +386,17 @@ class Store:
         self._record_pod(pod, at)
         return True
 
+    def _put_eviction(self, eviction: Eviction) -> bool:
+        changed = self.evictions.put(eviction)
+        if changed:
+            self._record_eviction(eviction)
+        return changed
+
+    def _record_eviction(self, eviction: Eviction) -> None:
+        pod = self._launchers.pods.get((eviction.namespace, eviction.pod))
+        if pod is not None and pod.uid == eviction.pod_uid:
+            self._record_evidence(self._vmis.find_owner(pod))
+
     def _see_nodes(self, change: NodesSeen, at: Instant) -> bool:
         if change.seen is self.evacuations.sees_nodes:
             return False
@@ -428,6 +445,11 @@ class Store:
             return gone
         if resource is Resource.BUDGETS:
             return self.budgets.remove(*key)
+        if resource is Resource.EVICTIONS:
+            eviction = self.evictions.remove(key)
+            if eviction is not None:
+                self._record_eviction(eviction)
+            return eviction is not None
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
@@ -477,6 +499,7 @@ class Store:
     def _record_pod(self, pod: Pod, at: Instant) -> None:
         self.evacuations.record_launcher(pod.vmi_uid, at)
         self.budgets.record_pod(pod)
+        self.evictions.record_pod(pod)
         self._record_evidence(self._vmis.find_owner(pod))
 
     def _record_evidence(self, record: VmiRecord | None) -> None:

@@ -21,6 +21,7 @@ from exporter.engine.facts.model import (
     Vmim,
 )
 from exporter.engine.store.evacuation_ends import EvacuationEnd, find_end
+from exporter.engine.store.evictions import EvictionIndex
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import DrainEnd, DrainPart, NodeDrains, find_part
@@ -58,11 +59,17 @@ class EvacuationTracker:
     """
 
     def __init__(
-        self, vmis: VmiIndex, vmims: VmimIndex, launchers: LauncherIndex, nodes: NodeIndex
+        self,
+        vmis: VmiIndex,
+        vmims: VmimIndex,
+        launchers: LauncherIndex,
+        nodes: NodeIndex,
+        evictions: EvictionIndex,
     ) -> None:
         self._vmims = vmims
         self._launchers = launchers
         self._nodes = nodes
+        self._evictions = evictions
         self._records: dict[str, VmiRecord] = {}
         self.kubevirt = KubeVirtSettings()
         self.sees_nodes: bool | None = None
@@ -126,7 +133,8 @@ class EvacuationTracker:
         vmi, marker = record.vmi, record.marker
         if marker is None or vmi.node != marker.node:
             return
-        record.source = find_source(vmi, self._vmims.owned_by(vmi), marker)
+        eviction = self._evictions.find(self._launchers.of(vmi)) if self._evictions else None
+        record.source = find_source(vmi, self._vmims.owned_by(vmi), marker, eviction)
         part = find_part(vmi, marker, record.source, self._nodes, self.kubevirt.drain_taint)
         if part is DrainPart.OF_CLOSED:
             marker.was_drained = True

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from exporter.engine.evacuations.ended_migrations import EndedMigration
 from exporter.engine.facts.model import Fact, KubeVirtSettings, Resource, Vmi, Vmim, Why
 from exporter.errors import MALFORMED, ExporterError
-from exporter.kube.objects import facts, places, reasons, wire
+from exporter.kube.objects import evictions, facts, places, reasons, wire
 from exporter.kube.objects.facts import text_of
 from exporter.text import clean
 
@@ -317,4 +317,5 @@ _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {
     Resource.KUBEVIRTS: _Decoder(wire.KubeVirtObject, facts.read_kubevirt),
     Resource.NODES: _Decoder(wire.NodeObject, places.read_node),
     Resource.BUDGETS: _Decoder(wire.BudgetObject, facts.read_budget),
+    Resource.EVICTIONS: _Decoder(wire.EvictionObject, evictions.read_eviction),
 }

@@ -309,6 +309,53 @@ class BudgetObject(Object, gc=False):
     status: BudgetStatus | None = None
 
 
+class PodReference(Struct, gc=False):
+    name: str | None = None
+    uid: str | None = None
+
+
+class EvictionTarget(Struct, gc=False):
+    pod: PodReference | None = None
+
+
+class EvictionSpec(Struct, gc=False):
+    target: EvictionTarget | None = None
+
+
+class EvictionRequester(Struct, gc=False):
+    name: str | None = None
+    intent: str | None = None
+
+
+class TargetResponder(Struct, gc=False):
+    name: str | None = None
+    state: str | None = None
+
+
+class Responder(Struct, gc=False):
+    name: str | None = None
+    message: Any = None
+    expectedCompletionTime: Any = None
+
+
+class EvictionCondition(Struct, gc=False):
+    type: str | None = None
+    status: str | None = None
+    reason: Any = None
+
+
+class EvictionStatus(Struct, gc=False):
+    requesters: list[EvictionRequester] | None = None
+    targetResponders: list[TargetResponder] | None = None
+    responders: list[Responder] | None = None
+    conditions: list[EvictionCondition] | None = None
+
+
+class EvictionObject(Object, gc=False):
+    spec: EvictionSpec | None = None
+    status: EvictionStatus | None = None
+
+
 class KubeVirtStatus(Struct, gc=False):
     outdatedVirtualMachineInstanceWorkloads: int | None = None
 

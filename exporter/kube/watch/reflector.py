@@ -338,7 +338,8 @@ class Reflector:
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after)
         fault = {"why": str(error), "kind": str(restart)}
-        say = self._log.debug if fault == self._fault else self._log.warning
+        is_old = fault == self._fault or not self.watched.is_wanted
+        say = self._log.debug if is_old else self._log.warning
         say("watch_broke", **fault, retry_in=round(pause, 2))
         self._fault = fault
         return pause
@@ -362,7 +363,8 @@ class Reflector:
         """Mark the resource as not visible, and log that once; returns the pause."""
         self._forget_version()
         if not self.watched.rejected:
-            self._log.warning(
+            say = self._log.warning if self.watched.is_wanted else self._log.info
+            say(
                 "resource_rejected",
                 why=str(error),
                 consequence=_CONSEQUENCES[self.watched.resource],
@@ -385,5 +387,6 @@ _CONSEQUENCES = {
     Resource.PODS: "requested evacuations do not block",
     Resource.KUBEVIRTS: "KubeVirt's migration limits are unknown",
     Resource.NODES: "whether a node is cordoned or tainted is unknown",
+    Resource.EVICTIONS: "who asks by EvictionRequests that a VM leaves is unknown",
     Resource.BUDGETS: "whether a budget forbids the eviction of a VM is unknown",
 }

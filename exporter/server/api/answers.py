@@ -293,7 +293,7 @@ def describe_status(
                 trouble=watched.trouble or None,
                 contact_at=watched.contact,
             )
-            for watched in health.watched
+            for watched in health.reported
         ],
         blind_spots=health.rejected_resources(),
         history=None
@@ -355,7 +355,8 @@ def write_move(
 ) -> MoveAnswer:
     """The move of a VMI without an evacuation; `why` are the cluster's reasons."""
     advice = advise(evidence, move, why, conditions)
-    return fill(MoveAnswer, move, advice, why=why, next_step=advice.sentence)
+    by = evidence.requested_by
+    return fill(MoveAnswer, move, advice, why=why, next_step=advice.sentence, requested_by=by)
 
 
 def write_vmim(vmim: Vmim) -> PendingAnswer:

@@ -75,12 +75,12 @@ class LastSeenAnswer(Struct, rename="camel", kw_only=True):
 
 
 class RequesterAnswer(Struct, rename="camel", kw_only=True):
-    """The user whose eviction began an evacuation, or who created the VMIM of a migration."""
+    """Who asked for an eviction, by EvictionRequests or as a user, or who created a VMIM."""
 
     user: str
-    """the name that the API server sent; groups are not stored"""
+    """the name that the API server sent, without groups; or the requesters, with commas"""
     at: Timestamp
-    """when the eviction was reviewed, or the VMIM was created"""
+    """when the Eviction or the VMIM was created, or the eviction was reviewed"""
 
 
 # The fields that evacuations and other moves share.
@@ -121,7 +121,7 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     requested_at: Timestamp
     """the earliest known time of the request"""
     requested_by: RequesterAnswer | None
-    """who requested it, if `admission.observe` is on"""
+    """who requested it: the requesters of an Eviction, or with `admission.observe` a user"""
     age_seconds: float
     """from requestedAt to asOf"""
     state: Delay
@@ -161,6 +161,8 @@ class MoveAnswer(Struct, rename="camel", kw_only=True):
     """when the unfinished VMIM was created, or else the first of those that failed one after the
     other"""
     stuck: IsStuck
+    requested_by: RequesterAnswer | None
+    """who asks for it by EvictionRequests; null: nobody, or it is unknown"""
     failed_attempts: int
     """VMIMs that failed one after the other, up to the newest; a lower bound"""
     why: Reasons
@@ -212,6 +214,8 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     """the median interval between departures, once three VMs have left"""
     estimate_seconds: float | None
     """how long until all have left at that interval; null: one of them does not leave"""
+    requested_by: RequesterAnswer | None
+    """who asks for its VMs by EvictionRequests, and since when; null: nobody, or it is unknown"""
 
 
 class NodeAnswer(Struct, rename="camel", kw_only=True):

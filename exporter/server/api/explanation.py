@@ -29,6 +29,7 @@ from exporter.server.api.schemas import (
     BlockedEvictionAnswer,
     CheckpointVerdicts,
     CooldownAnswer,
+    EvictionRequestAnswer,
     LauncherAnswer,
     MigrationAnswer,
     PolicyAnswer,
@@ -76,6 +77,14 @@ def explain_vmi(
         vmi_uid=vmi.uid,
         created_at=to_optional_datetime(vmi.created),
         evacuation_node_name=vmi.evacuation_node or None,
+        eviction_request=None
+        if evidence.eviction is None
+        else fill(
+            EvictionRequestAnswer,
+            evidence.eviction,
+            since=evidence.eviction.created,
+            expected_completion_time=evidence.eviction.expected_at,
+        ),
         evacuation=None
         if diagnosis is None
         else write_evacuation(evidence, diagnosis, conditions, why),

@@ -218,6 +218,33 @@ class BlockedEvictionAnswer(Struct, rename="camel", kw_only=True):
     """false: admission.mode is warn, so the eviction was allowed"""
 
 
+class EvictionRequesterAnswer(Struct, rename="camel", kw_only=True):
+    """Who has made an EvictionRequest for the pod."""
+
+    name: str
+    """the name in its `spec.requester`"""
+    intent: str
+    """Eviction, or Withdrawn"""
+
+
+class EvictionRequestAnswer(Struct, rename="camel", kw_only=True):
+    """The Eviction of lifecycle.k8s.io for the VM's launcher pod."""
+
+    requesters: list[EvictionRequesterAnswer]
+    """who has asked; those with the intent Withdrawn ask no more"""
+    since: Timestamp | None
+    """when the Eviction was created"""
+    responder: str
+    """the responder whose turn it is, or was last; empty: none yet"""
+    state: str
+    """the responder's state: Inactive, Active, Interrupted, Canceled or Completed; empty: none
+    yet"""
+    message: str
+    """what the responder says, cut to 1,024 characters; empty: nothing"""
+    expected_completion_time: Timestamp | None
+    """when the responder expects to be done"""
+
+
 class VmiAnswer(Struct, rename="camel", kw_only=True):
     """Everything known about one VMI."""
 
@@ -244,6 +271,8 @@ class VmiAnswer(Struct, rename="camel", kw_only=True):
     row"""
     drain: DrainOutcome | None
     """the outcome of a drain of its node; null: it has stopped"""
+    eviction_request: EvictionRequestAnswer | None
+    """the Eviction of its launcher pod, for which EvictionRequests ask; null: none is known"""
     obstruction: ObstructionAnswer | None
     """why a drain would not simply move it; null: it would, or the VM has stopped"""
     paused: bool

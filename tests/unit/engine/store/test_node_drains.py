@@ -1,5 +1,7 @@
 """The progress of a node's drain, measured from the VMs in the store."""
 
+from typing import Any
+
 import pytest
 
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
@@ -396,7 +398,7 @@ def test_a_restart_within_a_drain() -> None:
     """After a restart, the newest success counts, and the time before the start does not."""
     departed = Departed(closed=True, since=NOW - 9000.0, left={})
 
-    def restarted(**seen: float) -> DrainProgress:
+    def restarted(**seen: Any) -> DrainProgress:
         return measure_progress(
             departed,
             1,

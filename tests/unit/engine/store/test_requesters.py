@@ -169,7 +169,7 @@ def test_the_memory_is_bounded() -> None:
 def test_the_source_of_a_drain_by_a_taint() -> None:
     """A taint is no descheduler's request, whatever an older annotation says."""
     marker = Marker(node="n1", requested_at=NOW, seen_at=NOW, through=RequestedThrough.TAINT)
-    assert find_source(a_vmi(evicted_by_descheduler=True), (), marker) is Source.OTHER
+    assert find_source(a_vmi(evicted_by_descheduler=True), (), marker, None) is Source.OTHER
 
 
 @pytest.mark.parametrize(

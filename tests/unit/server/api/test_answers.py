@@ -646,6 +646,7 @@ class TestNode:
             last_left_at=to_datetime(NOW - 1),
             seconds_per_vmi=7.062,
             estimate_seconds=14.125,
+            requested_by=None,
         )
 
 

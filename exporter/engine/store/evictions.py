@@ -1,0 +1,122 @@
+"""Index of Evictions: who asks by EvictionRequests that a pod leaves."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from exporter.engine.facts.changes import Key
+from exporter.engine.facts.model import Eviction, Pod
+
+
+class EvictionOutcome(StrEnum):
+    """How an Eviction ended; these are the values in metrics."""
+
+    EVICTED = "evicted"
+    """The pod is gone."""
+    CANCELLED = "cancelled"
+    """Nobody asks any more."""
+    FAILED = "failed"
+
+
+class RequesterKind(StrEnum):
+    """Who asked by an EvictionRequest; these are the values in metrics."""
+
+    DESCHEDULER = "descheduler"
+    OTHER = "other"
+
+
+class EvictionIndex:
+    """All Evictions by name, and by the UID of their pod.
+
+    `pods` are all launcher pods, and `deschedulers` the requesters who count as a descheduler.
+    `record_end` is called once for each Eviction of a launcher pod that has ended.
+    """
+
+    def __init__(self, pods: Mapping[Key, Pod], deschedulers: Iterable[str] = ()) -> None:
+        self._pods = pods
+        self._deschedulers = frozenset(deschedulers)
+        self._evictions: dict[Key, Eviction] = {}
+        self._by_pod = defaultdict[str, dict[Key, Eviction]](dict)
+        self._launchers: set[str] = set()
+        """The UIDs of the launcher pods among those in `_by_pod`."""
+        self.record_end: Callable[[RequesterKind, EvictionOutcome], None] = lambda *_: None
+
+    def __len__(self) -> int:
+        return len(self._evictions)
+
+    def keys(self) -> Iterable[Key]:
+        """The namespace and name of each."""
+        return tuple(self._evictions)
+
+    def put(self, eviction: Eviction) -> bool:
+        """Add or replace an Eviction; True if it changed."""
+        key = (eviction.namespace, eviction.name)
+        if not self._deschedulers.isdisjoint(eviction.askers):
+            eviction = replace(eviction, by_descheduler=True)
+        known = self._evictions.get(key)
+        if known == eviction:
+            return False
+        if known is not None and known.uid != eviction.uid:
+            self.remove(key)
+            known = None
+        self._evictions[key] = eviction
+        self._by_pod[eviction.pod_uid][key] = eviction
+        pod = self._pods.get((eviction.namespace, eviction.pod))
+        if pod is not None:
+            self.record_pod(pod)
+        if known is not None and known.is_open and not eviction.is_open:
+            self._record_end(eviction)
+        return True
+
+    def remove(self, key: Key) -> Eviction | None:
+        """Remove and return an Eviction; None if there is none."""
+        known = self._evictions.pop(key, None)
+        if known is not None:
+            if known.is_open:
+                self._record_end(known)
+            del self._by_pod[known.pod_uid][key]
+            if not self._by_pod[known.pod_uid]:
+                del self._by_pod[known.pod_uid]
+                self._launchers.discard(known.pod_uid)
+        return known
+
+    def record_pod(self, pod: Pod) -> None:
+        """Note a launcher pod, which may have Evictions."""
+        if pod.uid in self._by_pod:
+            self._launchers.add(pod.uid)
+
+    def find(self, pods: Iterable[Pod]) -> Eviction | None:
+        """The newest Eviction of these pods; one that has not ended comes first."""
+        found = (
+            eviction
+            for pod in pods
+            if not pod.finished
+            for eviction in self._by_pod.get(pod.uid, {}).values()
+            if not eviction.evicted
+        )
+        return max(found, default=None, key=lambda one: (one.is_open, one.created or 0.0, one.name))
+
+    def count_states(self) -> Counter[str]:
+        """How many Evictions of launcher pods have not ended, by the state of their responder."""
+        return Counter(
+            eviction.state
+            for uid in self._launchers
+            for eviction in self._by_pod[uid].values()
+            if eviction.is_open
+        )
+
+    def _record_end(self, eviction: Eviction) -> None:
+        if eviction.pod_uid not in self._launchers:
+            return
+        if eviction.evicted:
+            outcome = EvictionOutcome.EVICTED
+        elif eviction.is_open or eviction.is_withdrawn:
+            outcome = EvictionOutcome.CANCELLED
+        else:
+            outcome = EvictionOutcome.FAILED
+        names = {requester.name for requester in eviction.requesters}
+        is_other = self._deschedulers.isdisjoint(names)
+        kind = RequesterKind.OTHER if is_other else RequesterKind.DESCHEDULER
+        self.record_end(kind, outcome)

@@ -1,0 +1,59 @@
+"""Reads the Evictions of lifecycle.k8s.io, which hold who asks that a pod leaves.
+
+Source: `staging/src/k8s.io/api/lifecycle/v1alpha1/types.go` of Kubernetes 1.38, and what its
+controllers write.
+"""
+
+from sys import intern
+
+from exporter.engine.facts.model import Eviction, EvictionRequester
+from exporter.kube.objects import wire
+from exporter.kube.objects.facts import NAME_LIMIT, text_of
+from exporter.kube.objects.instants import parse_instant
+from exporter.text import MESSAGE_LIMIT, clean
+
+
+REQUESTERS_KEPT = 16
+"""Of so many requesters the names are kept; nobody reads more."""
+_HAS_BEGUN = ("Active", "Completed", "Interrupted", "Canceled")
+
+
+def read_eviction(found: wire.EvictionObject) -> Eviction | str:
+    """An Eviction, or why it cannot be used."""
+    spec, status = found.spec or wire.EvictionSpec(), found.status or wire.EvictionStatus()
+    pod = None if spec.target is None else spec.target.pod
+    if pod is None or not pod.name:
+        return "spec.target.pod.name: expected the name of a pod, there is none"
+    metadata = found.metadata
+    turn = _find_turn(status.targetResponders or [])
+    entries = {one.name: one for one in status.responders or ()}
+    entry = entries.get(turn.name, wire.Responder())
+    conditions = {one.type: one for one in status.conditions or () if one.status == "True"}
+    failed = conditions.get("Failed")
+    return Eviction(
+        namespace=intern(metadata.namespace or ""),
+        name=metadata.name or "",
+        uid=metadata.uid or "",
+        pod=pod.name,
+        pod_uid=pod.uid or "",
+        created=parse_instant(metadata.creationTimestamp),
+        requesters=tuple(
+            EvictionRequester(intern(clean(one.name, NAME_LIMIT)), intern(clean(one.intent or "")))
+            for one in (status.requesters or ())[:REQUESTERS_KEPT]
+            if one.name
+        ),
+        responder=intern(clean(turn.name or "", NAME_LIMIT)),
+        state=intern(clean(turn.state or "", NAME_LIMIT)),
+        message=clean(text_of(entry.message), MESSAGE_LIMIT),
+        expected_at=parse_instant(entry.expectedCompletionTime),
+        evicted="TargetEvicted" in conditions,
+        failed="" if failed is None else intern(clean(text_of(failed.reason) or "Failed")),
+    )
+
+
+def _find_turn(responders: list[wire.TargetResponder]) -> wire.TargetResponder:
+    """The active responder; without one, the last whose turn it was, or else the first."""
+    active = (one for one in responders if one.state == "Active")
+    begun = [one for one in responders if one.state in _HAS_BEGUN]
+    last = begun[-1] if begun else next(iter(responders), wire.TargetResponder())
+    return next(active, last)
