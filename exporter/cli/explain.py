@@ -73,6 +73,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
             sheet.head("What else the cluster says about it, newest first")
             sheet.rows([_why(one, vmi.as_of) for one in others])
     _list_move(sheet, vmi)
+    _list_eviction_request(sheet, vmi)
     if vmi.blocked_evictions:
         sheet.head("Requested evictions")
         sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.blocked_evictions])
@@ -116,6 +117,24 @@ def _say_stuck_move(sheet: Sheet, vmi: VmiAnswer) -> None:
         )
         _list_action(sheet, vmi.move, vmi.as_of)
         sheet.say()
+
+
+def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:
+    """Add who asks by EvictionRequests, since when, and what the responder says."""
+    request = vmi.eviction_request
+    if request is None:
+        return
+    since = "" if request.since is None else f", since {write_past(request.since, vmi.as_of)}"
+    asked = ", ".join(f"{one.name} ({one.intent})" for one in request.requesters)
+    rows = [("asked by", f"{asked or 'nobody any more'}{since}")]
+    if request.responder:
+        rows.append(("responder", f"{request.responder}, {request.state}"))
+    if request.message:
+        rows.append(("it says", request.message))
+    if request.expected_completion_time is not None:
+        rows.append(("expected end", write_distance(request.expected_completion_time, vmi.as_of)))
+    sheet.head("EvictionRequests for its pod")
+    sheet.rows(rows)
 
 
 def _list_move(sheet: Sheet, vmi: VmiAnswer) -> None:

@@ -16,7 +16,9 @@ from exporter.demo.store import NODES, RESOURCES, UNSCHEDULABLE_FIELD, StoredObj
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
-_RESOURCES_BY_PATH = {(resource.group, resource.plural): resource for resource in RESOURCES}
+_RESOURCES_BY_PATH = {
+    (resource.group, resource.version, resource.plural): resource for resource in RESOURCES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class Selector:
 def parse_request(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | None:
     """Parse a request; None if the real server serves no such path."""
     match path.strip("/").split("/"):
-        case ["api", "v1", *rest]:
+        case ["api", version, *rest]:
             group = ""
-        case ["apis", group, "v1", *rest]:
+        case ["apis", group, version, *rest]:
             pass
         case _:
             return None
@@ -85,7 +87,7 @@ def parse_request(method: str, path: str, query: Mapping[str, str]) -> RequestIn
         case ["namespaces", inside, _, *_] if rest[2:] != ["status"]:
             namespace, rest = inside, rest[2:]
     plural, name, subresource, *more = [*rest, "", "", ""][: max(3, len(rest))]
-    resource = _RESOURCES_BY_PATH.get((group, plural))
+    resource = _RESOURCES_BY_PATH.get((group, version, plural))
     if resource is None or more or (namespace is not None and not resource.namespaced):
         return None
     if method == "GET":

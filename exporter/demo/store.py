@@ -35,7 +35,8 @@ PODS = ApiResource("", "v1", "pods", "Pod", status=True)
 NAMESPACES = ApiResource("", "v1", "namespaces", "Namespace", namespaced=False, status=True)
 NODES = ApiResource("", "v1", "nodes", "Node", namespaced=False, status=True)
 BUDGETS = ApiResource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True)
-RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES, BUDGETS)
+EVICTIONS = ApiResource("lifecycle.k8s.io", "v1alpha1", "evictions", "Eviction", status=True)
+RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES, BUDGETS, EVICTIONS)
 
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of generated names (apimachinery `util/rand`)."""

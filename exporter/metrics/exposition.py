@@ -191,16 +191,17 @@ class Exposition:
         return lines
 
 
-def _name(family: Family) -> tuple[str, str]:
-    return family.name, family.type
+def _write_head(family: Family, *, open_metrics: bool) -> str:
+    """The lines before the samples of a family.
 
-
-def _name_for_open_metrics(family: Family) -> tuple[str, str]:
-    """The name and type: that of a counter lacks `_total`, unless another family has that name."""
-    name = family.name.removesuffix("_total")
-    return (
-        (family.name, "unknown") if name != family.name and name in NAMES else (name, family.type)
-    )
+    In OpenMetrics the name of a counter's family lacks `_total`. If another family has that name,
+    the counter keeps its own, with the type unknown.
+    """
+    name, kind = family.name, str(family.type)
+    if open_metrics and kind == "counter":
+        short = name.removesuffix("_total")
+        name, kind = (name, "unknown") if short in NAMES else (short, kind)
+    return f"# HELP {name} {family.help}\n# TYPE {name} {kind}\n"
 
 
 async def _compress(deflate: "zlib._Compress | None", part: bytes) -> bytes:

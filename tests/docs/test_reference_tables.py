@@ -112,6 +112,7 @@ def test_the_defaults_are_the_program_s() -> None:
         "links.grafana",
         "links.console",
         "log.format",
+        "evictionRequests.mode",
         *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),
     }
 

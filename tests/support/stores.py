@@ -38,8 +38,10 @@ class ClockedStore(Store):
         keep: int = 64,
         now: Instant = 0.0,
         sees_nodes: bool | None = True,
+        deschedulers: Iterable[str] = (),
     ) -> None:
-        super().__init__(endings_kept=keep, awaited={one.uid: one for one in saved})
+        awaited = {one.uid: one for one in saved}
+        super().__init__(endings_kept=keep, awaited=awaited, deschedulers=deschedulers)
         self.now = now
         self.trust = Trust()
         self.evacuations.sees_nodes = sees_nodes

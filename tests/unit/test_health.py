@@ -313,9 +313,9 @@ def test_what_is_seen_in_each_namespace() -> None:
         watched(Resource.VMIMS, namespace="b", rejected="403"),
         watched(Resource.PODS, namespace="b", synced=False),
     )
-    trust = state.read_trust(NOW)
-    assert trust.of("a").unseen == {Resource.PODS, Resource.BUDGETS}
-    assert trust.of("b").unseen == {Resource.VMIMS, Resource.PODS, Resource.BUDGETS}
-    assert trust.of("elsewhere").unseen == {Resource.PODS, Resource.BUDGETS}
+    trust, unwatched = state.read_trust(NOW), {Resource.BUDGETS, Resource.EVICTIONS}
+    assert trust.of("a").unseen == {Resource.PODS, *unwatched}
+    assert trust.of("b").unseen == {Resource.VMIMS, Resource.PODS, *unwatched}
+    assert trust.of("elsewhere").unseen == {Resource.PODS, *unwatched}
     assert set(trust.in_namespace) == {"a", "b"}
     assert trust.of("a").dead_after == 600.0

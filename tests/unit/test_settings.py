@@ -131,6 +131,7 @@ admission:
   groups: [evictors]
   maxHold: 1h
   observe: true
+evictionRequests: {mode: observe, deschedulers: [example.com/descheduler]}
 auth:
   query: kubernetes
   metrics: kubernetes

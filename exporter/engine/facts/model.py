@@ -419,7 +419,7 @@ class Budget(Struct, frozen=True, kw_only=True, gc=False):
         return all(one.is_met(labels) for one in self.selector)
 
 
-class EvictionRequester(NamedTuple):
+class EvictionRequester(Struct, frozen=True, gc=False):
     """Who has made an EvictionRequest, and its intent: Eviction or Withdrawn."""
 
     name: str

@@ -1,0 +1,147 @@
+"""The index of Evictions, and what the store and its readers make of them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from msgspec import json as msgspec_json
+from msgspec.structs import replace
+
+from exporter.engine.evacuations.conditions import read_conditions
+from exporter.engine.evacuations.drain import forecast_node
+from exporter.engine.facts.model import Eviction, EvictionRequester, Node, Requester, Resource
+from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.store.evictions import EvictionIndex, EvictionOutcome, RequesterKind
+from exporter.engine.store.requesters import Source
+from exporter.kube.objects.kubevirt import parse_object
+from tests.support.builders import NOW, a_pod, a_vmi
+from tests.support.stores import ClockedStore
+
+
+RECORDED = Path(__file__).parents[3] / "data" / "evictions"
+DRAIN = EvictionRequester("example.com/drain", "Eviction")
+BALANCE = EvictionRequester("example.com/descheduler", "Eviction")
+
+
+def an_eviction(*requesters: EvictionRequester, **fields: object) -> Eviction:
+    """An Eviction of db1's launcher pod, which has not ended."""
+    pod = a_pod()
+    eviction = Eviction(
+        namespace=pod.namespace,
+        name=f"pod-1-{pod.name}",
+        uid="e1",
+        pod=pod.name,
+        pod_uid=pod.uid,
+        created=NOW - 60.0,
+        requesters=requesters or (DRAIN,),
+        responder="imperative-eviction.k8s.io/evictor",
+        state="Active",
+    )
+    return replace(eviction, **fields)
+
+
+@pytest.fixture
+def store() -> ClockedStore:
+    """A store with db1, its pod and its node, for which BALANCE is a descheduler."""
+    store = ClockedStore(keep=8, deschedulers=(BALANCE.name,))
+    for fact in (a_vmi(), a_pod(), Node(name="n1", schedulable=False, cordoned_at=NOW - 90.0)):
+        store.put(fact)
+    return store
+
+
+def test_who_asks_is_known(store: ClockedStore) -> None:
+    """The requesters with the intent Eviction have asked, since the Eviction was created."""
+    withdrawn = EvictionRequester("example.com/other", "Withdrawn")
+    store.put(an_eviction(DRAIN, BALANCE, withdrawn))
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    both = "example.com/drain, example.com/descheduler"
+    assert evidence.requested_by == Requester(NOW - 60.0, both)
+    assert not store.is_idle(("shop", "db1"))
+
+
+@pytest.mark.parametrize(
+    ("requesters", "source"),
+    [((DRAIN,), Source.OTHER), ((DRAIN, BALANCE), Source.DESCHEDULER)],
+)
+def test_the_source_is_that_of_the_requesters(
+    store: ClockedStore, requesters: tuple[EvictionRequester, ...], source: Source
+) -> None:
+    """A requester of the setting counts as a descheduler, and every other one does not."""
+    store.put(an_eviction(*requesters))
+    store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
+    assert diagnosis is not None
+    assert diagnosis.source is source
+    assert diagnosis.requested_at == NOW - 60.0
+    assert diagnosis.due_at == NOW + StuckPolicy().after
+
+
+def test_a_vm_that_is_not_marked_yet_counts_in_its_drain(store: ClockedStore) -> None:
+    """On a cordoned node a VM is asked to leave as soon as somebody makes an EvictionRequest."""
+
+    def progress() -> tuple[int, Requester | None] | None:
+        conditions = read_conditions(store, StuckPolicy(), store.trust, NOW)
+        found = forecast_node(store, "n1", conditions)[0].progress
+        return None if found is None else (found.asked, found.requested_by)
+
+    assert progress() is None
+    store.put(an_eviction())
+    assert progress() == (1, Requester(NOW - 60.0, DRAIN.name))
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ({"evicted": True}, EvictionOutcome.EVICTED),
+        ({"failed": "CanceledDueToNoRequesters"}, EvictionOutcome.CANCELLED),
+        ({"failed": "EvictionInvalid"}, EvictionOutcome.FAILED),
+        (None, EvictionOutcome.CANCELLED),
+    ],
+    ids=["evicted", "cancelled", "failed", "deleted"],
+)
+def test_an_end_is_counted_once(
+    store: ClockedStore, end: dict[str, object] | None, outcome: EvictionOutcome
+) -> None:
+    """An Eviction of a launcher pod that ends, or is deleted before, is counted once."""
+    ends = Counter[tuple[RequesterKind, EvictionOutcome]]()
+    store.evictions.record_end = lambda *key: ends.update([key])
+    eviction = an_eviction(BALANCE)
+    store.put(eviction)
+    assert store.evictions.count_states() == {"Active": 1}
+    if end is not None:
+        store.put(replace(eviction, **end))
+        assert store.evictions.count_states() == {}
+    store.remove(Resource.EVICTIONS, eviction.namespace, eviction.name)
+    assert ends == {(RequesterKind.DESCHEDULER, outcome): 1}
+
+
+def test_other_pods_do_not_count(store: ClockedStore) -> None:
+    """An Eviction of a pod that is no launcher pod is no VM's."""
+    index: EvictionIndex = store.evictions
+    store.put(an_eviction(pod="web-1", pod_uid="other"))
+    assert index.count_states() == {}
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    assert evidence.eviction is None
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_recorded_evictions_can_be_read(path: Path) -> None:
+    """What Kubernetes' own controllers wrote is read: pod, requesters, responder and end."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    evictions = [
+        parse_object(Resource.EVICTIONS, msgspec_json.encode(value)).fact
+        for value in recorded["evictions"]
+    ]
+    assert evictions
+    for eviction in evictions:
+        assert isinstance(eviction, Eviction)
+        assert eviction.pod_uid
+        assert eviction.requesters
+        assert eviction.responder
+        assert eviction.state
+        assert eviction.created is not None
