@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from exporter import app, tasks
-from exporter.engine.facts.model import CLUSTER_RESOURCES
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
 from exporter.kube.login import Login
 from exporter.server.api.long_polls import TASK
 from exporter.settings import read_settings
@@ -25,7 +25,7 @@ from tests.support.failing import fail, kept_tasks
 FAILURES = "kubevirt_eviction_exporter_task_failures_total"
 OURS = Path(app.__file__).parent
 KEPT = {
-    *(f"watch_{one}" for one in CLUSTER_RESOURCES),
+    *(f"watch_{resource}" for resource in (*CLUSTER_RESOURCES, Resource.EVICTIONS)),
     *(f"listener_{one}" for one in ("query", "metrics", "admission", "local")),
     *("certificates_admission", "history", "lease", "events"),
 }
