@@ -10,6 +10,7 @@ from typing import Any
 
 from exporter.demo import objects
 from exporter.demo.objects import Object
+from exporter.kube.objects.places import SCHEDULABLE
 
 from .kubevirt import KubeVirtCluster
 from .versions import RUNNING
@@ -82,17 +83,21 @@ async def record(
     another case of the state. `others` are VMIs of the same cluster that explain the state.
     """
     path = RECORDED / RUNNING["kubevirt"] / f"{name}.json"
+    listed = [cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)]
+    keep(path, source, scene, {"kubevirt_cr": cleaned(await cluster.cr()), "others": listed})
+
+
+def keep(path: Path, source: str, scene: Scene, around: Object) -> None:
+    """Write a scene and what is around it to its file, or compare it, as `record` does."""
     if _IS_RECORDING:
-        body = {
+        body = around | {
             "state": path.name.partition(".")[0],
             "source": f"{source} {_CUT}",
             "kubevirt": RUNNING["kubevirt"],
             "now": objects.format_time(datetime.now(UTC)),
             "vmi": cleaned(scene.vmi),
-            "vmims": [cleaned(one) for one in scene.vmims],
-            "pods": [cut(cleaned(one)) for one in scene.pods],
-            "kubevirt_cr": cleaned(await cluster.cr()),
-            "others": [cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)],
+            "vmims": [cleaned(vmim) for vmim in scene.vmims],
+            "pods": [cut(cleaned(pod)) for pod in scene.pods],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
@@ -100,6 +105,20 @@ async def record(
     before = Scene(kept["vmi"], kept["vmims"], kept["pods"]).outline
     differences = list(_find_differences("", before, scene.outline))
     assert not differences, "\n".join([f"{path.relative_to(RECORDED)} differs:", *differences])
+
+
+def cut_node(node: Object) -> Object:
+    """What the exporter reads of a node."""
+    name, labels = node["metadata"]["name"], objects.labels(node)
+    kept = {key: labels[key] for key in (SCHEDULABLE, "kubernetes.io/hostname") if key in labels}
+    spec = {key: node["spec"][key] for key in ("taints", "unschedulable") if key in node["spec"]}
+    status = {"conditions": node["status"]["conditions"]}
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": kept},
+        "spec": spec,
+        "status": status,
+    }
 
 
 def _outline(made: Object) -> Object:

@@ -59,7 +59,7 @@ def _measured(results: Iterable[Result]) -> Iterable[str]:
 
 
 def _recorded() -> str:
-    versions = sorted(path.name for path in RECORDED.iterdir())
+    versions = sorted({path.parent.name for path in RECORDED.glob("*/*.json")})
     states = {
         version: {path.stem for path in (RECORDED / version).glob("*.json")} for version in versions
     }

@@ -14,22 +14,22 @@ from tests.unit.engine.evacuations.test_recorded import FOLDER, RESOURCES
 
 
 WORDS: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {
-    "target_gated": (
+    "1.9.0/target_gated": (
         2000,
         ("Raise the ApplicationAwareResourceQuota", "ApplicationAwareQuotaGate"),
         ("no node can take", "Make room"),
     ),
-    "further/ended_not_finished.hotplug": (
+    "1.9.0/further/ended_not_finished.hotplug": (
         2000,
         ("HotVCPUChange: CPUs are being plugged", "Restart the VM"),
         ("Abort", "Wait"),
     ),
-    "further/ended_not_finished.deleted": (
+    "1.9.0/further/ended_not_finished.deleted": (
         2000,
         ("HotVCPUChange: CPUs are being plugged", "Restart the VM"),
         ("Abort", "Wait"),
     ),
-    "further/target_not_ready.volume": (
+    "1.9.0/further/target_not_ready.volume": (
         2000,
         (
             "PodReadyToStartContainers: its network or a volume is not ready",
@@ -38,21 +38,31 @@ WORDS: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("Read the events of the VM", "PodInitializing"),
     ),
+    "1.9.0-nodes/further/migration_stalled.source": (
+        2000,
+        ("Check virt-handler on the VM's own node n2", "spec.nodeName=n2"),
+        ("fence", "launcher's log"),
+    ),
+    "1.9.0-nodes/further/migration_stalled.target": (
+        2000,
+        ("Check the target's virt-handler, on n2", "spec.nodeName=n2"),
+        ("fence", "launcher's log"),
+    ),
 }
 """By recording: how many seconds later `explain` is asked, and what it says, and does not say."""
 
 
 def read_objects(recorded: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a recording, each with the plural of its resource."""
-    sets = [recorded["kubevirt_cr"], recorded["vmi"], *recorded["vmims"], *recorded["pods"]]
-    for value in sets:
+    moved = [recorded["vmi"], *recorded["vmims"], *recorded["pods"]]
+    for value in [recorded["kubevirt_cr"], *recorded.get("nodes", ()), *moved]:
         yield RESOURCES[value["kind"]].value, value
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_words_fit_what_was_recorded(name: str) -> None:
     """`explain` names the cause and the step of what really happened."""
-    recorded = json.loads((FOLDER / "1.9.0" / f"{name}.json").read_text(encoding="utf-8"))
+    recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     after, said, unsaid = WORDS[name]
     now = (parse_instant(recorded["now"]) or 0.0) + after
     metadata = recorded["vmi"]["metadata"]

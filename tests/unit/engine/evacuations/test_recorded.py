@@ -26,6 +26,7 @@ RESOURCES = {
     "VirtualMachineInstanceMigration": Resource.VMIMS,
     "Pod": Resource.PODS,
     "KubeVirt": Resource.KUBEVIRTS,
+    "Node": Resource.NODES,
 }
 
 FOLDER = Path(__file__).parents[3] / "data" / "recorded"
