@@ -161,7 +161,7 @@ def test_an_unschedulable_target_and_the_cancel_line(
         until_state(caller, db, "target_unschedulable")
         now = ask_evacuation(caller, "db1")
         assert "node(s) were unschedulable" in now["cause"]["message"]
-        assert now["nextStep"].startswith("Make room on another node")
+        assert now["nextStep"].startswith("Add or open a node that may run the VM")
         assert not now["leftover"]
         cluster.kubectl("uncordon", "n1")
         db.until(lambda: ask_evacuation(caller, "db1")["leftover"], "left over")
