@@ -110,6 +110,7 @@ def demo(arguments: "argparse.Namespace") -> int:
         speed=arguments.speed,
         vms=arguments.vms,
         nodes=arguments.nodes,
+        responder=settings.eviction_requests.name if arguments.eviction_requests else "",
         progress=lambda built: show_progress(built, arguments.vms),
     )
 
@@ -154,10 +155,16 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
         Address,
         AdmissionMode,
         AdmissionSettings,
+        EvictionRequestMode,
         LogSettings,
         read_settings,
     )
 
+    if arguments.eviction_requests:
+        requests = replace(
+            settings.eviction_requests, mode=EvictionRequestMode.RESPOND, cancel=True
+        )
+        settings = replace(settings, eviction_requests=requests)
     if arguments.log_level is None and settings.log.level == LogSettings().level:
         # A log line every second would hide the greeting.
         settings = replace(settings, log=replace(settings.log, level="warning"))

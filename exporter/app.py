@@ -37,6 +37,8 @@ from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.begun_cooldowns import BegunCooldowns
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.family import View
+from exporter.responder.canceller import Canceller
+from exporter.responder.writer import Responder
 from exporter.server.admission.handlers import Admission
 from exporter.server.api.handlers import Service
 from exporter.server.apps import make_metrics_app, make_query_app
@@ -50,7 +52,7 @@ from exporter.tasks import keep_running
 Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 LEASE = "kubevirt-eviction-exporter"
-"""The name of the Lease whose holder writes Events about evacuations."""
+"""The name of the Lease whose holder writes Events about evacuations, and answers Evictions."""
 LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
 
@@ -149,20 +151,17 @@ async def run(
             policy=policy,
             failures=counters.task_failures,
         )
-        if events is not None:
-            name = socket.gethostname()
-            lease = Lease(
-                api,
-                find_namespace(login),
-                LEASE,
-                identity=f"{name}_{uuid.uuid4()}",
-                rng=rng,
-                wall=clock,
-            )
-            reporter = EventWriter(
-                api, store, health, settings.stuck, events, lease, instance=name, clock=clock
-            )
-            jobs |= {"lease": lease.run, "events": reporter.run}
+        lease = Lease(
+            api,
+            find_namespace(login),
+            LEASE,
+            identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+            rng=rng,
+            wall=clock,
+        )
+        writers = _choose_writers(settings, service, api, lease, events)
+        if writers:
+            jobs |= {"lease": lease.run, **writers}
             closing.append(lease.release)
         async with _listeners(settings, service, api) as listening:
             log.info(
@@ -232,6 +231,39 @@ def build_service(
     store.subscribe(view.record_change, *NoticeKind)
     store.subscribe(lambda _: service.polls.record_change(), *NoticeKind)
     return service
+
+
+def _choose_writers(
+    settings: Settings, service: Service, api: ApiServer, lease: Lease, events: EventQueue | None
+) -> dict[str, Job]:
+    """The jobs of what is written into the cluster by the holder of the Lease."""
+    store, health, clock = service.store, service.health, service.clock
+    requests, jobs = settings.eviction_requests, dict[str, Job]()
+    if events is not None:
+        name = socket.gethostname()
+        reporter = EventWriter(
+            api, store, health, settings.stuck, events, lease, instance=name, clock=clock
+        )
+        jobs["events"] = reporter.run
+    if requests.responds:
+        responder = Responder(
+            api,
+            store,
+            health,
+            settings.policy,
+            settings.stuck,
+            requests,
+            lease,
+            longest_hold=settings.admission.max_hold,
+            clock=clock,
+            count_hold=service.count_blocked,
+            record_hold=service.counters.held_evictions.observe,
+        )
+        jobs["responder"], health.responder = responder.run, responder.status
+    if requests.cancel:
+        canceller = Canceller(api, store, health, settings.stuck, lease, clock=clock)
+        jobs["canceller"] = canceller.run
+    return jobs
 
 
 def _choose_watches(settings: Settings) -> list[Watched]:
@@ -313,7 +345,9 @@ async def _listeners(
         listener("metrics", metrics, listen.metrics, settings.tls_metrics),
     ]
     if listen.admission:
-        admission = Admission(service, settings.admission).make_app()
+        requests = settings.eviction_requests
+        responder = requests.name if requests.responds else ""
+        admission = Admission(service, settings.admission, responder=responder).make_app()
         listeners.append(listener("admission", admission, listen.admission, settings.tls_admission))
     if listen.local is not None:
         local = make_query_app(service)

@@ -29,7 +29,7 @@ from exporter.engine.store.requesters import Source
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
 MIGRATION_BUCKETS: tuple[Seconds, ...] = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 EVACUATION_BUCKETS: tuple[Seconds, ...] = (60, 300, 600, 1800, 3600, 7200, 21600)
-"""Of evacuations and of drains."""
+"""Of evacuations, of drains and of holds."""
 SERIES_KEPT_FOR: Seconds = 86_400.0
 """A node's series stays at least a day after its last increase, so `increase(...[1d])` is right."""
 TARGET_FAILED_WITHIN: Seconds = 3_600.0
@@ -181,9 +181,10 @@ class Counters:
     each of them the UIDs of the VMIs whose migration there failed, and when. `drains` counts drains
     of nodes by how they ended, `evacuations` counts evacuations by who requested them and how they
     ended. Durations are those of drains and evacuations that succeeded. `evictions` counts
-    Evictions of launcher pods by who asked and how they ended. `verdicts` counts verdicts
-    by checkpoint (None: all rules) and by whether they allow the eviction. `task_failures` counts
-    unexpected exceptions of background tasks, by the task's name.
+    Evictions of launcher pods by who asked and how they ended, and `held_evictions` has how long
+    the responder held each of them. `verdicts` counts verdicts by checkpoint (None: all rules) and
+    by whether they allow the eviction. `task_failures` counts unexpected exceptions of background
+    tasks, by the task's name.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -211,6 +212,7 @@ class Counters:
         default_factory=lambda: {source: Histogram(EVACUATION_BUCKETS) for source in Source}
     )
     evictions: Counter[tuple[RequesterKind, EvictionOutcome]] = field(default_factory=Counter)
+    held_evictions: Histogram = field(default_factory=lambda: Histogram(EVACUATION_BUCKETS))
     verdicts: Counter[tuple[Checkpoint | None, bool]] = field(default_factory=Counter)
     task_failures: Counter[str] = field(default_factory=Counter)
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)

@@ -125,18 +125,31 @@ class HistoryHealth:
 
 
 @dataclass
+class ResponderHealth:
+    """How many Evictions wait for this exporter's answer; None if another replica answers.
+
+    `trouble`: why the last answer could not be written, or "".
+    """
+
+    turns: int | None = None
+    trouble: str = ""
+
+
+@dataclass
 class Health:
     """All watches, and the ages at which their evidence becomes stale and dead.
 
     `stale_after` counts from the last contact, `dead_after` from the time at which the evidence is
-    stale. `history` is None if there is no history file. `certificates`: when the certificate of
-    each TLS listener expires.
+    stale. `history` is None if there is no history file, and `responder` is None if
+    EvictionRequests are not answered. `certificates`: when the certificate of each TLS listener
+    expires.
     """
 
     stale_after: Seconds
     dead_after: Seconds
     watched: list[Watched] = field(default_factory=list)
     history: HistoryHealth | None = None
+    responder: ResponderHealth | None = None
     certificates: dict[str, Instant] = field(default_factory=dict)
 
     def shift(self, step: Seconds) -> None:

@@ -110,6 +110,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="plugin: the descheduler asks for verdicts; webhook: the admission webhook denies its"
         " evictions; none: nothing blocks its evictions (default: plugin)",
     )
+    made.add_argument(
+        "--eviction-requests",
+        action="store_true",
+        help="the cluster has Kubernetes' EvictionRequests, and the exporter answers them",
+    )
     return parser
 
 

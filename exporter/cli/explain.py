@@ -26,7 +26,7 @@ from exporter.server.api.schemas import (
 )
 from exporter.text import write_count, write_span
 from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, describe_stuck_move
-from exporter.words.verdicts import REASONS, describe_policy
+from exporter.words.verdicts import describe_block, describe_policy
 
 
 def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
@@ -66,7 +66,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if not evacuation.stuck:
             _list_action(sheet, evacuation, vmi.as_of)
         if evacuation.cancel is not None and evacuation.cancel.command != evacuation.command:
-            sheet.rows([("to cancel it (KubeVirt 1.7, and not in post-copy), run",)])
+            sheet.rows([(f"to cancel it, run this. {evacuation.cancel.needs}",)])
             sheet.command(evacuation.cancel.command)
         others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
@@ -203,14 +203,11 @@ def _judge(vmi: VmiAnswer) -> list[Cell]:
     name = f"{vmi.namespace}/{vmi.name}"
     for verdict in (vmi.verdicts.filter, vmi.verdicts.pre_eviction):
         if verdict.reason is not None:
-            until = ""
+            until = None
             if verdict.not_before is not None:
-                until = f", until {write_release(verdict.not_before, vmi.as_of)}"
-            return [
-                name,
-                (" may not be moved now", BAD),
-                f": {REASONS[verdict.reason].held}{until}.",
-            ]
+                until = write_release(verdict.not_before, vmi.as_of)
+            why = describe_block(verdict.reason, until)
+            return [name, (" may not be moved now", BAD), f": {why}."]
     if vmi.phase in ("Succeeded", "Failed"):
         return [name, f" has ended ({vmi.phase}): there is nothing to move."]
     if vmi.evacuation is not None:

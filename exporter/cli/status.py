@@ -18,6 +18,7 @@ from exporter.server.api.schemas import (
     BlockedVmi,
     HistoryStatus,
     ResourceAnswer,
+    ResponderStatus,
     StatusAnswer,
 )
 from exporter.text import write_count, write_span
@@ -43,6 +44,7 @@ def show_status(
         [
             ("version", status.version),
             ("history", _history(status.history, status.as_of)),
+            *_list_responder(status.responder),
             *(_resource(one, status.as_of) for one in status.resources),
         ]
     )
@@ -95,6 +97,8 @@ def _warnings(status: StatusAnswer) -> list[str]:
             warnings.append(f"{one.resource}: {objects} could not be read.")
     if status.history is not None and status.history.trouble is not None:
         warnings.append(f"the history file is not written: {status.history.trouble}.")
+    if status.responder is not None and status.responder.trouble is not None:
+        warnings.append(f"EvictionRequests are not answered: {status.responder.trouble}.")
     return warnings
 
 
@@ -107,6 +111,13 @@ def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
     if one.contact_at is None:
         return [place, "synced"]
     return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
+
+
+def _list_responder(responder: ResponderStatus | None) -> list[tuple[str, str]]:
+    if responder is None:
+        return []
+    turns = "another replica" if responder.turns is None else f"this replica, {responder.turns} now"
+    return [("answers EvictionRequests", turns)]
 
 
 def _history(history: HistoryStatus | None, as_of: datetime) -> str:

@@ -88,7 +88,8 @@ users: [{{name: demo, user: {{}}}}]
 class Demo:
     """A simulated cluster: `async with Demo(clock) as demo` builds it and serves it at `demo.url`.
 
-    `run` then advances its time. `progress` is called with the number of VMs built so far.
+    `run` then advances its time. With a `responder` the cluster answers EvictionRequests, and new
+    pods have this responder. `progress` is called with the number of VMs built so far.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Demo:
         speed: float = 1.0,
         vms: int = 24,
         nodes: int = 4,
+        responder: str = "",
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._clock = clock
@@ -115,6 +117,8 @@ class Demo:
             rules=Rules(faster=SHORTENED * speed),
             pace=Pace(speed=speed, exit=Pace().exit / SHORTENED),
         )
+        if responder:
+            self.cluster.answer_requests(responder)
         self._exporter_url = ""
         self.server: SimulatedApiServer = DemoApiServer(self.cluster, lambda: self._exporter_url)
 

@@ -15,16 +15,17 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
-from exporter.demo import status
+from exporter.demo import eviction_requests, status
 from exporter.demo.lists import render_list
 from exporter.demo.objects import Object
 from exporter.demo.requests import RequestInfo, parse_request
 from exporter.demo.status import StatusError
-from exporter.demo.store import NAMESPACES, PODS, ObjectStore, encode
+from exporter.demo.store import EVICTIONS, LEASES, NAMESPACES, PODS, ObjectStore, encode
 from exporter.demo.watches import Stream
 
 
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 GZIP_FROM_BYTES = 128 * 1024
 """Shorter answers are not compressed (`responsewriters/writers.go`)."""
 
@@ -94,6 +95,11 @@ class SimulatedApiServer:
             case "get":
                 found = self.store.entry(request.resource, request.namespace, request.name)
                 return respond_json(found.body)
+            case "patch" if request.resource is EVICTIONS and http.content_type == APPLY_PATCH:
+                applied = _decode_body(await http.read())
+                namespace, name = request.namespace or "", request.name
+                made = eviction_requests.apply_status(self.store, namespace, name, applied)
+                return respond_json(encode(EVICTIONS, made))
             case "patch" if http.content_type != MERGE_PATCH:
                 message = (
                     "the body of the request was in an unknown format - accepted media types "
@@ -177,7 +183,10 @@ class SimulatedApiServer:
     def _update(self, request: RequestInfo, body: Object) -> web.Response:
         resource = request.resource
         given = _default_from_path(request, body)
-        if resource.custom and not given["metadata"].get("resourceVersion"):
+        if resource is LEASES and self.store.find(LEASES, request.namespace, request.name) is None:
+            created = self.store.create(LEASES, given)
+            return respond_json(encode(LEASES, created), 201)
+        if (resource.custom or resource is LEASES) and not given["metadata"].get("resourceVersion"):
             message = "Invalid value: 0: must be specified for an update"
             causes = [("FieldValueInvalid", "metadata.resourceVersion", message)]
             raise status.invalid(resource.group, resource.plural, request.name, causes)

@@ -15,6 +15,8 @@ class Client:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self.responder = ""
+        """The responder to EvictionRequests that a MutatingAdmissionPolicy adds to new pods."""
         # Dictionaries, not sets: their order is the same in every process.
         self._keys: dict[ApiResource, dict[str, dict[str, None]]] = {MIGRATIONS: {}, PODS: {}}
         """For each resource, and for each VMI's key: the keys of its objects."""
@@ -56,6 +58,13 @@ class Client:
         found = map(self.pod, keys)
         uid = vmi["metadata"]["uid"]
         return [pod for pod in found if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
+
+    def create_pod(self, pod: Object) -> None:
+        """Create a launcher pod."""
+        if self.responder:
+            entry = {"name": self.responder, "priority": 20_000}
+            pod = objects.changed(pod, lambda one: one["spec"].update(evictionResponders=[entry]))
+        self.store.create(PODS, pod)
 
     def delete(self, resource: ApiResource, obj: Object) -> None:
         """Delete an object."""

@@ -14,6 +14,7 @@ from exporter.demo import objects, webhooks
 from exporter.demo.actions import Action, ActionQueue
 from exporter.demo.client import Client
 from exporter.demo.controller import Rules
+from exporter.demo.eviction_requests import EvictionControllers
 from exporter.demo.kubelet import Kubelet
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fates, Pace, Plan
@@ -32,6 +33,10 @@ from exporter.demo.store import (
 from exporter.demo.virt_controller import VirtController
 from exporter.demo.virt_handler import VirtHandler
 from exporter.demo.webhooks import Eviction
+
+
+REQUESTS_EVERY = timedelta(seconds=0.2)
+"""How often the controllers of EvictionRequests look at them."""
 
 
 class Cluster:
@@ -70,6 +75,7 @@ class Cluster:
         self._virt_controller = VirtController(
             self._client, self._queue, self.fates, self.pace, self.rules
         )
+        self._requests = EvictionControllers(self.store, self.evict)
         self._observed = dict.fromkeys((VMIS, MIGRATIONS, PODS), 0)
         """Per resource: the revision up to which its changes have been noticed."""
 
@@ -107,6 +113,11 @@ class Cluster:
         self.after((first or interval).total_seconds(), again)
 
     # Callers: users, operators, the descheduler
+
+    def answer_requests(self, responder: str) -> None:
+        """Begin to answer EvictionRequests; new launcher pods get this responder."""
+        self._client.responder = responder
+        self.every(REQUESTS_EVERY, self._requests.reconcile)
 
     def set_up(self, *namespaces: str) -> None:
         """Create these namespaces, the nodes and the KubeVirt object."""

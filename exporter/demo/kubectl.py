@@ -17,7 +17,7 @@ from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_j
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
 from exporter.demo.status import ApiResource, StatusError
-from exporter.demo.store import MIGRATIONS, NODES, PODS, RESOURCES, VMIS
+from exporter.demo.store import EVICTION_REQUESTS, MIGRATIONS, NODES, PODS, RESOURCES, VMIS
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -150,19 +150,27 @@ class DemoApiServer(SimulatedApiServer):
         return objects.build_list("Pod", shown)
 
 
-_VERSION = {"groupVersion": "kubevirt.io/v1", "version": "v1"}
-KUBEVIRT = "apis/kubevirt.io/v1"
-_MIGRATION = f"/{KUBEVIRT}/namespaces/{{namespace}}/{MIGRATIONS.plural}/{{name}}"
-_PATCH = {
-    "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
-    "x-kubernetes-group-version-kind": {
-        "group": MIGRATIONS.group,
-        "version": MIGRATIONS.version,
-        "kind": MIGRATIONS.kind,
-    },
-}
-"""By this `kubectl create` knows that the server validates a migration."""
-_KUBEVIRT = {"name": "kubevirt.io", "versions": [_VERSION], "preferredVersion": _VERSION}
+_VALIDATED = (MIGRATIONS, EVICTION_REQUESTS)
+"""What `kubectl create` makes; it asks whether the server validates it."""
+_GROUPS = {f"apis/{one.api_version}": one for one in _VALIDATED}
+
+
+def _describe_group(resource: ApiResource) -> Object:
+    version = {"groupVersion": resource.api_version, "version": resource.version}
+    return {"name": resource.group, "versions": [version], "preferredVersion": version}
+
+
+def _describe_validation(resource: ApiResource) -> Object:
+    group, path = resource.group, f"/apis/{resource.api_version}/namespaces/{{namespace}}"
+    patch = {
+        "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+        "x-kubernetes-group-version-kind": {
+            "group": group,
+            "version": resource.version,
+            "kind": resource.kind,
+        },
+    }
+    return {f"{path}/{resource.plural}/{{name}}": {"patch": patch}}
 
 
 def _discover(path: list[str]) -> object:
@@ -171,21 +179,24 @@ def _discover(path: list[str]) -> object:
         case ["api"]:
             found = {"kind": "APIVersions", "versions": ["v1"]}
         case ["apis"]:
-            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_KUBEVIRT]}
+            groups = [_describe_group(one) for one in _VALIDATED]
+            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         case ["api", "v1"]:
             found = _list_resources("")
-        case ["apis", "kubevirt.io", "v1"]:
-            found = _list_resources("kubevirt.io")
+        case ["apis", _, _] if "/".join(path) in _GROUPS:
+            found = _list_resources(path[1], path[2])
         case ["openapi", "v3"]:
-            found = {"paths": {KUBEVIRT: {"serverRelativeURL": f"/openapi/v3/{KUBEVIRT}"}}}
-        case ["openapi", "v3", *_]:
-            found = {"openapi": "3.0.0", "paths": {_MIGRATION: {"patch": _PATCH}}}
+            places = {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in _GROUPS}
+            found = {"paths": places}
+        case ["openapi", "v3", *place] if "/".join(place) in _GROUPS:
+            paths = _describe_validation(_GROUPS["/".join(place)])
+            found = {"openapi": "3.0.0", "paths": paths}
         case _:
             pass
     return found
 
 
-def _list_resources(group: str) -> Object:
+def _list_resources(group: str, version: str = "v1") -> Object:
     resources = [one for one in (*RESOURCES, EVENTS, QUOTAS) if one.group == group]
     listed: list[Object] = [
         {
@@ -205,6 +216,6 @@ def _list_resources(group: str) -> Object:
             {"name": "pods/log", "singularName": "", "namespaced": True, "kind": "Pod"}
             | {"verbs": ["get"]}
         )
-    version = f"{group}/v1" if group else "v1"
     kind = {"kind": "APIResourceList", "apiVersion": "v1"}
-    return kind | {"groupVersion": version, "resources": listed}
+    place = f"{group}/{version}" if group else version
+    return kind | {"groupVersion": place, "resources": listed}

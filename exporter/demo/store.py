@@ -36,7 +36,22 @@ NAMESPACES = ApiResource("", "v1", "namespaces", "Namespace", namespaced=False, 
 NODES = ApiResource("", "v1", "nodes", "Node", namespaced=False, status=True)
 BUDGETS = ApiResource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True)
 EVICTIONS = ApiResource("lifecycle.k8s.io", "v1alpha1", "evictions", "Eviction", status=True)
-RESOURCES = (VMIS, MIGRATIONS, KUBEVIRTS, PODS, NAMESPACES, NODES, BUDGETS, EVICTIONS)
+EVICTION_REQUESTS = ApiResource(
+    "lifecycle.k8s.io", "v1alpha1", "evictionrequests", "EvictionRequest", status=True
+)
+LEASES = ApiResource("coordination.k8s.io", "v1", "leases", "Lease")
+RESOURCES = (
+    VMIS,
+    MIGRATIONS,
+    KUBEVIRTS,
+    PODS,
+    NAMESPACES,
+    NODES,
+    BUDGETS,
+    EVICTIONS,
+    EVICTION_REQUESTS,
+    LEASES,
+)
 
 NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of generated names (apimachinery `util/rand`)."""

@@ -114,7 +114,7 @@ class VirtController:
         if writes.vmi is not None and view.vmi is not None:
             self._client.write(VMIS, view.vmi, writes.vmi)
         if writes.create_pod is not None:
-            self._client.store.create(PODS, writes.create_pod)
+            self._client.create_pod(writes.create_pod)
             self._with_target[objects.key(view.migration)] = None
         for pod in writes.delete_pods:
             self._client.delete(PODS, pod)
@@ -155,7 +155,7 @@ class VirtController:
             self._take_down(vmi, pods)
             return
         if objects.phase(vmi) == "Pending" and not pods:
-            self._client.store.create(PODS, objects.build_launcher_pod(vmi))
+            self._client.create_pod(objects.build_launcher_pod(vmi))
             return
         synced = controller.sync_vmi(vmi, pods, self._queue.now)
         self._client.write(VMIS, vmi, synced)

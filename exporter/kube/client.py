@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
 import aiohttp
@@ -146,6 +147,7 @@ class ApiServer:
         self._session: _Session | None = None
         self._logging_in: asyncio.Task[None] | None = None
         self._is_first_login = True
+        self._server_ahead: Seconds = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -227,6 +229,34 @@ class ApiServer:
         """
         return await self._send("POST", path, body=body)
 
+    async def apply_status(
+        self, resource: Resource, body: Mapping[str, Any], *, manager: str
+    ) -> None:
+        """Apply the status of an object on the server (server-side apply), as `manager`.
+
+        The server deletes the fields that `manager` has applied before and that are not in `body`.
+        Raises `Conflict` if the object has another UID, or another `ApiError`.
+        """
+        place = body["metadata"]
+        await self._send(
+            "PATCH",
+            self._path_of(resource, place["namespace"], place["name"]) + "/status",
+            query={"fieldManager": manager, "force": "true"},
+            body=body,
+            content="application/apply-patch+yaml",
+        )
+
+    async def put(self, path: str, body: Mapping[str, Any]) -> None:
+        """PUT to a subresource that is an action. Raises `ApiError`."""
+        await self._send("PUT", path, body=body)
+
+    def read_server_time(self) -> Instant:
+        """The server's time by its last answer, at most two seconds late and never ahead.
+
+        Before the first answer it is that of this machine.
+        """
+        return self._clock() + self._server_ahead
+
     def _select(self, resource: Resource) -> dict[str, str]:
         """The selector of a list or watch: of pods, only virt-launchers."""
         if resource is not Resource.PODS:
@@ -249,9 +279,12 @@ class ApiServer:
         *,
         query: Mapping[str, str] = {},
         body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
         within: Seconds | None = WRITE_TIMEOUT,
     ) -> bytes:
-        async with self._open(method, path, query, body, within=within) as response:
+        async with self._open(
+            method, path, query, body, content=content, within=within
+        ) as response:
             with _translating_errors(within or self._read_timeout):
                 return await response.read()
 
@@ -299,6 +332,7 @@ class ApiServer:
         query: Mapping[str, str],
         body: Mapping[str, Any] | None = None,
         *,
+        content: str = "application/json",
         within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         session = await self._current()
@@ -312,7 +346,7 @@ class ApiServer:
                     list(query.items()),
                     {
                         "Accept": "application/json",
-                        "Content-Type": "application/json",
+                        "Content-Type": content,
                         **session.access.authorize(),
                     },
                     body=body,
@@ -322,6 +356,7 @@ class ApiServer:
                     ),
                 )
             try:
+                self._read_date(response)
                 if response.status not in (200, 201):
                     raise await _failure(response)
                 yield response
@@ -337,6 +372,12 @@ class ApiServer:
         finally:
             session.users -= 1
             await self._close_unused(session)
+
+    def _read_date(self, response: aiohttp.ClientResponse) -> None:
+        """Compare our clock with the server's: `Date` has whole seconds, and is from before now."""
+        with suppress(ValueError):
+            date = parsedate_to_datetime(response.headers.get("Date", ""))
+            self._server_ahead = date.timestamp() - self._clock()
 
     async def _current(self) -> _Session:
         """The session. If there is none, all callers wait for the same login.

@@ -468,6 +468,13 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
         labels=("requester_kind", "outcome"),
         read=read_ended_evictions,
     ),
+    HistogramFamily(
+        name="kubevirt_eviction_exporter_eviction_request_hold_seconds",
+        help="How long the responder held the Evictions that it does not hold any more.",
+        read=lambda view: (
+            [] if view.health.responder is None else [((), view.counters.held_evictions)]
+        ),
+    ),
 )
 FAMILIES: tuple[Family, ...] = (
     BLOCKS,

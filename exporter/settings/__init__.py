@@ -35,6 +35,7 @@ from exporter.settings.values import (
     parse_one_of,
     parse_positive_duration,
     parse_prefix,
+    parse_responder,
     parse_runbook_link,
     parse_socket,
     parse_timeout,
@@ -204,6 +205,7 @@ class EvictionRequestMode(StrEnum):
 
     OFF = "off"
     OBSERVE = "observe"
+    RESPOND = "respond"
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,22 @@ class EvictionRequestSettings:
     """The Evictions of lifecycle.k8s.io.
 
     Without a `mode` they are observed where the API server serves them and the exporter may read
-    them. `deschedulers`: the requesters who count as a descheduler.
+    them. `deschedulers`: the requesters who count as a descheduler. In the mode `respond` they are
+    answered where a pod names the responder `name`; with `evict` the exporter asks for the eviction
+    itself after a hold, and otherwise Kubernetes does. `cancel`: cancel KubeVirt's evacuation when
+    its requesters have withdrawn.
     """
 
     mode: Annotated[EvictionRequestMode | None, partial(parse_member, EvictionRequestMode)] = None
     deschedulers: Names = ()
+    name: Annotated[str, parse_responder] = "kubevirt-eviction-exporter.io/cooldown"
+    evict: bool = True
+    cancel: bool = False
+
+    @property
+    def responds(self) -> bool:
+        """Whether EvictionRequests are answered."""
+        return self.mode is EvictionRequestMode.RESPOND
 
 
 @dataclass(frozen=True)
@@ -309,6 +322,7 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
     root.close()
     _check_exposure(root, settings)
     _check_admission(root, settings, remarks)
+    _check_eviction_requests(root, settings)
     if faults:
         raise InvalidSettings(faults)
     return replace(settings, remarks=tuple(remarks))
@@ -397,6 +411,15 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
         for group in admission.groups
         if group in _GROUPS_OF_PEOPLE
     ]
+
+
+def _check_eviction_requests(root: Section, settings: Settings) -> None:
+    requests = settings.eviction_requests
+    if requests.cancel and requests.mode is EvictionRequestMode.OFF:
+        root.report(
+            "evictionRequests.cancel",
+            "with the mode off nobody sees who withdraws: expected observe or respond",
+        )
 
 
 def _read_tls(section: Section, versions: TlsVersions) -> Tls:

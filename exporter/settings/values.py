@@ -244,6 +244,17 @@ def parse_domain(value: object) -> str:
     return value
 
 
+def parse_responder(value: object) -> str:
+    """The name of a responder; Kubernetes keeps those under k8s.io for itself."""
+    domain, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    is_valid = slash and _DOMAIN.fullmatch(domain) and re.fullmatch("[A-Za-z0-9._-]{1,63}", name)
+    if not is_valid or f".{domain}".endswith((".k8s.io", ".kubernetes.io")):
+        raise ValueError(
+            f"expected a name with a domain of its own, such as example.com/hold, got {value!r}"
+        )
+    return str(value)
+
+
 def parse_prefix(value: object) -> str:
     """The beginning of the names of kinds."""
     if not isinstance(value, str) or not _PREFIX.fullmatch(value):

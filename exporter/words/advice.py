@@ -26,6 +26,7 @@ from exporter.engine.facts.model import Pod, Why
 from exporter.engine.facts.states import State
 from exporter.words.commands import (
     ATTEMPTS,
+    CANCEL,
     CONTROLLER_LOG,
     DESCRIBE_PODS,
     EVENTS,
@@ -70,7 +71,12 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     Obstacle.LEFTOVER: Action(
         "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, but"
         " KubeVirt still tries to migrate the VM.",
-        "{cancel}",
+        CANCEL,
+    ),
+    Obstacle.WITHDRAWN: Action(
+        "Cancel the evacuation: {withdrawn} asked for it by an EvictionRequest, and nobody asks any"
+        " more, but KubeVirt still tries to migrate the VM.",
+        CANCEL,
     ),
     Obstacle.TAINT_LEFT: Action(
         "Remove the taint {taint} from {node} if nobody drains it any more: the node is schedulable"
@@ -244,6 +250,8 @@ def advise(
     failing = find_failing_target(evidence) if obstacle in OF_AN_ATTEMPT else None
     node, failures = failing or ("", 0)
     sentence = action.sentence if failing is None else f"{action.sentence[:-1]}; {_FAILING_TARGET}"
+    if action.command == CANCEL:
+        sentence += " {needs}"
     sentence, command = write_action(
         Action(sentence, action.command),
         evidence,
@@ -252,6 +260,8 @@ def advise(
         cause=cause,
         failing=node,
         failures=failures,
+        needs=describe_cancel(evidence),
+        withdrawn=" and ".join(diagnosis.withdrawn) if isinstance(diagnosis, Diagnosis) else "",
     )
     return Advice(sentence, command, _find_runbook(action, diagnosis), cause)
 
@@ -380,6 +390,27 @@ def write_cancel(namespace: str, name: str, node: str) -> str:
     body = msgspec.json.encode({"evacuationNodeName": node}).decode()
     path = write_cancel_path(namespace, name)
     return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
+
+
+def describe_cancel(evidence: Evidence) -> str:
+    """What has to be done before an evacuation can be cancelled, and what that needs.
+
+    The API server checks the first permission, and virt-api the second. KubeVirt's own roles have
+    only the second.
+    """
+    eviction = evidence.eviction
+    askers = () if eviction is None else eviction.askers
+    first = (
+        f"First withdraw the EvictionRequest of {' and '.join(askers)}, or Kubernetes asks KubeVirt"
+        " again. "
+        if askers
+        else ""
+    )
+    return (
+        f"{first}It needs KubeVirt 1.7, and the permission to update"
+        " virtualmachineinstances/evacuate and virtualmachineinstances/evacuate/cancel of"
+        " subresources.kubevirt.io. Never cancel in post-copy, because that kills the VM."
+    )
 
 
 def write_cancel_path(namespace: str, name: str) -> str:

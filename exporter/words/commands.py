@@ -23,7 +23,8 @@ class Action(Struct, frozen=True):
     resources that are not seen), `{target}` (the target pod's node), `{limit}` (the limit of
     migrations that is reached, and who uses it), `{setting}` (its name), `{copied}` (what a
     migration copies), `{gate}` (the scheduling gate), `{handlers}` (the nodes without virt-handler)
-    and `{refusals}` (why other nodes cannot take the VM).
+    `{refusals}` (why other nodes cannot take the VM) and `{withdrawn}` (who does not ask for its
+    eviction any more).
     """
 
     sentence: str
@@ -31,6 +32,7 @@ class Action(Struct, frozen=True):
     runbook: str = STUCK_RUNBOOK
 
 
+CANCEL = "{cancel}"
 VMI = "kubectl -n {namespace} get virtualmachineinstance {name}"
 ATTEMPTS = (
     "kubectl -n {namespace} get virtualmachineinstancemigrations -l kubevirt.io/vmi-name={name}"

@@ -276,7 +276,7 @@ EVACUATION_ENDS = {
 """When an evacuation ends in this way."""
 BY_TAINT = "the drain taint of the node"
 """How an evacuation was requested that nobody's eviction began."""
-LEFT_OVER = "its node is schedulable again, so its drain is over"
+LEFT_OVER = "nobody asks for it any more: its node is schedulable, and no EvictionRequest is left"
 DIVERGED = "the descheduler considers it over, KubeVirt does not"
 
 

@@ -67,6 +67,11 @@ REASONS = {
 }
 
 
+def describe_block(reason: Reason, until: str | None) -> str:
+    """Why a VM may not be moved now, and until when, if that is known."""
+    return REASONS[reason].held + ("" if until is None else f", until {until}")
+
+
 def describe_policy(policy: PolicyValues, write: Callable[[Seconds], str]) -> str:
     """The cooldown that a policy sets; `write` writes a duration."""
     parts = []

@@ -133,6 +133,12 @@ def _is_left_over(doubt: Doubt) -> bool:
     return diagnosis.given_up and may_cancel(doubt.evidence)
 
 
+def _is_withdrawn(doubt: Doubt) -> bool:
+    diagnosis = doubt.diagnosis
+    has_withdrawn = isinstance(diagnosis, Diagnosis) and bool(diagnosis.withdrawn)
+    return has_withdrawn and _is_left_over(doubt)
+
+
 def _is_taint_left(doubt: Doubt) -> bool:
     found = doubt.diagnosis
     return isinstance(found, Diagnosis) and found.leftover and found.tainted
@@ -337,6 +343,7 @@ WAITING = frozenset({State.MULTIPLE_ACTIVE_PODS, State.CAPACITY})
 _TIMEOUTS = (EndReason.TIMEOUT_PROGRESS, EndReason.TIMEOUT_COMPLETION)
 STEPS: tuple[tuple[_Test, State | Obstacle | None], ...] = (
     (_is_taint_left, Obstacle.TAINT_LEFT),
+    (_is_withdrawn, Obstacle.WITHDRAWN),
     (_is_left_over, Obstacle.LEFTOVER),
     (_is(State.SHUTTING_DOWN), None),
     (_is_cut_off, Obstacle.SOURCE_SILENT),

@@ -43,7 +43,12 @@ from exporter.engine.facts.states import State
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import DrainPart, find_part
 from exporter.engine.store.nodes import NodeIndex
-from exporter.engine.store.requesters import SAME_REQUEST, Source, find_source
+from exporter.engine.store.requesters import (
+    SAME_REQUEST,
+    Source,
+    find_source,
+    find_withdrawn,
+)
 
 
 DIVERGED_AFTER: Seconds = 120.0
@@ -77,7 +82,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     refuses to cancel it. `failed_attempts` is a lower bound: KubeVirt may have deleted failed VMIMs
     before the exporter started. `backoff` is None if there is none, or if it is unknown. `due_at`
     is when the age of the evacuation makes it stuck; None means never. `part`: which drain of its
-    node it belongs to. `given_up`: it is a leftover, and an exporter saw how its drain ended.
+    node it belongs to. `given_up`: it is a leftover, and an exporter saw how its drain ended, or
+    that its requesters withdrew. `withdrawn`: who asked by EvictionRequests, if all have withdrawn.
     `missing` are the resources without which the state is unknown; `is_quiet`: they are visible,
     but have not been read since the VMI changed. `overdue`: the VM's memory has been copied for
     longer than KubeVirt allows. `last_seen` is set while the VMI's data are too old.
@@ -93,6 +99,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     backoff: Backoff | None
     part: DrainPart
     given_up: bool
+    withdrawn: tuple[str, ...]
     diverged: bool
     attempt: Vmim | None
     through: RequestedThrough
@@ -137,7 +144,8 @@ def diagnose(
     state, attempt = found.state, found.attempt
     by_taint = marker.through is RequestedThrough.TAINT
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
-    part = find_part(evidence.vmi, marker, source, nodes, drain_taint)
+    withdrawn = find_withdrawn(marker, seen.eviction)
+    part = find_part(evidence.vmi, marker, source, nodes, drain_taint, is_withdrawn=bool(withdrawn))
     launcher, lacking_since = evidence.launcher, marker.lacking_since
     failed = marker.failed_since_request()
     due = _find_due(evidence, marker, attempt, stuck, state=state, load=load)
@@ -155,7 +163,8 @@ def diagnose(
         failed_attempts=failed,
         backoff=found.backoff,
         part=part,
-        given_up=part is DrainPart.LEFT_OVER and marker.was_drained,
+        given_up=part is DrainPart.LEFT_OVER and (marker.was_drained or bool(withdrawn)),
+        withdrawn=withdrawn,
         diverged=launcher is not None
         and not launcher.eviction_in_progress
         and lacking_since is not None

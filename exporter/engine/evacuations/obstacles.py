@@ -7,6 +7,7 @@ class Obstacle(StrEnum):
     """What keeps a VM from moving, where its state alone does not say what to do."""
 
     LEFTOVER = "leftover"
+    WITHDRAWN = "withdrawn"
     TAINT_LEFT = "taint_left"
     SOURCE_SILENT = "source_silent"
     HOTPLUG_HANGS = "hotplug_hangs"

@@ -326,6 +326,24 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         mine = (pod for pod in self.pods if pod.migration_uid == attempt.uid and not pod.finished)
         return next(mine, None)
 
+    def is_target(self, pod: Pod) -> bool:
+        """Whether a pod is the target of the VMI's unfinished migration.
+
+        KubeVirt refuses its eviction, and moves the VM away again as soon as it has arrived. If the
+        VMI is evacuating, it would answer as if the pod were the source pod, and a descheduler
+        would wait ten minutes for the target pod.
+        """
+        state, vmim = self.vmi.migration, self.unfinished()
+        if pod.finished or pod.node == self.vmi.node:
+            return False
+        # Once the VM runs on the target's node, the pod on the old node is the source.
+        if state is not None and state.running and pod.node and pod.node == state.source_node:
+            return False
+        present = {vmim.uid} if vmim is not None else set()
+        if state is not None and state.running:
+            present.add(state.uid)
+        return bool(present) and (not pod.migration_uid or pod.migration_uid in present)
+
     def newest_failures(self) -> list[Vmim]:
         """The failed VMIMs that are newer than the last successful one, newest first.
 

@@ -429,10 +429,12 @@ class EvictionRequester(Struct, frozen=True, gc=False):
 class Eviction(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One Eviction of lifecycle.k8s.io: the EvictionRequests for one pod, and their responders.
 
-    `responder` is the one whose turn it is, or was last, in the `state` that the controller wrote;
-    `message` is what it says, and `expected_at` when it expects to be done. `failed` is the reason
-    of the condition Failed if it is true. `evicted`: the pod is gone. `by_descheduler`: one of the
-    requesters is a descheduler, according to the settings.
+    `responders` are the names of all. `responder` is the one whose turn it is, or was last, in the
+    `state` that the controller wrote; its turn began at `started_at`, and it last wrote at
+    `heartbeat_at`. `message` is what it says, and `expected_at` when it expects to be done.
+    `failed` is the reason of the condition Failed if it is true, and `failed_at` since when it is.
+    `evicted`: the pod is gone. `by_descheduler`: one of the requesters is a descheduler, according
+    to the settings.
     """
 
     namespace: str
@@ -442,12 +444,16 @@ class Eviction(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     pod_uid: str
     created: Instant | None = None
     requesters: tuple[EvictionRequester, ...] = ()
+    responders: tuple[str, ...] = ()
     responder: str = ""
     state: str = ""
+    started_at: Instant | None = None
+    heartbeat_at: Instant | None = None
     message: str = ""
     expected_at: Instant | None = None
     evicted: bool = False
     failed: str = ""
+    failed_at: Instant | None = None
     by_descheduler: bool = False
 
     @property
@@ -465,6 +471,10 @@ class Eviction(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     def is_withdrawn(self) -> bool:
         """Whether it ended because nobody asks any more."""
         return self.failed == "CanceledDueToNoRequesters"
+
+    def is_turn_of(self, responder: str) -> bool:
+        """Whether this responder has to act now."""
+        return self.is_open and self.responder == responder and self.state == "Active"
 
 
 Fact: TypeAlias = Vmi | Vmim | Pod | KubeVirtSettings | Node | Budget | Eviction

@@ -1,7 +1,7 @@
 """Index of Evictions: who asks by EvictionRequests that a pod leaves."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -30,6 +30,8 @@ class RequesterKind(StrEnum):
 class EvictionIndex:
     """All Evictions by name, and by the UID of their pod.
 
+    Of a pod that is there, the last one that was withdrawn is kept after its deletion: Kubernetes
+    deletes an Eviction with its last EvictionRequest, but KubeVirt goes on moving the VM.
     `pods` are all launcher pods, and `deschedulers` the requesters who count as a descheduler.
     `record_end` is called once for each Eviction of a launcher pod that has ended.
     """
@@ -39,12 +41,17 @@ class EvictionIndex:
         self._deschedulers = frozenset(deschedulers)
         self._evictions: dict[Key, Eviction] = {}
         self._by_pod = defaultdict[str, dict[Key, Eviction]](dict)
+        self._deleted: dict[str, Eviction] = {}
+        """The withdrawn Eviction of a pod after its deletion, by the pod's UID."""
         self._launchers: set[str] = set()
         """The UIDs of the launcher pods among those in `_by_pod`."""
         self.record_end: Callable[[RequesterKind, EvictionOutcome], None] = lambda *_: None
 
     def __len__(self) -> int:
         return len(self._evictions)
+
+    def __bool__(self) -> bool:
+        return bool(self._evictions or self._deleted)
 
     def keys(self) -> Iterable[Key]:
         """The namespace and name of each."""
@@ -80,7 +87,16 @@ class EvictionIndex:
             if not self._by_pod[known.pod_uid]:
                 del self._by_pod[known.pod_uid]
                 self._launchers.discard(known.pod_uid)
+            self._keep_withdrawn(known)
         return known
+
+    def _keep_withdrawn(self, eviction: Eviction) -> None:
+        pods = map(self._pods.get, map(_locate_pod, self._deleted.values()))
+        uids = {pod.uid for pod in pods if pod is not None}
+        self._deleted = {uid: kept for uid, kept in self._deleted.items() if uid in uids}
+        pod = self._pods.get(_locate_pod(eviction))
+        if pod is not None and pod.uid == eviction.pod_uid and eviction.is_withdrawn:
+            self._deleted[pod.uid] = eviction
 
     def record_pod(self, pod: Pod) -> None:
         """Note a launcher pod, which may have Evictions."""
@@ -93,10 +109,24 @@ class EvictionIndex:
             eviction
             for pod in pods
             if not pod.finished
-            for eviction in self._by_pod.get(pod.uid, {}).values()
+            for eviction in self._of_pod(pod)
             if not eviction.evicted
         )
         return max(found, default=None, key=lambda one: (one.is_open, one.created or 0.0, one.name))
+
+    def list_turns(self, responder: str) -> list[Eviction]:
+        """The Evictions of launcher pods in which this responder has to act now."""
+        return [
+            eviction
+            for uid in self._launchers
+            for eviction in self._by_pod[uid].values()
+            if eviction.is_turn_of(responder)
+        ]
+
+    def _of_pod(self, pod: Pod) -> Iterator[Eviction]:
+        yield from self._by_pod.get(pod.uid, {}).values()
+        if pod.uid in self._deleted:
+            yield self._deleted[pod.uid]
 
     def count_states(self) -> Counter[str]:
         """How many Evictions of launcher pods have not ended, by the state of their responder."""
@@ -120,3 +150,7 @@ class EvictionIndex:
         is_other = self._deschedulers.isdisjoint(names)
         kind = RequesterKind.OTHER if is_other else RequesterKind.DESCHEDULER
         self.record_end(kind, outcome)
+
+
+def _locate_pod(eviction: Eviction) -> Key:
+    return (eviction.namespace, eviction.pod)

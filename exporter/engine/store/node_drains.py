@@ -60,18 +60,26 @@ class DrainPart(Enum):
 
 
 def find_part(
-    vmi: Vmi, marker: Marker, source: Source, nodes: NodeIndex | None, taint: str
+    vmi: Vmi,
+    marker: Marker,
+    source: Source,
+    nodes: NodeIndex | None,
+    taint: str,
+    *,
+    is_withdrawn: bool,
 ) -> DrainPart:
     """Which drain an evacuation belongs to; `nodes` is None if nodes cannot be read.
 
     `taint` is the key of the drain taint. If an eviction is older than our first list of nodes, it
     is unknown whether its node was cordoned then. From an open node it is left over if it is known
     not to be the descheduler's, or if the node has the taint: whoever drains by evictions cordons
-    the node first.
+    the node first. `is_withdrawn`: whoever asked for it by EvictionRequests has withdrawn.
     """
     if vmi.node != marker.node:
         return DrainPart.NONE
     is_closed = nodes is not None and nodes.is_closed(marker.node, taint)
+    if is_withdrawn and nodes is not None and not is_closed:
+        return DrainPart.LEFT_OVER
     if nodes is not None and source is not Source.DESCHEDULER:
         is_tainted = nodes.find_taint(marker.node, taint) is not None
         is_older = nodes.known_since is not None and marker.requested_at <= nodes.known_since

@@ -94,6 +94,21 @@ def find_source(
     return Source.DESCHEDULER if vmi.evicted_by_descheduler else Source.UNKNOWN
 
 
+def find_withdrawn(marker: Marker, eviction: Eviction | None) -> tuple[str, ...]:
+    """Who asked for an evacuation by EvictionRequests, if all of them have withdrawn.
+
+    KubeVirt must have marked the VMI while they asked, or else somebody else has asked too.
+    """
+    if marker.through is RequestedThrough.TAINT or eviction is None or not eviction.is_withdrawn:
+        return ()
+    if eviction.created is None or eviction.failed_at is None:
+        return ()
+    asked, withdrew = eviction.created - SAME_REQUEST, eviction.failed_at + SAME_REQUEST
+    if not asked <= marker.requested_at <= withdrew:
+        return ()
+    return tuple(requester.name for requester in eviction.requesters)
+
+
 def find_trigger(vmim: Vmim, vmi: Vmi | None) -> Trigger:
     """Why a VMIM was created; a hotplug is known by its VMI, while the VMIM has not ended."""
     is_update = vmim.trigger is Trigger.WORKLOAD_UPDATE and not vmim.finished

@@ -26,7 +26,7 @@ from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
 from exporter.engine.store.node_drains import DrainEnd, DrainPart, NodeDrains, find_part
 from exporter.engine.store.nodes import NodeIndex
-from exporter.engine.store.requesters import Requesters, find_source
+from exporter.engine.store.requesters import Requesters, find_source, find_withdrawn
 from exporter.engine.store.vmi_record import VmiIndex, VmiRecord
 
 
@@ -135,7 +135,14 @@ class EvacuationTracker:
             return
         eviction = self._evictions.find(self._launchers.of(vmi)) if self._evictions else None
         record.source = find_source(vmi, self._vmims.owned_by(vmi), marker, eviction)
-        part = find_part(vmi, marker, record.source, self._nodes, self.kubevirt.drain_taint)
+        part = find_part(
+            vmi,
+            marker,
+            record.source,
+            self._nodes,
+            self.kubevirt.drain_taint,
+            is_withdrawn=bool(find_withdrawn(marker, eviction)),
+        )
         if part is DrainPart.OF_CLOSED:
             marker.was_drained = True
         self.drains.ask(vmi.node, vmi.uid, marker.requested_at, is_drained=part.is_drained)

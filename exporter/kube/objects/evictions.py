@@ -15,6 +15,8 @@ from exporter.text import MESSAGE_LIMIT, clean
 
 REQUESTERS_KEPT = 16
 """Of so many requesters the names are kept; nobody reads more."""
+RESPONDERS_KEPT = 12
+"""A pod has at most 10 responders of its own, and Kubernetes adds one."""
 _HAS_BEGUN = ("Active", "Completed", "Interrupted", "Canceled")
 
 
@@ -44,10 +46,18 @@ def read_eviction(found: wire.EvictionObject) -> Eviction | str:
         ),
         responder=intern(clean(turn.name or "", NAME_LIMIT)),
         state=intern(clean(turn.state or "", NAME_LIMIT)),
+        responders=tuple(
+            intern(clean(one.name, NAME_LIMIT))
+            for one in (status.targetResponders or ())[:RESPONDERS_KEPT]
+            if one.name
+        ),
+        started_at=parse_instant(entry.startTime),
+        heartbeat_at=parse_instant(entry.heartbeatTime),
         message=clean(text_of(entry.message), MESSAGE_LIMIT),
         expected_at=parse_instant(entry.expectedCompletionTime),
         evicted="TargetEvicted" in conditions,
         failed="" if failed is None else intern(clean(text_of(failed.reason) or "Failed")),
+        failed_at=None if failed is None else parse_instant(failed.lastTransitionTime),
     )
 
 

@@ -38,6 +38,11 @@ def _parse_instant(text: str) -> Instant | None:
     return instant if FIRST_INSTANT <= instant <= LAST_INSTANT else None
 
 
+def write_time(instant: Instant) -> str:
+    """Format Unix seconds as a Kubernetes Time, which has whole seconds."""
+    return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def write_micro_time(instant: Instant) -> str:
     """Format Unix seconds as a Kubernetes MicroTime."""
     return datetime.fromtimestamp(instant, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

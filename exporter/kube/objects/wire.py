@@ -334,6 +334,8 @@ class TargetResponder(Struct, gc=False):
 
 class Responder(Struct, gc=False):
     name: str | None = None
+    startTime: Any = None
+    heartbeatTime: Any = None
     message: Any = None
     expectedCompletionTime: Any = None
 
@@ -342,6 +344,7 @@ class EvictionCondition(Struct, gc=False):
     type: str | None = None
     status: str | None = None
     reason: Any = None
+    lastTransitionTime: Any = None
 
 
 class EvictionStatus(Struct, gc=False):

@@ -50,8 +50,11 @@ log = structlog.stdlib.get_logger()
 class Admission:
     """Answers admission reviews from the same store and rules as the query API."""
 
-    def __init__(self, service: Service, settings: AdmissionSettings) -> None:
+    def __init__(
+        self, service: Service, settings: AdmissionSettings, *, responder: str = ""
+    ) -> None:
         self._service = service
+        self._responder = responder
         self._settings = settings
         self._limits = replace(
             service.limits, body_bytes=min(service.limits.body_bytes, REVIEW_BYTES)
@@ -98,6 +101,7 @@ class Admission:
                 view=service.view,
                 health=service.health,
                 now=now,
+                responder=self._responder,
             )
             evidence, longest = judgement.evidence, self._settings.max_hold
             if judgement.outcome is ReviewOutcome.DENIED and evidence is not None and longest > 0:

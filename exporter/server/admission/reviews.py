@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from exporter.counters import ReviewOutcome
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Instant, Pod, Resource, Seconds
+from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.view import VerdictView
@@ -38,6 +38,8 @@ NAME = "kubevirt-eviction-exporter"
 API_VERSION = "admission.k8s.io/v1"
 OLD_API_VERSION = "admission.k8s.io/v1beta1"
 AUDIT_ANNOTATION = "would-deny"
+KUBERNETES_EVICTOR = "system:serviceaccount:kube-system:imperative-eviction-responder-controller"
+"""Kubernetes' own responder to EvictionRequests, which comes last."""
 LONGEST_USER = 256
 """Longer user names are cut."""
 _DAY: Seconds = 86_400.0
@@ -138,8 +140,12 @@ def judge(
     view: VerdictView,
     health: Health,
     now: Instant,
+    responder: str = "",
 ) -> Judgement:
-    """Judge a review at `now`, without regard to `admission.maxHold`."""
+    """Judge a review at `now`, without regard to `admission.maxHold`.
+
+    `responder` is the name under which the exporter answers EvictionRequests; "": it does not.
+    """
     if review.user not in admission.users and not set(admission.groups) & set(review.groups):
         return Judgement(outcome=ReviewOutcome.UNLISTED_USER)
     trust = health.read_trust(now)
@@ -154,12 +160,15 @@ def judge(
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
     pod, _ = found
     evidence, verdict = entry.evidence, entry.verdict(None)
-    if _is_target(pod, evidence.believed_at(now)):
+    if evidence.believed_at(now).is_target(pod):
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)
     elif evidence.vmi.evacuation_node or evidence.marker is not None:
         return Judgement(outcome=ReviewOutcome.EVACUATING, evidence=evidence)
-    # A finished pod, such as the source of an ended migration, runs no VM that could be moved.
-    if verdict.allowed or pod.finished:
+    # An EvictionRequest that the responder has held is not held again. A finished pod, such as the
+    # source of an ended migration, runs no VM that could be moved.
+    eviction = store.evictions.find((pod,)) if review.user == KUBERNETES_EVICTOR else None
+    was_held = eviction is not None and responder in eviction.responders
+    if verdict.allowed or was_held or pod.finished:
         return Judgement(outcome=ReviewOutcome.ALLOWED)
     enforced = admission.mode is AdmissionMode.ENFORCE
     return Judgement(
@@ -167,24 +176,6 @@ def judge(
         evidence=evidence,
         verdict=verdict,
     )
-
-
-def _is_target(pod: Pod, evidence: Evidence) -> bool:
-    """Whether a pod is the target of the VMI's unfinished migration.
-
-    If the VMI is evacuating, KubeVirt would answer an eviction of the target pod as if it were the
-    source pod. A descheduler would then wait ten minutes for the target pod.
-    """
-    state, vmim = evidence.vmi.migration, evidence.unfinished()
-    if pod.finished or pod.node == evidence.vmi.node:
-        return False
-    # Once the VM runs on the target's node, the pod on the old node is the source.
-    if state is not None and state.running and pod.node and pod.node == state.source_node:
-        return False
-    present = {vmim.uid} if vmim is not None else set()
-    if state is not None and state.running:
-        present.add(state.uid)
-    return bool(present) and (not pod.migration_uid or pod.migration_uid in present)
 
 
 def write_answer(

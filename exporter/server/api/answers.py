@@ -40,6 +40,7 @@ from exporter.server.api.evacuation_schemas import (
 from exporter.server.api.schemas import (
     HistoryStatus,
     ResourceAnswer,
+    ResponderStatus,
     StatusAnswer,
     VerdictAnswer,
     VmiCounts,
@@ -50,6 +51,7 @@ from exporter.words.advice import (
     Advice,
     advise,
     advise_outlook,
+    describe_cancel,
     write_action,
     write_cancel,
     write_cancel_path,
@@ -303,6 +305,11 @@ def describe_status(
             vmis=history.vmis,
             trouble=history.trouble or None,
         ),
+        responder=None
+        if health.responder is None
+        else ResponderStatus(
+            turns=health.responder.turns, trouble=health.responder.trouble or None
+        ),
         vmis=None
         if not health.ready
         else VmiCounts(
@@ -343,6 +350,7 @@ def write_evacuation(
             # KubeVirt compares the body with the VMI (`pkg/virt-api/rest/evacuate_cancel.go`).
             body={"evacuationNodeName": diagnosis.node},
             command=write_cancel(vmi.namespace, vmi.name, diagnosis.node),
+            needs=describe_cancel(evidence),
         )
         # KubeVirt refuses to cancel while the node has the taint (`validateEvacuationNode`).
         if may_cancel(evidence) and not diagnosis.tainted

@@ -48,6 +48,8 @@ class CancelAnswer(Struct, rename="camel", kw_only=True):
     """the JSON body; evacuationNodeName must be the value in the VMI's status"""
     command: str
     """the same request as a shell command with kubectl"""
+    needs: str
+    """what has to be done and permitted before that, in a sentence"""
 
 
 class WhyAnswer(Struct, rename="camel", kw_only=True):

@@ -328,6 +328,15 @@ class HistoryStatus(Struct, rename="camel", kw_only=True):
     """why the last write failed"""
 
 
+class ResponderStatus(Struct, rename="camel", kw_only=True):
+    """How EvictionRequests are answered."""
+
+    turns: int | None
+    """how many Evictions wait for an answer of the exporter; null: another replica answers"""
+    trouble: str | None
+    """why the last answer could not be written"""
+
+
 class VmiCounts(Struct, rename="camel", kw_only=True):
     """How many VMIs there are, how many are blocked, and what drains would do to them."""
 
@@ -357,5 +366,7 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     blind_spots: BlindSpots
     history: HistoryStatus | None
     """the history file; null: there is none"""
+    responder: ResponderStatus | None
+    """null: EvictionRequests are not answered"""
     vmis: VmiCounts | None
     """null until the exporter is ready"""

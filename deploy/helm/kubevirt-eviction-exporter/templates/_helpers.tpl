@@ -60,6 +60,11 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* What the exporter does with EvictionRequests: "" for nothing, else observe or respond. */}}
+{{- define "requests" -}}
+{{- ((include "config" . | fromYaml).evictionRequests | default dict).mode | default "" | trimPrefix "off" }}
+{{- end }}
+
 {{- define "variant" -}}
 {{- if .Values.admission.enabled }}admission{{ else if .Values.tls.enabled }}{{ .Values.mode }}{{ else }}plain{{ end }}
 {{- end }}
@@ -72,6 +77,9 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- if .Values.events.enabled }}
 {{- $_ := set $config "events" true }}
+{{- end }}
+{{- if .Values.evictionRequests.mode }}
+{{- $_ := set $config "evictionRequests" .Values.evictionRequests }}
 {{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml }}
 {{- end }}
