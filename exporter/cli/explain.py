@@ -65,9 +65,10 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.rows(_evacuation(evacuation, vmi.as_of))
         if not evacuation.stuck:
             _list_action(sheet, evacuation, vmi.as_of)
-        if evacuation.cancel is not None and evacuation.cancel.command != evacuation.command:
-            sheet.rows([(f"to cancel it, run this. {evacuation.cancel.needs}",)])
-            sheet.command(evacuation.cancel.command)
+        if evacuation.cancel is not None:
+            sheet.rows([("to cancel it", evacuation.cancel.needs)])
+            if evacuation.cancel.command != evacuation.command:
+                sheet.command(evacuation.cancel.command)
         others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")

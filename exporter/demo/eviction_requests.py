@@ -74,7 +74,7 @@ class EvictionControllers:
         pod = self._store.find(PODS, namespace, target["name"])
         if pod is None or pod["metadata"]["uid"] != target["uid"]:
             return
-        own = [{"name": EVICTOR, "priority": EVICTOR_PRIORITY, "state": "Inactive"}]
+        own: list[Object] = [{"name": EVICTOR, "priority": EVICTOR_PRIORITY, "state": "Inactive"}]
         own += [{**one, "state": "Inactive"} for one in pod["spec"].get("evictionResponders", [])]
         made = self._store.create(
             EVICTIONS,

@@ -26,7 +26,6 @@ from exporter.engine.facts.model import Pod, Why
 from exporter.engine.facts.states import State
 from exporter.words.commands import (
     ATTEMPTS,
-    CANCEL,
     CONTROLLER_LOG,
     DESCRIBE_PODS,
     EVENTS,
@@ -71,12 +70,12 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
     Obstacle.LEFTOVER: Action(
         "Cancel the evacuation if nobody drains {node} any more: the node is schedulable again, but"
         " KubeVirt still tries to migrate the VM.",
-        CANCEL,
+        "{cancel}",
     ),
     Obstacle.WITHDRAWN: Action(
         "Cancel the evacuation: {withdrawn} asked for it by an EvictionRequest, and nobody asks any"
         " more, but KubeVirt still tries to migrate the VM.",
-        CANCEL,
+        "{cancel}",
     ),
     Obstacle.TAINT_LEFT: Action(
         "Remove the taint {taint} from {node} if nobody drains it any more: the node is schedulable"
@@ -250,8 +249,6 @@ def advise(
     failing = find_failing_target(evidence) if obstacle in OF_AN_ATTEMPT else None
     node, failures = failing or ("", 0)
     sentence = action.sentence if failing is None else f"{action.sentence[:-1]}; {_FAILING_TARGET}"
-    if action.command == CANCEL:
-        sentence += " {needs}"
     sentence, command = write_action(
         Action(sentence, action.command),
         evidence,
@@ -260,7 +257,6 @@ def advise(
         cause=cause,
         failing=node,
         failures=failures,
-        needs=describe_cancel(evidence),
         withdrawn=" and ".join(diagnosis.withdrawn) if isinstance(diagnosis, Diagnosis) else "",
     )
     return Advice(sentence, command, _find_runbook(action, diagnosis), cause)

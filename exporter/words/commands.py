@@ -32,7 +32,6 @@ class Action(Struct, frozen=True):
     runbook: str = STUCK_RUNBOOK
 
 
-CANCEL = "{cancel}"
 VMI = "kubectl -n {namespace} get virtualmachineinstance {name}"
 ATTEMPTS = (
     "kubectl -n {namespace} get virtualmachineinstancemigrations -l kubevirt.io/vmi-name={name}"

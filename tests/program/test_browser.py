@@ -151,7 +151,9 @@ class TestLooks:
             await expect(page.locator("#live-pause")).to_be_hidden()
             await expect(page.locator(".copy").first).to_be_hidden()
             rows = await demo.get("/v1/evacuations")
-            assert await page.locator("#evacuation-rows tbody tr").count() == len(rows["evacuations"])
+            assert await page.locator("#evacuation-rows tbody tr").count() == len(
+                rows["evacuations"]
+            )
             await page.locator("#evacuation-rows summary").first.click()
             await expect(page.locator("#evacuation-rows .rules").first).to_be_visible()
             await page.locator("#more-filter summary").click()

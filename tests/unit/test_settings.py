@@ -131,7 +131,12 @@ admission:
   groups: [evictors]
   maxHold: 1h
   observe: true
-evictionRequests: {mode: observe, deschedulers: [example.com/descheduler]}
+evictionRequests:
+  mode: respond
+  deschedulers: [example.com/descheduler]
+  name: example.com/hold
+  evict: false
+  cancel: true
 auth:
   query: kubernetes
   metrics: kubernetes

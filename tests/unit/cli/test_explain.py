@@ -210,8 +210,11 @@ Evacuation from n1
   requested        2027-01-15T06:00:00Z (2h ago), source unknown
   failed attempts  at least 1
   current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
-  to cancel it (KubeVirt 1.7, and not in post-copy), run
-    echo '{"evacuationNodeName":"n1"}' | kubectl replace --raw /apis/subresources.kubevirt.io/v1"""
+  to cancel it  It needs KubeVirt 1.7, and the permission to update virtualmachineinstances"""
+        "/evacuate and virtualmachineinstances/evacuate/cancel of subresources.kubevirt.io. Never"
+        " cancel in post-copy, because that kills the VM.\n"
+        '    echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw'
+        " /apis/subresources.kubevirt.io/v1"
         "/namespaces/shop/virtualmachineinstances/db1/evacuate/cancel -f -\n"
     ) in text
 
@@ -224,7 +227,7 @@ def test_the_command_that_cancels_is_printed_once() -> None:
     assert evacuation.cancel is not None
     left_over = replace(evacuation, command=evacuation.cancel.command)
 
-    assert show_vmi(replace(answer, evacuation=left_over), PIPED).count("evacuate/cancel") == 1
+    assert show_vmi(replace(answer, evacuation=left_over), PIPED).count("kubectl replace") == 1
 
 
 def test_who_requested_an_evacuation() -> None:

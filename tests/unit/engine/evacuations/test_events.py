@@ -44,6 +44,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "backoff": None,
         "part": DrainPart.NONE,
         "given_up": False,
+        "withdrawn": (),
         "diverged": False,
         "attempt": None,
         "through": RequestedThrough.EVICTION,

@@ -97,7 +97,9 @@ def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
     """The cancel command has a warning about post-copy, and is missing during post-copy."""
     (command,) = fields(shown(stuck()), "cancel")
     assert command.startswith('echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw /apis')
-    assert "never in post-copy, because that kills the VM" in shown(stuck()).text("evacuation")
+    assert "Never cancel in post-copy, because that kills the VM" in shown(stuck()).text(
+        "evacuation"
+    )
 
     running = an_evacuation(vmi={"migration": a_running_state(mode="PostCopy")})
     assert fields(shown(running), "cancel") == []
