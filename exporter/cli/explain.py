@@ -65,10 +65,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         sheet.rows(_evacuation(evacuation, vmi.as_of))
         if not evacuation.stuck:
             _list_action(sheet, evacuation, vmi.as_of)
-        if evacuation.cancel is not None:
-            sheet.rows([("to cancel it", evacuation.cancel.needs)])
-            if evacuation.cancel.command != evacuation.command:
-                sheet.command(evacuation.cancel.command)
+        _say_cancel(sheet, evacuation)
         others = [one for one in evacuation.why if one != evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")
@@ -118,6 +115,14 @@ def _say_stuck_move(sheet: Sheet, vmi: VmiAnswer) -> None:
         )
         _list_action(sheet, vmi.move, vmi.as_of)
         sheet.say()
+
+
+def _say_cancel(sheet: Sheet, evacuation: EvacuationAnswer) -> None:
+    """Add what cancels the evacuation, unless it is the next step's command."""
+    if evacuation.cancel is not None:
+        sheet.rows([("to cancel it", evacuation.cancel.needs)])
+        if evacuation.cancel.command != evacuation.command:
+            sheet.command(evacuation.cancel.command)
 
 
 def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:

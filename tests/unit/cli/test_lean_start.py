@@ -30,7 +30,8 @@ LIBRARIES = {
 }  # fmt: skip
 PACKAGES = {
     "app", "history", "cli", "clock", "counters", "credentials", "engine", "errors", "health",
-    "kube", "logs", "memory", "metrics", "responder", "server", "settings", "tasks", "text", "words",
+    "kube", "logs", "memory", "metrics", "responder", "server", "settings", "tasks", "text",
+    "words",
 }  # fmt: skip
 
 
