@@ -46,7 +46,13 @@ PLAIN = "overlays/plain"
 """The overlay without a certificate."""
 OVERLAYS = (*ENCRYPTED, PLAIN)
 """Each overlay is a complete installation."""
-ADDITIONS = ("overlays/monitoring", "helm", "components/cert-manager", "components/events")
+ADDITIONS = (
+    "overlays/monitoring",
+    "helm",
+    "components/cert-manager",
+    "components/events",
+    "components/eviction-requests",
+)
 """Each folder is used together with an overlay or another chart."""
 
 TLS_SECRET = f"{NAME}-tls"

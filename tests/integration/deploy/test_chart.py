@@ -154,6 +154,36 @@ def test_events_add_a_setting_and_the_component(namespace: str) -> None:
     assert all(ours[name] == theirs[name] for name in added)
 
 
+def test_eviction_requests_add_a_setting_and_the_component() -> None:
+    """`evictionRequests.mode: respond` adds what the component adds, and `cancel` one rule."""
+    values = {"mode": "respond", "cancel": True}
+    without = comparable(charted({}))
+    ours = comparable(charted({"evictionRequests": values}))
+    kustomized = overlay(resources=["base"], components=["components/eviction-requests"])
+    theirs = comparable(kustomized)
+    config = ours.pop(f"ConfigMap {NAME}-config")["data"]["config.yaml"]
+    without.pop(f"ConfigMap {NAME}-config")
+
+    assert config["evictionRequests"] == {**values, "evict": True}
+    added = {f"{kind} {NAME}-eviction-requests" for kind in ("ClusterRole", "ClusterRoleBinding")}
+    added |= {f"{kind} {NAME}-requests-lease" for kind in ("Role", "RoleBinding")}
+    added |= {f"MutatingAdmissionPolicy{kind} {NAME}-responder" for kind in ("", "Binding")}
+    assert ours.keys() - without.keys() == added
+    *rules, cancels = ours[f"ClusterRole {NAME}-eviction-requests"]["rules"]
+    ours[f"ClusterRole {NAME}-eviction-requests"]["rules"] = rules
+    assert cancels["apiGroups"] == ["subresources.kubevirt.io"]
+    assert all(ours[name] == theirs[name] for name in added)
+
+
+def test_observing_needs_one_rule() -> None:
+    """`evictionRequests.mode: observe` adds the permission to read Evictions, and nothing else."""
+    ours = comparable(charted({"evictionRequests": {"mode": "observe"}}))
+    assert ours[f"ClusterRole {NAME}-eviction-requests"]["rules"] == [
+        {"apiGroups": ["lifecycle.k8s.io"], "resources": ["evictions"], "verbs": ["list", "watch"]}
+    ]
+    assert not [name for name in ours if name.startswith("MutatingAdmissionPolicy")]
+
+
 def test_every_object_says_that_helm_made_it() -> None:
     """Every object has the two labels that the comparison ignores."""
     for one in charted(MONITORING):

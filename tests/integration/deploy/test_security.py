@@ -24,6 +24,7 @@ from tests.support.documents import CLAIMS, SECURITY, table
 
 SPOKEN = {
     ("kubevirt-eviction-exporter-lease", "leases", 1): "the lease by name",
+    ("kubevirt-eviction-exporter-requests-lease", "leases", 1): "the lease by name",
     ("kubevirt-eviction-exporter-descheduler", "leases", 0): "leases of its namespace",
     ("kubevirt-eviction-exporter-descheduler", "leases", 1): "the lease of the leader",
     ("kubevirt-eviction-exporter-prometheus", "pods", 0): "pods of its namespace",

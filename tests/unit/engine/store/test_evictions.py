@@ -119,6 +119,82 @@ def test_an_end_is_counted_once(
     assert ends == {(RequesterKind.DESCHEDULER, outcome): 1}
 
 
+WITHDRAWN = {"failed": "CanceledDueToNoRequesters", "failed_at": NOW + 100.0}
+
+
+def test_who_has_withdrawn_is_known_after_the_deletion(store: ClockedStore) -> None:
+    """Until its pod is gone, because KubeVirt goes on moving the VM."""
+    eviction = an_eviction(EvictionRequester(DRAIN.name, "Withdrawn"), **WITHDRAWN)
+    store.put(eviction)
+    store.put(Node(name="n1"))
+    store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
+
+    def find_withdrawn() -> tuple[str, ...]:
+        evidence = store.evidence("shop", "db1")
+        assert evidence is not None
+        diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
+        assert diagnosis is not None
+        assert diagnosis.leftover is bool(diagnosis.withdrawn)
+        return diagnosis.withdrawn
+
+    assert find_withdrawn() == (DRAIN.name,)
+    store.remove(Resource.EVICTIONS, eviction.namespace, eviction.name)
+    assert find_withdrawn() == (DRAIN.name,)
+    store.remove(Resource.PODS, eviction.namespace, eviction.pod)
+    store.put(a_pod(name="another", uid="another"))
+    assert find_withdrawn() == ()
+    store.put(an_eviction(**WITHDRAWN, pod="another", pod_uid="another"))
+    store.remove(Resource.EVICTIONS, eviction.namespace, eviction.name)
+    assert find_withdrawn() == (DRAIN.name,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "requested_at"),
+    [
+        ({}, NOW - 100.0),
+        ({}, NOW + 200.0),
+        ({"failed": ""}, NOW),
+        ({"failed": "EvictionInvalid"}, NOW),
+        ({"failed_at": None}, NOW),
+    ],
+    ids=["marked-before", "marked-after", "still-asked", "failed", "no-date"],
+)
+def test_somebody_else_may_have_asked(
+    store: ClockedStore, changes: dict[str, object], requested_at: float
+) -> None:
+    """An evacuation is withdrawn only if KubeVirt marked the VM while the requesters asked."""
+    store.put(an_eviction(**{**WITHDRAWN, **changes}))
+    store.put(a_vmi(evacuation_node="n1", eviction_requested_at=requested_at))
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
+    assert diagnosis is not None
+    assert diagnosis.withdrawn == ()
+
+
+def test_on_a_cordoned_node_the_drain_still_asks(store: ClockedStore) -> None:
+    """What is withdrawn belongs to the drain of its node, as long as that is cordoned."""
+    store.put(an_eviction(**WITHDRAWN))
+    store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
+    evidence = store.evidence("shop", "db1")
+    assert evidence is not None
+    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
+    assert diagnosis is not None
+    assert not diagnosis.leftover
+
+
+def test_whose_turn_it_is(store: ClockedStore) -> None:
+    """A responder answers the Evictions in which it is active, and no others."""
+    store.put(an_eviction())
+    assert store.evictions.list_turns("example.com/hold") == []
+    mine = an_eviction(responder="example.com/hold")
+    store.put(mine)
+    assert store.evictions.list_turns("example.com/hold") == [mine]
+    for change in ({"state": "Interrupted"}, {"evicted": True}):
+        store.put(replace(mine, **change))
+        assert store.evictions.list_turns("example.com/hold") == []
+
+
 def test_other_pods_do_not_count(store: ClockedStore) -> None:
     """An Eviction of a pod that is no launcher pod is no VM's."""
     index: EvictionIndex = store.evictions

@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 
 from exporter.counters import ReviewOutcome
-from exporter.engine.facts.model import DRAIN_TAINT, Fact, Node, Outcome, Resource, Taint
+from exporter.engine.facts.model import (
+    DRAIN_TAINT,
+    Eviction,
+    Fact,
+    Node,
+    Outcome,
+    Resource,
+    Taint,
+)
 from exporter.engine.facts.policy import Policy, Reason
 from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.engine.store.store import Store
 from exporter.health import Health, Watched
 from exporter.server.admission.reviews import (
+    KUBERNETES_EVICTOR,
     Judgement,
     NotAReview,
     judge,
@@ -68,6 +77,7 @@ def judged(
     admission: AdmissionSettings = ENFORCE,
     health: Health | None = None,
     policy: Policy = POLICY,
+    responder: str = "",
 ) -> Judgement:
     """The judgement of a review; by default db1 is in its cooldown."""
     store = a_store() if store is None else store
@@ -78,6 +88,7 @@ def judged(
         view=a_verdict_view(store, policy),
         health=health or a_health(),
         now=NOW,
+        responder=responder,
     )
 
 
@@ -153,6 +164,8 @@ def test_a_release_on_another_day_has_its_date() -> None:
     )
 
 
+HOLD = "kubevirt-eviction-exporter.io/cooldown"
+EVICTOR = "imperative-eviction.k8s.io/evictor"
 JUDGED = {
     "listed": ({}, ReviewOutcome.DENIED),
     "unlisted": ({"userInfo": {"username": "system:admin"}}, ReviewOutcome.UNLISTED_USER),
@@ -178,6 +191,30 @@ JUDGED = {
 def test_what_is_judged(request_fields: Json, outcome: ReviewOutcome) -> None:
     """Only the eviction of a known launcher pod by a listed user can be denied."""
     assert judged(a_review(**request_fields)).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("responders", "outcome"),
+    [((HOLD, EVICTOR), ReviewOutcome.ALLOWED), ((EVICTOR,), ReviewOutcome.DENIED)],
+)
+def test_what_the_responder_has_held_is_not_held_again(
+    responders: tuple[str, ...], outcome: ReviewOutcome
+) -> None:
+    """Kubernetes' own responder is judged like every listed user, but not after our hold."""
+    pod = a_pod()
+    eviction = Eviction(
+        namespace=pod.namespace,
+        name="pod-1",
+        uid="e1",
+        pod=pod.name,
+        pod_uid=pod.uid,
+        responders=responders,
+    )
+    review = a_review(userInfo={"username": KUBERNETES_EVICTOR})
+    admission = AdmissionSettings(AdmissionMode.ENFORCE, (KUBERNETES_EVICTOR,))
+    store = a_store(eviction)
+    assert judged(review, store=store, admission=admission, responder=HOLD).outcome is outcome
+    assert judged(review, store=store, admission=admission).outcome is ReviewOutcome.DENIED
 
 
 @pytest.mark.parametrize(
