@@ -23,6 +23,9 @@ PASSED_OVER_AFTER = timedelta(minutes=20)
 """A responder that has not written for this long is interrupted."""
 LAST_WORD = timedelta(seconds=5)
 """How long a responder may take to complete after the end of the pod."""
+WAITS = "AwaitingEviction"
+_OF_FALSE = (WAITS, "Succeeded", "EvictionFailed")
+"""The reasons of conditions that are false."""
 FIRST_RETRY = timedelta(seconds=5)
 LONGEST_RETRY = timedelta(seconds=600)
 
@@ -88,8 +91,8 @@ class EvictionControllers:
         state = {
             "targetResponders": sorted(own, key=lambda one: -one["priority"]),
             "responders": [],
-            "conditions": [],
         }
+        self._set_conditions(state, {"Failed": WAITS, "TargetEvicted": WAITS})
         started = objects.changed(made, lambda one: one.update(status=state))
         changed = objects.changed(started, lambda one: self._advance(one, requests))
         self._store.update(EVICTIONS, changed, subresource=True)
@@ -98,7 +101,9 @@ class EvictionControllers:
         state, now = eviction["status"], format_time(self._store.clock())
         named = {
             one["spec"]["requester"]: one["spec"]["intent"]
-            for one in sorted(requests, key=lambda one: str(one["spec"]["requester"]))
+            for one in sorted(
+                requests, key=lambda one: (one["spec"]["intent"], str(one["spec"]["requester"]))
+            )
         }
         state["requesters"] = [{"name": name, "intent": named[name]} for name in named]
         pod = eviction["spec"]["target"]["pod"]
@@ -109,11 +114,11 @@ class EvictionControllers:
         if is_gone or objects.is_final(present or {}):
             if self._awaits_last_word(eviction, active):
                 return
-            self._end(state, now, evicted="PodDeleted" if is_gone else "PodTerminal")
+            self._end(state, evicted="PodDeleted" if is_gone else "PodTerminal")
         elif "Eviction" not in named.values():
             if active is not None:
                 active["state"] = "Canceled"
-            self._end(state, now, failed="CanceledDueToNoRequesters")
+            self._end(state, failed="CanceledDueToNoRequesters")
         else:
             if active is not None and self._is_over(active, _entry_of(state, active["name"])):
                 active = None
@@ -123,13 +128,18 @@ class EvictionControllers:
                 active["state"] = "Active"
                 state["responders"].append({"name": active["name"], "startTime": now})
             elif active is None:
-                self._end(state, now, failed="NoFurtherResponder")
+                self._end(state, failed="NoFurtherResponder")
             if active is not None and active["name"] == EVICTOR:
                 self._try_eviction(eviction, _entry_of(state, EVICTOR))
 
     def _awaits_last_word(self, eviction: Object, active: Object | None) -> bool:
         """Whether the active responder may still complete, although the pod has ended."""
-        if active is None or self._is_over(active, _entry_of(eviction["status"], active["name"])):
+        if active is None:
+            return False
+        entry = _entry_of(eviction["status"], active["name"])
+        if active["name"] == EVICTOR:
+            entry["completionTime"] = entry["heartbeatTime"] = format_time(self._store.clock())
+        if self._is_over(active, entry):
             return False
         uid, now = eviction["metadata"]["uid"], self._store.clock()
         if now - self._ended_at.setdefault(uid, now) < LAST_WORD:
@@ -145,17 +155,23 @@ class EvictionControllers:
             turn["state"] = "Interrupted"
         return bool(turn["state"] != "Active")
 
-    @staticmethod
-    def _end(state: Object, now: str, *, evicted: str = "", failed: str = "") -> None:
+    def _end(self, state: Object, *, evicted: str = "", failed: str = "") -> None:
+        if evicted:
+            self._set_conditions(state, {"Failed": "Succeeded", "TargetEvicted": evicted})
+        else:
+            self._set_conditions(state, {"Failed": failed, "TargetEvicted": "EvictionFailed"})
+
+    def _set_conditions(self, state: Object, reasons: dict[str, str]) -> None:
+        """Set the conditions, which are true if their reason says so."""
         state["conditions"] = [
             {
                 "type": kind,
-                "status": "True" if reason else "False",
-                "reason": reason or ("EvictionFailed" if kind == "TargetEvicted" else "Succeeded"),
+                "status": "False" if reason in _OF_FALSE else "True",
+                "reason": reason,
                 "message": "",
-                "lastTransitionTime": now,
+                "lastTransitionTime": format_time(self._store.clock()),
             }
-            for kind, reason in (("Failed", failed), ("TargetEvicted", evicted))
+            for kind, reason in reasons.items()
         ]
 
     def _try_eviction(self, eviction: Object, entry: Object) -> None:

@@ -7,7 +7,8 @@ a real cluster. The paths and answers are those of kube-apiserver and virt-api
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 
 import msgspec
 from aiohttp import web
@@ -16,8 +17,17 @@ from exporter.demo import exporter_pod, objects, status, webhooks
 from exporter.demo.apiserver import SimulatedApiServer, respond_error, respond_json
 from exporter.demo.cluster import Cluster
 from exporter.demo.objects import Object
+from exporter.demo.requests import is_true
 from exporter.demo.status import ApiResource, StatusError
-from exporter.demo.store import EVICTION_REQUESTS, MIGRATIONS, NODES, PODS, RESOURCES, VMIS
+from exporter.demo.store import (
+    EVICTION_REQUESTS,
+    EVICTIONS,
+    MIGRATIONS,
+    NODES,
+    PODS,
+    RESOURCES,
+    VMIS,
+)
 
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
@@ -77,6 +87,9 @@ class DemoApiServer(SimulatedApiServer):
             case ["api", "v1", *_, EVENTS.plural | QUOTAS.plural as plural]:
                 kind = EVENTS.kind if plural == EVENTS.plural else QUOTAS.kind
                 return objects.build_list(kind, [])
+            case ["apis", EVICTIONS.group, _, *within, EVICTIONS.plural] if is_table(http):
+                namespace = within[1] if within else None
+                return build_table(self.store.objects(EVICTIONS, namespace), self.store.clock())
             case ["api", "v1", *within, "pods"] if exporter_pod.LABEL in http.query_string:
                 return exporter_pod.find_pods(within[1] if within else None)
             case ["api", "v1", "namespaces", exporter_pod.NAMESPACE, "pods", exporter_pod.NAME]:
@@ -171,6 +184,49 @@ def _describe_validation(resource: ApiResource) -> Object:
         },
     }
     return {f"{path}/{resource.plural}/{{name}}": {"patch": patch}}
+
+
+def is_table(http: web.Request) -> bool:
+    """Whether kubectl asks for the columns that it prints."""
+    return "as=Table" in http.headers.get("Accept", "") and not is_true(http.query.get("watch"))
+
+
+def build_table(evictions: Iterable[Object], now: datetime) -> Object:
+    """The columns of Evictions, as Kubernetes 1.38 prints them."""
+    rows = []
+    for eviction in evictions:
+        state = eviction["status"]
+        conditions = {one["type"] for one in state["conditions"] if one["status"] == "True"}
+        turns = state["targetResponders"]
+        active = [number for number, one in enumerate(turns, 1) if one["state"] == "Active"]
+        name = turns[active[0] - 1]["name"] if active else ""
+        entry: Object = next((one for one in state["responders"] if one["name"] == name), {})
+        end = entry.get("expectedCompletionTime")
+        left = (datetime.fromisoformat(end) - now).total_seconds() if end else 0
+        cells = [
+            eviction["metadata"]["name"],
+            "".join(sorted(conditions)) or "InProgress",
+            f"{name} ({active[0]}/{len(turns)})" if active else "",
+            f"in {left:.0f}s" if left > 0 else "",
+            ", ".join(one["name"] for one in state["requesters"] if one["intent"] == "Eviction"),
+            entry.get("message", ""),
+        ]
+        described = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+        described |= {"metadata": eviction["metadata"]}
+        rows.append({"cells": cells, "object": described})
+    columns = [
+        {"name": name, "type": "string", "priority": int(name == "Responder Status Message")}
+        for name in (
+            "Name",
+            "Status",
+            "Active Responder",
+            "Responder Expected Finish",
+            "Requesters",
+            "Responder Status Message",
+        )
+    ]
+    kind = {"kind": "Table", "apiVersion": "meta.k8s.io/v1"}
+    return kind | {"metadata": {}, "columnDefinitions": columns, "rows": rows}
 
 
 def _discover(path: list[str]) -> object:

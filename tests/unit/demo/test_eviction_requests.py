@@ -1,0 +1,180 @@
+"""The simulated controllers of EvictionRequests write what the real ones wrote."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.demo import objects
+from exporter.demo.cluster import Cluster
+from exporter.demo.eviction_requests import apply_status
+from exporter.demo.objects import Object, format_time
+from exporter.demo.plan import Fate
+from exporter.demo.status import StatusError
+from exporter.demo.store import EVICTION_REQUESTS, EVICTIONS
+from tests.unit.demo.facts import NOW
+
+
+RECORDED = Path(__file__).parents[2] / "data" / "evictions"
+HOLD = "example.com/hold"
+DRAIN, UPGRADE = "example.com/drain", "example.com/upgrade"
+
+
+class Slow:
+    """Each migration takes a minute."""
+
+    def fate(self, _vmi: Object, _attempt: int) -> Fate:
+        """A success."""
+        return Fate(copying=60.0)
+
+    def choose_node(self, _vmi: Object, free: Any) -> str:
+        """The first free node."""
+        return str(min(free))
+
+
+class Lab:
+    """A cluster with db1, in which somebody asks for evictions."""
+
+    def __init__(self, responder: str = "", **condition: Any) -> None:
+        self.cluster = Cluster(NOW, Slow())
+        self.cluster.set_up("shop")
+        self.cluster.answer_requests(responder)
+        self.cluster.create_vmi(
+            objects.build_vmi("shop", "db1", strategy="LiveMigrate", annotations={})
+        )
+        self.pass_time(30)
+        if condition:
+            self.cluster.change_vmi(
+                "shop",
+                "db1",
+                lambda vmi: objects.changed(vmi, lambda one: objects.set_condition(one, condition)),
+            )
+
+    def ask(self, requester: str) -> None:
+        """Make an EvictionRequest for the VM's pod."""
+        pod = self.cluster.launcher("shop", "db1")
+        assert pod is not None
+        target = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        self.cluster.store.create(
+            EVICTION_REQUESTS,
+            {
+                "metadata": {"namespace": "shop", "name": requester.partition("/")[2]},
+                "spec": {"requester": requester, "intent": "Eviction", "target": {"pod": target}},
+            },
+        )
+
+    def withdraw(self, requester: str) -> None:
+        """Withdraw an EvictionRequest."""
+        name = requester.partition("/")[2]
+        changes = {"spec": {"intent": "Withdrawn"}}
+        self.cluster.store.patch(EVICTION_REQUESTS, "shop", name, changes)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the cluster run."""
+        self.cluster.step(self.cluster.instant + timedelta(seconds=seconds))
+
+    def evictions(self) -> list[Object]:
+        """All Evictions."""
+        return [*self.cluster.store.objects(EVICTIONS)]
+
+    def write(self, **entry: Any) -> None:
+        """Write the entry of the responder, as it is applied on the server."""
+        (eviction,) = self.evictions()
+        name = eviction["metadata"]["name"]
+        state = {"responders": [{"name": HOLD, **entry}]}
+        apply_status(self.cluster.store, "shop", name, {"status": state})
+
+    def states(self) -> list[str]:
+        """The states of the responders of the last Eviction."""
+        return [one["state"] for one in self.evictions()[-1]["status"]["targetResponders"]]
+
+
+def summarize(eviction: Object) -> Object:
+    """What an Eviction says, without names and times."""
+    state = eviction["status"]
+    return {
+        "conditions": [(one["type"], one["status"], one["reason"]) for one in state["conditions"]],
+        "states": [(one["name"], one["state"]) for one in state["targetResponders"]],
+        "requesters": [(one["name"], one["intent"]) for one in state["requesters"]],
+        "entries": [
+            (one["name"], set(one) - {"expectedCompletionTime"}) for one in state["responders"]
+        ],
+    }
+
+
+def play(case: str) -> Lab:
+    """Do what was done when the case was recorded."""
+    lab = Lab(**({"type": "LiveMigratable", "status": "False"} if case == "not-migratable" else {}))
+    lab.ask(DRAIN)
+    if "withdrawn" in case:
+        lab.ask(UPGRADE)
+    lab.pass_time(5)
+    if "withdrawn" in case:
+        lab.withdraw(DRAIN)
+    if case == "withdrawn":
+        lab.withdraw(UPGRADE)
+    lab.pass_time(90 if case == "left" else 5)
+    return lab
+
+
+@pytest.mark.parametrize("case", ["left", "moving", "withdrawn", "one-withdrawn", "not-migratable"])
+def test_the_same_as_recorded(case: str) -> None:
+    """Conditions, states, requesters and entries are those of the real controllers."""
+    recorded = json.loads((RECORDED / f"{case}.json").read_text(encoding="utf-8"))["evictions"]
+    assert [summarize(one) for one in play(case).evictions()] == [summarize(o) for o in recorded]
+
+
+def test_a_responder_that_completes_is_followed_by_the_next() -> None:
+    """The one with the highest priority comes first."""
+    lab = Lab(HOLD)
+    lab.ask(DRAIN)
+    lab.pass_time(1)
+    assert lab.states() == ["Active", "Inactive"]
+    now = format_time(lab.cluster.instant)
+    lab.write(heartbeatTime=now, message="held")
+    lab.pass_time(1)
+    lab.write(heartbeatTime=now, completionTime=now, message="held")
+    lab.pass_time(1)
+    assert lab.states() == ["Completed", "Active"]
+
+
+def test_a_responder_that_is_silent_is_passed_over() -> None:
+    """After 20 minutes."""
+    lab = Lab(HOLD)
+    lab.ask(DRAIN)
+    lab.pass_time(19 * 60)
+    assert lab.states() == ["Active", "Inactive"]
+    lab.pass_time(2 * 60)
+    assert lab.states()[0] == "Interrupted"
+
+
+def test_after_a_deleted_request_its_eviction_is_gone() -> None:
+    """It is cancelled first."""
+    lab = Lab(HOLD)
+    lab.ask(DRAIN)
+    lab.pass_time(1)
+    lab.cluster.store.delete(EVICTION_REQUESTS, "shop", "drain")
+    lab.pass_time(0.25)
+    assert lab.states() == ["Canceled", "Inactive"]
+    lab.pass_time(0.5)
+    assert lab.evictions() == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "refusal"),
+    [
+        ({"heartbeatTime": "2000-01-01T00:00:00Z"}, "cannot be decreased"),
+        ({"message": "no heartbeat"}, "is required once set"),
+        ({"name": "example.com/other", "heartbeatTime": "now"}, "field is immutable"),
+    ],
+)
+def test_what_the_server_refuses(entry: dict[str, Any], refusal: str) -> None:
+    """An entry keeps its heartbeat, which only grows, and only the active one changes."""
+    lab = Lab(HOLD)
+    lab.ask(DRAIN)
+    lab.pass_time(1)
+    lab.write(heartbeatTime=format_time(lab.cluster.instant))
+    with pytest.raises(StatusError, match=refusal):
+        lab.write(**entry)
