@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
-from exporter.engine.evacuations.conditions import read_conditions
+from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.facts.model import Eviction, Instant, Resource, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
@@ -28,6 +28,8 @@ from exporter.text import clean
 
 
 PAUSE: Seconds = 1.0
+HOLD_JUDGED_EVERY: Seconds = 5.0
+"""How often a hold is judged before its cooldown ends; 1,000 judgements take 0.1 s."""
 SLICE = 50
 """How many Evictions are judged without yielding, which takes about 5 ms."""
 MOST_REQUESTS = 10
@@ -53,11 +55,13 @@ log = structlog.stdlib.get_logger()
 class Turn:
     """What this process has done about one Eviction; times are those of its monotonic clock.
 
-    `response` is the present one. `refusal` is the answer to the last eviction, the `refusals`th
-    that was refused, and asked at `asked_at`. `reasons` are those whose hold has been counted.
-    `held_since`: when the hold began, by the server's clock; None if it is over.
+    `judge_at`: when to choose the response again, by the wall clock. `response` is the present one.
+    `refusal` is the answer to the last eviction, the `refusals`th that was refused, and asked at
+    `asked_at`. `reasons` are those whose hold has been counted. `held_since`: when the hold began,
+    by the server's clock; None if it is over.
     """
 
+    judge_at: Instant = -math.inf
     written_at: Seconds = -math.inf
     completed_at: Seconds = -math.inf
     asked_at: Seconds = -math.inf
@@ -125,12 +129,14 @@ class Responder:
         evictions = {one.uid: one for one in self.store.evictions.list_turns(self.settings.name)}
         for uid in self._turns.keys() - evictions.keys():
             self._end_hold(self._turns.pop(uid))
-        due = []
+        now, due = self.clock(), []
+        conditions = read_conditions(self.store, self.stuck, self.health.read_trust(now), now)
         for count, eviction in enumerate(evictions.values(), 1):
             if eviction.uid not in self._turns:
                 self._turns[eviction.uid] = self._begin_turn(eviction)
             turn = self._turns[eviction.uid]
-            self._choose_response(eviction, turn)
+            if now >= turn.judge_at:
+                self._choose_response(eviction, turn, conditions)
             urgency = self._measure_urgency(eviction, turn)
             if urgency > 0:
                 due.append((urgency, eviction, turn))
@@ -155,14 +161,12 @@ class Responder:
         age = max(0.0, self.api.read_server_time() - eviction.heartbeat_at)
         return Turn(written_at=self.monotonic() - age)
 
-    def _choose_response(self, eviction: Eviction, turn: Turn) -> None:
+    def _choose_response(self, eviction: Eviction, turn: Turn, conditions: Conditions) -> None:
         """Choose the response; there is none while the pod or its VM is not known."""
         turn.response = None
         pod, vmi = self.store.find_pod(eviction.namespace, eviction.pod) or (None, None)
         if pod is None or vmi is None or pod.uid != eviction.pod_uid:
             return
-        now = self.clock()
-        conditions = read_conditions(self.store, self.stuck, self.health.read_trust(now), now)
         evidence = self.store.evidence(vmi.namespace, vmi.name, conditions.trust)
         if evidence is None:
             return
@@ -177,8 +181,11 @@ class Responder:
             evicts=self.settings.evict,
         )
         if turn.response.step is Step.HOLD:
+            turn.judge_at = conditions.now + HOLD_JUDGED_EVERY
+            if turn.response.expected_at is not None:
+                turn.judge_at = min(turn.judge_at, turn.response.expected_at)
             turn.held_since = eviction.started_at or eviction.created
-            self._count_hold(eviction, turn, vmi, now)
+            self._count_hold(eviction, turn, vmi, conditions.now)
         else:
             self._end_hold(turn)
 
@@ -215,7 +222,8 @@ class Responder:
     async def _act(self, eviction: Eviction, turn: Turn) -> str:
         """Send one request; returns why it failed, "" if it did not."""
         try:
-            if turn.response is not None and turn.response.step is Step.EVICT:
+            evicts = turn.response is not None and turn.response.step is Step.EVICT
+            if evicts and turn.may_ask(self.monotonic()):
                 await self._evict(eviction, turn)
             else:
                 await self._write(eviction, turn)
