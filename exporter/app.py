@@ -151,17 +151,16 @@ async def run(
             policy=policy,
             failures=counters.task_failures,
         )
-        lease = Lease(
-            api,
-            find_namespace(login),
-            LEASE,
-            identity=f"{socket.gethostname()}_{uuid.uuid4()}",
-            rng=rng,
-            wall=clock,
-        )
-        writers = _choose_writers(settings, service, api, lease, events)
-        if writers:
-            jobs |= {"lease": lease.run, **writers}
+        if settings.writes:
+            lease = Lease(
+                api,
+                find_namespace(login),
+                LEASE,
+                identity=f"{socket.gethostname()}_{uuid.uuid4()}",
+                rng=rng,
+                wall=clock,
+            )
+            jobs |= {"lease": lease.run, **_choose_writers(settings, service, api, lease, events)}
             closing.append(lease.release)
         async with _listeners(settings, service, api) as listening:
             log.info(

@@ -277,6 +277,12 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
     remarks: tuple[str, ...] = ()
 
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written into the cluster, which needs the Lease."""
+        requests = self.eviction_requests
+        return self.events or requests.responds or requests.cancel
+
 
 def load_settings(path: Path | None) -> Settings:
     """Read a YAML file, or return the defaults if it is None. Raises `InvalidSettings`."""
