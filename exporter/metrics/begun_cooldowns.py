@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 from exporter.counters import Histogram
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
-from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.cooldown import measure_cooldown
+from exporter.engine.verdicts.cooldown import CooldownMark, mark_cooldown, measure_cooldown
 from exporter.health import Health
 
 
@@ -31,17 +30,17 @@ class BegunCooldowns:
     lengths: Histogram
     clock: Callable[[], Instant]
     _is_ready: bool = False
-    _followed: dict[Key, tuple[str, Instant]] = field(default_factory=dict)
+    _followed: dict[Key, CooldownMark] = field(default_factory=dict)
 
     def record_change(self, notice: Notice) -> None:
         """Observe the cooldown of one VM, if another migration of it has ended."""
         if notice.kind is NoticeKind.GONE:
             self._followed.pop(notice.key, None)
             return
-        vmi, followed = self.store.vmi(notice.key), self._followed.get(notice.key, ("", 0.0))
+        vmi, followed = self.store.vmi(notice.key), self._followed.get(notice.key, CooldownMark())
         if vmi is None or vmi.migration is None:
             return
-        if vmi.migration.ended and vmi.migration.uid and vmi.migration.uid == followed[0]:
+        if vmi.migration.ended and vmi.migration.uid and vmi.migration.uid == followed.migration:
             return
         now = self.clock()
         evidence = self.store.evidence(*notice.key, self.health.read_trust(now))
@@ -50,23 +49,7 @@ class BegunCooldowns:
         )
         if evidence is None or cooldown is None:
             return
-        migration = _find_last(evidence)
-        self._followed[notice.key] = (migration, cooldown.end)
+        mark = self._followed[notice.key] = mark_cooldown(evidence, cooldown)
         self._is_ready = self._is_ready or self.health.ready
-        # Without `countFailedMigrations`, a failure leaves the cooldown of an earlier migration.
-        is_new = migration != followed[0] and cooldown.end != followed[1]
-        if self._is_ready and is_new and cooldown.effective > 0:
+        if self._is_ready and mark.is_new_after(followed) and cooldown.effective > 0:
             self.lengths.observe(cooldown.effective)
-
-
-def _find_last(evidence: Evidence) -> str:
-    """What identifies the VM's last ended migration: its UID or, without one, its end."""
-    state = evidence.vmi.migration
-    if state is not None and state.ended:
-        return state.uid or f"@{state.end}"
-    ended = (
-        (record.known_end, key)
-        for key, record in evidence.history.records().items()
-        if record.known_end is not None
-    )
-    return max(ended, default=(0.0, ""))[1]

@@ -61,6 +61,35 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     moves: bool
 
 
+class CooldownMark(NamedTuple):
+    """Tells the cooldowns of a VMI apart: its last ended migration, and the end that counts.
+
+    Each new cooldown has another migration and another end. Another end alone is one that was
+    corrected, or that lies ahead of our clock; another migration alone is a failure that the policy
+    does not count.
+    """
+
+    migration: str = ""
+    end: Instant = 0.0
+
+    def is_new_after(self, known: "CooldownMark") -> bool:
+        """Whether this is another cooldown than the `known` one."""
+        return self.migration != known.migration and self.end != known.end
+
+
+def mark_cooldown(evidence: Evidence, cooldown: Cooldown) -> CooldownMark:
+    """The mark of a VMI's cooldown. A migration without a UID is identified by its end."""
+    state = evidence.vmi.migration
+    if state is not None and state.ended:
+        return CooldownMark(state.uid or f"@{state.end}", cooldown.end)
+    ended = (
+        (record.known_end, key)
+        for key, record in evidence.history.records().items()
+        if record.known_end is not None
+    )
+    return CooldownMark(max(ended, default=(0.0, ""))[1], cooldown.end)
+
+
 def known_ends(evidence: Evidence) -> Iterator[Instant]:
     """All ends of migrations in the VMI and its history, including those ahead of our clock."""
     if (end := evidence.migration_end) is not None:
