@@ -22,6 +22,7 @@ from dashboards.queries import (
     DAY,
     MONTH,
     POLICY,
+    RANGE,
     RATE,
     REQUESTS,
     VM,
@@ -46,6 +47,8 @@ Section = Sequence[Builder[Panel]]
 TARGET = 0.99
 """The share of evacuations that end within 30 minutes (the SLO)."""
 VERDICTS = "kubevirt_eviction_exporter_verdicts_total"
+PREVENTED = "kubevirt_eviction_exporter_moves_prevented_total"
+PREVENTED_SECONDS = "kubevirt_eviction_exporter_prevented_migration_seconds_total"
 
 
 def sections(vm_uid: str) -> Mapping[str, Section]:
@@ -181,7 +184,24 @@ def _blocked() -> Section:
         each(("checkpoint",), rate(VERDICTS, *allowed), "sum")
         for allowed in (('allowed="false"',), ())
     )
+    increases = (
+        select_by("namespace", metric, range_function=f"increase({{}}[{RANGE}])")
+        for metric in (PREVENTED, PREVENTED_SECONDS)
+    )
+    prevented, seconds = (each((), each(("namespace",), one), "sum") for one in increases)
     return [
+        stat_panel(
+            "Moves prevented",
+            "VMs that a caller wanted to move within their cooldown, in the time range of the "
+            "dashboard. Each counts once per cooldown, however often it was asked for. The minutes "
+            "are what these moves would have taken, had each taken as long as the VM's last "
+            "migration. The caller may move the VM later, or another one instead. With several "
+            "replicas, the one that was asked most counts, so both numbers are lower bounds.",
+            {"moves": f"round({prevented})", "minutes of migration": f"round({seconds} / 60)"},
+            size=(24, 4),
+            unit=units.Short,
+            none="0",
+        ),
         time_panel(
             "Share of blocked evictions",
             "The share of the verdicts that block the eviction, by checkpoint ('all' is the "

@@ -1,7 +1,7 @@
 """Counts and histograms since the start, exposed as metrics."""
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +24,7 @@ from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutco
 from exporter.engine.store.evictions import EvictionOutcome, RequesterKind
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
+from exporter.engine.verdicts.cooldown import Cooldown, CooldownMark
 
 
 COOLDOWN_BUCKETS: tuple[Seconds, ...] = (900, 1800, 3600, 7200, 14400, 21600)
@@ -154,6 +155,40 @@ class DenialPeriods:
         self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
 
 
+MARKED_VMIS = 50_000
+"""How many VMIs `PreventedMoves` remembers: more than are asked for within their cooldowns."""
+
+
+class PreventedMoves:
+    """VMIs that were asked for within their cooldown, by namespace.
+
+    A VMI counts once in each cooldown, however often it is asked for; after a restart, perhaps once
+    more. `migration_seconds` has how long the last migrations of these VMIs took.
+    """
+
+    def __init__(self) -> None:
+        self.moves: Counter[str] = Counter()
+        self.migration_seconds: defaultdict[str, Seconds] = defaultdict(float)
+        self._counted: dict[str, tuple[CooldownMark, Instant]] = {}
+
+    def count(self, vmi: Vmi, cooldown: Cooldown, mark: CooldownMark) -> None:
+        """Count the move that this cooldown prevents, unless it was counted already."""
+        known, _ = self._counted.get(vmi.uid, (CooldownMark(), 0.0))
+        put_newest(self._counted, vmi.uid, (mark, cooldown.released_at), most=MARKED_VMIS)
+        if mark.is_new_after(known):
+            self.moves[vmi.namespace] += 1
+            self.migration_seconds[vmi.namespace] += cooldown.duration
+
+    def forget(self, now: Instant) -> None:
+        """Drop the marks of the cooldowns that have ended; the counts stay."""
+        self._counted = {uid: one for uid, one in self._counted.items() if now < one[1]}
+
+    def keep_namespaces(self, namespaces: Container[str]) -> None:
+        """Drop the counts of all other namespaces."""
+        for namespace in [one for one in self.moves if one not in namespaces]:
+            del self.moves[namespace], self.migration_seconds[namespace]
+
+
 class ReviewOutcome(StrEnum):
     """The result of an admission review of an eviction."""
 
@@ -184,7 +219,7 @@ class Counters:
     Evictions of launcher pods by who asked and how they ended, and `held_evictions` has how long
     the responder held each of them. `verdicts` counts verdicts by checkpoint (None: all rules) and
     by whether they allow the eviction. `task_failures` counts unexpected exceptions of background
-    tasks, by the task's name.
+    tasks, by the task's name. `prevented` has the moves that a cooldown prevented.
     """
 
     blocks: Counter[tuple[Reason, str, str]] = field(default_factory=Counter)
@@ -217,6 +252,7 @@ class Counters:
     task_failures: Counter[str] = field(default_factory=Counter)
     blocked_evictions: BlockedEvictions = field(default_factory=BlockedEvictions)
     denial_periods: DenialPeriods = field(default_factory=DenialPeriods)
+    prevented: PreventedMoves = field(default_factory=PreventedMoves)
 
     def count_block(
         self,
@@ -250,6 +286,7 @@ class Counters:
         self.blocked_at |= dict.fromkeys(old, now)
         for one in gone:
             del self.blocked_at[one]
+        self.prevented.keep_namespaces(namespaces | {one[1] for one in self.blocked_at})
 
     def count_migration_to(
         self, node: str, vmi_uid: str, outcome: Outcome, ended_at: Instant

@@ -17,6 +17,7 @@ from exporter.server.api.schemas import (
     BlockedAnswer,
     BlockedVmi,
     HistoryStatus,
+    PreventedAnswer,
     ResourceAnswer,
     ResponderStatus,
     StatusAnswer,
@@ -58,6 +59,7 @@ def show_status(
         drained = ", ".join(f"{one} {count}" for one, count in counts if count)
         if drained:
             sheet.rows([("if their nodes were drained", drained)])
+        sheet.rows([("moves prevented by cooldowns", _prevented(status.prevented, status.as_of))])
     if evacuations is not None:
         stuck = [one for one in evacuations.evacuations if one.stuck]
         others = [one for one in evacuations.evacuations if not one.stuck]
@@ -127,6 +129,13 @@ def _history(history: HistoryStatus | None, as_of: datetime) -> str:
         return "a file, not written since the start"
     written = write_distance(history.written_at, as_of)
     return f"a file with {write_count(history.vmis, 'VM')}, written {written}"
+
+
+def _prevented(prevented: PreventedAnswer, as_of: datetime) -> str:
+    """How many moves were prevented since the exporter started, and how long they had taken."""
+    moves = f"{prevented.moves:,} since the start {write_distance(prevented.since, as_of)}"
+    took = write_span(round(prevented.migration_seconds), units=2)
+    return f"{moves}, about {took} of migration" if prevented.moves else moves
 
 
 def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:

@@ -24,6 +24,7 @@ from exporter.engine.evacuations.drain import (
     take_snapshot,
 )
 from exporter.engine.facts.model import Instant, Vmi
+from exporter.engine.facts.policy import Reason
 from exporter.engine.verdicts.foreseen import BlockLabels
 from exporter.engine.verdicts.rules import list_reasons
 from exporter.engine.verdicts.view import Entry, VerdictSummary
@@ -43,6 +44,7 @@ from exporter.metrics.families import (
     MOVE_STATES,
     MOVES,
     NODE_DRAINS,
+    PREVENTED,
     STUCK_EVACUATIONS,
     VMIS,
 )
@@ -107,8 +109,11 @@ def sample(view: View) -> Iterator[Piece]:
     summary = view.verdicts.summarize()
     snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
     others = _Others(find_denied(view), find_failed_targets(view))
+    foreseen = summary.foreseen[: view.vmi_series]
+    cooling = {namespace for reason, _, namespace in foreseen if reason is Reason.COOLDOWN}
     return chain(
-        _sample_blocks(read_blocks(view), summary.foreseen[: view.vmi_series]),
+        _sample_blocks(read_blocks(view), foreseen),
+        [(family, family.sample(view.counters.prevented, cooling)) for family in PREVENTED],
         [(family, family.sample(view)) for family in EXPORTER],
         _sample_vmis(view, summary, snapshot, others),
         [(family, family.sample(view)) for family in MIGRATIONS],

@@ -28,6 +28,7 @@ from exporter.metrics.family import (
     EvacuationFamily,
     Family,
     HistogramFamily,
+    PreventedFamily,
     Sample,
     ViewFamily,
 )
@@ -44,6 +45,25 @@ BLOCKS = Family(
     help="How often a verdict or the webhook blocked an eviction; node is the VMI's node.",
     labels=("reason", "node", "namespace"),
 )
+PREVENTED: tuple[PreventedFamily, ...] = (
+    PreventedFamily(
+        name="kubevirt_eviction_exporter_moves_prevented_total",
+        help=(
+            "VMs that were asked for within their cooldown, once per cooldown; each replica counts"
+            " what it is asked."
+        ),
+        read=lambda prevented: prevented.moves,
+    ),
+    PreventedFamily(
+        name="kubevirt_eviction_exporter_prevented_migration_seconds_total",
+        help=(
+            "How long the last migrations of the VMs in"
+            " kubevirt_eviction_exporter_moves_prevented_total took, each time that one counts."
+        ),
+        read=lambda prevented: prevented.migration_seconds,
+    ),
+)
+"""What the cooldowns have prevented."""
 EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     HistogramFamily(
         name="descheduler_kubevirt_effective_cooldown_seconds",
@@ -478,6 +498,7 @@ MIGRATIONS: tuple[ViewFamily | HistogramFamily, ...] = (
 )
 FAMILIES: tuple[Family, ...] = (
     BLOCKS,
+    *PREVENTED,
     *EXPORTER,
     VMIS,
     DRAINS,

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from exporter.counters import Counters, Histogram
+from exporter.counters import Counters, Histogram, PreventedMoves
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.facts.model import Instant, Vmi
 from exporter.engine.facts.policy import Policy, StuckPolicy
@@ -97,6 +97,18 @@ class HistogramFamily(Family, frozen=True, kw_only=True):
             samples += [Sample(labels, count, "_bucket", le) for le, count in one.cumulative()]
             samples += [Sample(labels, one.count, "_count"), Sample(labels, one.total, "_sum")]
         return samples
+
+
+class PreventedFamily(Family, frozen=True, kw_only=True):
+    """A metric about prevented moves, by namespace."""
+
+    labels: tuple[str, ...] = ("namespace",)
+    read: Callable[[PreventedMoves], Mapping[str, float]]
+
+    def sample(self, prevented: PreventedMoves, possible: set[str]) -> list[Sample]:
+        """The value of each namespace, and a 0 for each other one in which it is `possible`."""
+        values = self.read(prevented)
+        return [Sample((one,), values.get(one, 0)) for one in sorted(possible | values.keys())]
 
 
 class DrainFamily(Family, frozen=True, kw_only=True):

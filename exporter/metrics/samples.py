@@ -33,6 +33,7 @@ def forget_old_counts(view: View) -> None:
     counters.forget_blocks(view.store.nodes, view.store.keys(), now)
     counters.forget_targets(_list_nodes(view), now)
     counters.denial_periods.forget(now)
+    counters.prevented.forget(now)
 
 
 def _list_nodes(view: View) -> set[str]:

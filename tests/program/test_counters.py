@@ -209,6 +209,48 @@ async def test_a_target_without_vms_is_counted_from_0(
         await poll(is_there, within=15, what="the counters of n7")
 
 
+PREVENTED = "kubevirt_eviction_exporter_moves_prevented_total"
+PREVENTED_SECONDS = "kubevirt_eviction_exporter_prevented_migration_seconds_total"
+
+
+async def test_a_prevented_move_counts_once_per_cooldown(
+    simulated: SimulatedStage, tmp_path: Path
+) -> None:
+    """However often a VM is asked for, it counts once in each cooldown; the counter begins at 0.
+
+    A replica that starts again counts the present cooldown once more. `/v1/status` has the total.
+    """
+    namespace = await simulated.make_namespace()
+    await simulated.admin.create(VMIS, vmi("db1", namespace))
+
+    async def read(exporter: Program) -> tuple[float | None, float | None]:
+        counters = await read_counters(exporter)
+        labels = (f"namespace:{namespace}",)
+        return counters.get((PREVENTED, labels)), counters.get((PREVENTED_SECONDS, labels))
+
+    async with exporting(simulated, tmp_path) as exporter:
+        assert await read(exporter) == (None, None)
+        await migrate(simulated.admin, namespace, "db1", ago=[300.0], forget=False)
+        await until_begun(exporter, 1, 900)
+        assert await read(exporter) == (0, 0)
+        for _ in range(3):
+            assert (await exporter.verdict(namespace, "db1"))["reason"] == "cooldown"
+        assert await read(exporter) == (1, 10)
+        await migrate(simulated.admin, namespace, "db1", ago=[100.0], forget=False)
+        await until_begun(exporter, 2, 900 + 1800)
+        for _ in range(2):
+            await exporter.verdict(namespace, "db1")
+        assert await read(exporter) == (2, 20)
+        _, status = await exporter.get("/v1/status")
+        assert status["prevented"].items() >= {"moves": 2, "migrationSeconds": 20.0}.items()
+        await exporter.end()
+    async with exporting(simulated, tmp_path) as again:
+        assert await read(again) == (0, 0)
+        for _ in range(2):
+            await again.verdict(namespace, "db1")
+        assert await read(again) == (1, 10)
+
+
 BEGUN = "kubevirt_eviction_exporter_cooldown_duration_seconds"
 ASKED = "descheduler_kubevirt_effective_cooldown_seconds"
 

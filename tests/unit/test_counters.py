@@ -4,13 +4,16 @@ import pytest
 
 from exporter.counters import (
     HELD_VMIS,
+    MARKED_VMIS,
     SERIES_KEPT_FOR,
     Counters,
     DenialPeriods,
     Histogram,
+    PreventedMoves,
 )
-from exporter.engine.facts.model import Outcome
+from exporter.engine.facts.model import Instant, Outcome
 from exporter.engine.facts.policy import Reason
+from exporter.engine.verdicts.cooldown import Cooldown, CooldownMark
 from tests.support.builders import NOW, a_vmi
 
 
@@ -66,6 +69,56 @@ def test_blocks_end_a_day_after_their_node_or_namespace_has_gone() -> None:
     counters.count_block(Reason.COOLDOWN, "gone", "shop", 900.0, now=NOW + 3 * SERIES_KEPT_FOR)
     assert counters.blocks[Reason.COOLDOWN, "gone", "shop"] == 1
     assert counters.cooldowns.count == 5
+
+
+def a_cooldown(released_at: Instant = NOW + 900.0) -> Cooldown:
+    """The cooldown after a migration that took a minute."""
+    return Cooldown(
+        end=NOW,
+        duration=60.0,
+        migrations_in_window=1,
+        base=900.0,
+        backed=900.0,
+        effective=900.0,
+        not_before=released_at,
+        released_at=released_at,
+        blocks=True,
+        moves=False,
+    )
+
+
+def test_prevented_moves_end_a_day_after_their_namespace_has_gone() -> None:
+    """The counts of a namespace without VMs are dropped a day after its last block."""
+    counters = Counters()
+    for namespace in ("shop", "gone"):
+        counters.count_block(Reason.COOLDOWN, "n1", namespace, 900.0, now=NOW)
+        vmi = a_vmi(namespace=namespace, uid=namespace)
+        counters.prevented.count(vmi, a_cooldown(), CooldownMark("m1", NOW))
+    left = [("shop", "db1")]
+    for late in (-1, 0):
+        assert len(counters.prevented.moves) == 2
+        counters.forget_blocks({"n1"}, left, NOW + SERIES_KEPT_FOR + late)
+
+    assert counters.prevented.moves == {"shop": 1}
+    assert counters.prevented.migration_seconds == {"shop": 60.0}
+
+
+def test_the_number_of_marked_cooldowns_is_bounded() -> None:
+    """The oldest mark is dropped, and those of cooldowns that have ended."""
+    prevented = PreventedMoves()
+    for number in range(MARKED_VMIS + 1):
+        vmi = a_vmi(uid=f"u{number}")
+        prevented.count(vmi, a_cooldown(NOW + number), CooldownMark("m1", NOW))
+    mark = CooldownMark("m1", NOW)
+    prevented.count(a_vmi(uid="u1"), a_cooldown(), mark)
+    assert prevented.moves.total() == MARKED_VMIS + 1, "u1 is marked"
+    prevented.count(a_vmi(uid="u0"), a_cooldown(), mark)
+    assert prevented.moves.total() == MARKED_VMIS + 2, "u0 is not marked any more"
+    prevented.forget(NOW + 900.0)
+    prevented.count(a_vmi(uid="u900"), a_cooldown(), mark)
+    assert prevented.moves.total() == MARKED_VMIS + 3
+    prevented.count(a_vmi(uid="u901"), a_cooldown(), mark)
+    assert prevented.moves.total() == MARKED_VMIS + 3
 
 
 def test_the_target_of_a_migration_ends_a_day_after_its_last_one() -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from msgspec import Struct, convert, structs
 
 from exporter import __version__
+from exporter.counters import PreventedMoves
 from exporter.engine.evacuations.advice import may_cancel
 from exporter.engine.evacuations.causes import find_blocker
 from exporter.engine.evacuations.conditions import Conditions
@@ -39,6 +40,7 @@ from exporter.server.api.evacuation_schemas import (
 )
 from exporter.server.api.schemas import (
     HistoryStatus,
+    PreventedAnswer,
     ResourceAnswer,
     ResponderStatus,
     StatusAnswer,
@@ -271,13 +273,15 @@ def describe_status(
     drain: Mapping[DrainOutcome, int],
     blocked: Mapping[Reason, int],
     reasons: Iterable[Reason],
+    prevented: PreventedMoves,
+    started_at: Instant,
     now: Instant,
     vmis: int,
 ) -> StatusAnswer:
     """The exporter's health and VMI counts.
 
     `drain` has the number of VMIs by drain outcome. `blocked` has the number of blocked VMIs by
-    reason; `reasons` are the possible reasons.
+    reason; `reasons` are the possible reasons. `prevented` counts since `started_at`.
     """
     history = health.history
     return StatusAnswer(
@@ -317,6 +321,11 @@ def describe_status(
             allowed=vmis - sum(blocked.values()),
             blocked={reason: blocked.get(reason, 0) for reason in reasons},
             drain={outcome: drain.get(outcome, 0) for outcome in DrainOutcome},
+        ),
+        prevented=PreventedAnswer(
+            since=to_datetime(started_at),
+            moves=prevented.moves.total(),
+            migration_seconds=sum(prevented.migration_seconds.values()),
         ),
     )
 

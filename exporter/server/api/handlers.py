@@ -32,6 +32,7 @@ from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
+from exporter.engine.verdicts.cooldown import mark_cooldown
 from exporter.engine.verdicts.rules import list_reasons, not_ours
 from exporter.engine.verdicts.view import Entry, VerdictView
 from exporter.health import Health
@@ -109,11 +110,13 @@ class Service:
     record_blocked: Callable[[Vmi, Verdict, Instant], None] | None = None
     links: Links = field(default_factory=Links)
     closing: bool = False
+    started_at: Instant = field(init=False)
     blocked: BlockedSet = field(init=False)
     polls: LongPolls = field(init=False)
     _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
 
     def __post_init__(self) -> None:
+        self.started_at = self.clock()
         self.blocked = BlockedSet(self.view, self.health, self.clock)
         self.polls = LongPolls(self.blocked, self.counters.task_failures)
 
@@ -305,6 +308,8 @@ class Service:
             drain=sum_outcomes(outcomes),
             blocked=blocked,
             reasons=list_reasons(self.policy),
+            prevented=self.counters.prevented,
+            started_at=self.started_at,
             now=now,
         )
         status.ready = status.ready and not self.closing
@@ -397,6 +402,10 @@ class Service:
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
+        entry = self.view.find(vmi.namespace, vmi.name) if reason is Reason.COOLDOWN else None
+        if entry is not None and entry.cooldown is not None:
+            mark = mark_cooldown(entry.evidence, entry.cooldown)
+            self.counters.prevented.count(vmi, entry.cooldown, mark)
         if self.record_blocked is not None:
             self.record_blocked(vmi, verdict, now)
 

@@ -350,6 +350,17 @@ class VmiCounts(Struct, rename="camel", kw_only=True):
     """VMIs by the outcome of a drain of their node"""
 
 
+class PreventedAnswer(Struct, rename="camel", kw_only=True):
+    """Moves that cooldowns have prevented, as far as this exporter was asked."""
+
+    since: Timestamp
+    """when this exporter started"""
+    moves: int
+    """VMs that were asked for within their cooldown, once per cooldown"""
+    migration_seconds: float
+    """how long the last migrations of these VMs took, in total"""
+
+
 class StatusAnswer(Struct, rename="camel", kw_only=True):
     """The health of this exporter, and how many VMIs it knows."""
 
@@ -370,3 +381,4 @@ class StatusAnswer(Struct, rename="camel", kw_only=True):
     """null: EvictionRequests are not answered"""
     vmis: VmiCounts | None
     """null until the exporter is ready"""
+    prevented: PreventedAnswer

@@ -6,6 +6,7 @@ from typing import Any
 
 from exporter.cli.layout import Screen
 from exporter.cli.status import show_status
+from exporter.counters import PreventedMoves
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.drain import Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
@@ -89,6 +90,7 @@ def status_of(
     screen: Screen = PIPED,
     now: float = NOW,
     why: tuple[Why, ...] = (),
+    prevented: PreventedMoves | None = None,
 ) -> str:
     """The output of `status` for these evacuations, blocked VMs and health."""
     health = health or some_health()
@@ -98,6 +100,8 @@ def status_of(
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
         blocked=Counter(one.reason for one in blocked),
         reasons=list_reasons(Policy()),
+        prevented=prevented or PreventedMoves(),
+        started_at=NOW - 7_200.0,
         now=now,
     )
     conditions = Conditions(

@@ -3,6 +3,7 @@
 import pytest
 
 from exporter.cli.layout import ROWS
+from exporter.counters import PreventedMoves
 from exporter.engine.facts.policy import Reason
 from exporter.health import Health, HistoryHealth
 from tests.support.builders import (
@@ -72,11 +73,15 @@ def test_a_status_is_shown() -> None:
         held("b", Reason.MIGRATION_IN_PROGRESS),
         held("c", until=NOW + 60.5),
     )
+    prevented = PreventedMoves()
+    prevented.moves.update(shop=2, bank=1)
+    prevented.migration_seconds.update(shop=480.0, bank=30.0)
     text = status_of(
         an_evacuation(vmi={"name": "web1"}, vmims=(an_attempt(phase="Running"),)),
         stuck(name="web2"),
         blocked=blocked,
         health=health,
+        prevented=prevented,
     )
 
     assert (
@@ -102,6 +107,7 @@ VMs: 100
   blocked: migration_in_progress  1
   blocked: cooldown               2
   if their nodes were drained  stays 2, leaves 98
+  moves prevented by cooldowns  3 since the start 2h ago, about 8m30s of migration
 
 Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
@@ -122,6 +128,11 @@ Blocked VMs: 3
   shop/b  n1  migration_in_progress  the migration ends
 """
     )
+
+
+def test_without_prevented_moves_no_time_is_told() -> None:
+    """Before anybody asked for a VM within its cooldown, only the 0 is shown."""
+    assert "  moves prevented by cooldowns  0 since the start 2h ago\n" in status_of()
 
 
 def test_what_to_do_is_told_of_each_that_differs() -> None:

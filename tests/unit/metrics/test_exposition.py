@@ -38,7 +38,7 @@ from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
 from exporter.metrics.exposition import NAMES, SLICE, Exposition, sample
-from exporter.metrics.families import BLOCKS, COOLING, FAMILIES
+from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, PREVENTED
 from exporter.metrics.family import View
 from exporter.metrics.samples import forget_old_counts
 from tests.support.builders import (
@@ -48,6 +48,7 @@ from tests.support.builders import (
     a_cordon,
     a_pod,
     a_policy,
+    a_running_state,
     a_state,
     a_vmi,
     a_vmim,
@@ -123,6 +124,8 @@ def a_view() -> View:
     counters.count_block(Reason.COOLDOWN, "n1", "shop", 3600.5, now=NOW)
     counters.count_block(Reason.MIGRATION_IN_PROGRESS, "n2", "shop", None, now=NOW)
     counters.count_block(Reason.EVACUATION_IN_PROGRESS, 'n"3\\', "a\nb", 40_000.0, now=NOW)
+    counters.prevented.moves["web"] = 3
+    counters.prevented.migration_seconds["web"] = 187.5
     counters.unknown_candidates[Mismatch.UID] = 2
     counters.task_failures["lease"] = 1
     counters.count_request("verdicts", 0.004)
@@ -224,6 +227,26 @@ def test_every_family_is_sampled_in_order() -> None:
     """Every family in `FAMILIES` is sampled once, in the same order."""
     assert [family for family, _ in sample(a_view())] == list(FAMILIES)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_prevented_moves_are_0_where_a_vm_may_be_asked_for() -> None:
+    """The counters of a namespace are 0 as soon as a VM in it migrates or cools down."""
+    view = an_empty_view()
+    put(view.store, a_vmi(namespace="idle"))
+    put(view.store, a_vmi(namespace="cools", uid="2", migration=a_state()))
+    put(view.store, a_vmi(namespace="moves", uid="3", migration=a_running_state()))
+    view.counters.prevented.moves["was"] = 2
+    view.counters.prevented.migration_seconds["was"] = 60.0
+    found = samples(list(parse_text(rendered(view))))
+
+    for family, counted in zip(PREVENTED, (2, 60), strict=True):
+        assert {
+            labels: value for (name, labels), value in found.items() if name == family.name
+        } == {
+            (("namespace", "cools"),): 0,
+            (("namespace", "moves"),): 0,
+            (("namespace", "was"),): counted,
+        }
 
 
 def test_each_policy_has_its_own_settings_and_vms() -> None:

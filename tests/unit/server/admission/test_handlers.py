@@ -86,7 +86,9 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
-    """A denial is counted by reason and node, by outcome, and in the histogram of cooldowns."""
+    """A denial is counted by reason and node, by outcome, in the histogram of cooldowns, and as a
+    prevented move.
+    """
     response = await webhook.ask()
     assert response["allowed"] is False
     assert response["status"]["code"] == 429
@@ -94,6 +96,9 @@ async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> Non
     assert await webhook.sample(f"{COOLDOWNS}") == 1
     series = f'{BLOCKS}{{namespace="shop",node="n1",reason="cooldown"}}'
     assert await webhook.sample(series) == 1
+    await webhook.ask()
+    assert await webhook.sample(series) == 2
+    assert webhook.api.counters.prevented.moves == {"shop": 1}
 
 
 async def test_a_warning_is_no_block() -> None:
@@ -106,6 +111,7 @@ async def test_a_warning_is_no_block() -> None:
         assert webhook.counted() == {"warned": 1}
         assert webhook.api.counters.verdicts == {(None, False): 1}
         assert not webhook.api.counters.blocks
+        assert not webhook.api.counters.prevented.moves
         assert webhook.api.counters.cooldowns.count == 0
     assert [one["event"] for one in logs] == ["eviction_would_be_denied"]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
-from exporter.counters import BlockedEviction
+from exporter.counters import BlockedEviction, PreventedMoves
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.drain import Forecast, Snapshot
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
@@ -655,7 +655,14 @@ def status_of(
 ) -> StatusAnswer:
     """The status with this many VMIs."""
     return describe_status(
-        health, vmis=vmis, drain={}, blocked=blocked, reasons=list_reasons(Policy()), now=NOW
+        health,
+        vmis=vmis,
+        drain={},
+        blocked=blocked,
+        reasons=list_reasons(Policy()),
+        prevented=PreventedMoves(),
+        started_at=NOW,
+        now=NOW,
     )
 
 

@@ -23,6 +23,7 @@ from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     KubeVirtSettings,
+    Outcome,
     Resource,
     Vmi,
     Why,
@@ -361,6 +362,52 @@ class TestVerdicts:
             (Reason.MIGRATION_IN_PROGRESS, "n2", "shop"): 2,
         }
         assert (api.counters.cooldowns.count, api.counters.cooldowns.total) == (2, 1800.0)
+
+    async def test_counts_a_prevented_move_once_per_cooldown(self, api: ServedApi) -> None:
+        """A VM that is asked for within its cooldown counts once, with the duration of its last
+        migration, and again in its next cooldown, which may begin before the end of the present
+        one. A corrected end, another node and a dry run count nothing.
+        """
+        prevented = api.counters.prevented
+        first, second = a_state(), a_state(uid="m2", start=NOW - 150.0, end=NOW - 60.0)
+        api.store.put(a_vmi(migration=first))
+        await api.verdict(dryRun=True)
+        assert not prevented.moves
+        for node in ("n1", "n2"):
+            api.store.put(a_vmi(node=node, migration=first))
+            assert (await api.verdict())["reason"] == "cooldown"
+        api.store.put(a_vmi(node="n2", migration=a_state(end=NOW - 590.0)))
+        await api.verdict()
+        assert (prevented.moves, prevented.migration_seconds) == ({"shop": 1}, {"shop": 60.0})
+
+        api.store.put(a_vmi(migration=second))
+        await api.verdict()
+        assert (prevented.moves, prevented.migration_seconds) == ({"shop": 2}, {"shop": 150.0})
+        assert api.counters.blocks.total() == 4
+
+    async def test_counts_a_prevented_move_once_whatever_is_scraped(self, api: ServedApi) -> None:
+        """A scrape forgets the cooldowns that have ended, and no other."""
+        api.store.put(a_vmi(migration=a_state()))
+        for _ in range(2):
+            await api.verdict()
+            await api.get("/metrics")
+        assert api.counters.prevented.moves == {"shop": 1}
+
+    async def test_what_is_not_a_cooldown_prevents_no_move(self, api: ServedApi) -> None:
+        """A VM that is blocked because it migrates is moving already."""
+        api.store.put(a_vmi(migration=a_running_state()))
+        assert (await api.verdict())["reason"] == "migration_in_progress"
+        assert not api.counters.prevented.moves
+
+    async def test_a_failure_that_does_not_count_begins_no_cooldown(self) -> None:
+        """With `countFailedMigrations: false` the move prevented is that of the last success."""
+        api = ServedApi(policy=a_policy(count_failed_migrations=False))
+        failed = a_state(uid="m2", end=NOW - 60.0, outcome=Outcome.FAILED)
+        async with opened(api):
+            for state in (a_state(), failed):
+                api.store.put(a_vmi(migration=state))
+                assert (await api.verdict())["reason"] == "cooldown"
+        assert api.counters.prevented.moves == {"shop": 1}
 
     async def test_counts_each_verdict(self, api: ServedApi) -> None:
         """Each verdict is counted by checkpoint, and by whether the answer allows the eviction."""
