@@ -206,7 +206,7 @@ def _write_head(family: Family, *, open_metrics: bool) -> str:
     if open_metrics and kind == "counter":
         short = name.removesuffix("_total")
         name, kind = (name, "unknown") if short in NAMES else (short, kind)
-    return f"# HELP {name} {family.help}\n# TYPE {name} {kind}\n"
+    return f"# HELP {name} {family.help_line}\n# TYPE {name} {kind}\n"
 
 
 async def _compress(deflate: "zlib._Compress | None", part: bytes) -> bytes:

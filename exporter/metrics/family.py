@@ -14,6 +14,7 @@ from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import Cooldown
 from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health
+from exporter.words.stability import Stability
 
 
 class Sample(Struct, frozen=True, gc=False):
@@ -55,6 +56,7 @@ class Family(Struct, frozen=True, kw_only=True):
     """One metric. If and only if its name ends with `_total`, it is a counter."""
 
     name: str
+    stability: Stability
     help: str
     labels: tuple[str, ...] = ()
 
@@ -62,6 +64,11 @@ class Family(Struct, frozen=True, kw_only=True):
     def type(self) -> Literal["counter", "gauge", "histogram"]:
         """The metric's type."""
         return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def help_line(self) -> str:
+        """The text of `# HELP`, which ends with the stability."""
+        return f"{self.help} [{self.stability}]"
 
 
 class ViewFamily(Family, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.evacuations.events import (
@@ -25,8 +26,11 @@ from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
 from exporter.kube.events import TYPES_AND_ACTIONS
 from exporter.metrics.families import FAMILIES
+from exporter.metrics.family import Family
+from exporter.server.api.openapi import ROUTES, Route
 from exporter.server.http.budget import BUDGET
 from exporter.settings import InvalidSettings, Settings, read_settings
+from exporter.words.stability import Stability
 from tests.generate.reference import fill_tables
 from tests.support.documents import (
     REFERENCE,
@@ -118,8 +122,10 @@ def test_the_defaults_are_the_program_s() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    """Every row of the table of settings has a meaning."""
-    assert all(len(row) == 3 and row[2] for row in table(REFERENCE, "Settings"))
+    """Every row of the table of settings has a stability and a meaning."""
+    for key, _, stability, meaning in table(REFERENCE, "Settings"):
+        assert stability in [*Stability], key
+        assert meaning, key
 
 
 def test_the_examples_are_valid() -> None:
@@ -147,6 +153,17 @@ def test_the_exit_codes_and_metrics_are_the_program_s() -> None:
     assert read(REFERENCE) == fill_tables(read(REFERENCE))
     assert len(table(REFERENCE, "Exit codes")) == len(Exit)
     assert len(table(REFERENCE, "Metrics")) == len(FAMILIES)
+    assert len(table(REFERENCE, "Stability")) == len(ROUTES)
+
+
+@pytest.mark.parametrize("row", [*FAMILIES, *ROUTES], ids=lambda row: row.name)
+def test_nothing_has_a_stability_by_default(row: Family | Route) -> None:
+    """A metric or an endpoint cannot be defined without a stability."""
+    fields = structs.asdict(row)
+    del fields["stability"]
+
+    with pytest.raises(TypeError, match="stability"):
+        type(row)(**fields)
 
 
 def test_the_command_line_is_the_program_s() -> None:

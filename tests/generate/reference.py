@@ -317,7 +317,7 @@ def _fence(language: str, text: str) -> tuple[str, ...]:
 
 def fill_tables(text: str) -> str:
     """The text of docs/reference.md, with the current values of the program in its tables."""
-    text = re.sub(r"(\| `policy\.(?!overrides).*\n)+", "".join(_write_policy()), text)
+    text = re.sub(r"(\| `policy\.(?!overrides).*\n)+", "".join(_write_policy(text)), text)
     checkpoints = {rule.reason: rule.checkpoint for rule in RULES}
     reasons = [
         f"| `{reason}` | `{checkpoints[reason]}` | {words.meaning} |"
@@ -326,10 +326,13 @@ def fill_tables(text: str) -> str:
     exits = [f"| `{code.value}` | {code.meaning} |" for code in Exit]
     metrics = [
         f"| `{family.name}` | {family.type}"
-        f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.help} |"
+        f" | {', '.join(f'`{label}`' for label in family.labels) or 'none'} | {family.stability}"
+        f" | {family.help} |"
         for family in FAMILIES
     ]
+    endpoints = [f"| `{one.method} {one.path}` | {one.stability} |" for one in ROUTES]
     tables = {
+        "Stability": endpoints,
         "Exit codes": exits,
         "Reasons": reasons,
         "Evacuation states": _STATES,
@@ -350,15 +353,19 @@ def fill_losses(text: str) -> str:
     return _fill(text, "Impact", [f"| `{one}` | {LOSSES[one]} |" for one in CLUSTER_RESOURCES])
 
 
-def _write_policy() -> Iterator[str]:
-    """The rows of the settings in `policy` and `policy.guards`."""
+def _write_policy(text: str) -> Iterator[str]:
+    """The rows of the settings in `policy` and `policy.guards`; their stability is in the text."""
     meanings = read_meanings(PolicyValues)
+    stability = dict(
+        re.findall(r"^\| `policy\.([\w.]+)` \| `[^`]*` \| (\w+) \|", text, re.MULTILINE)
+    )
     for one in structs.fields(PolicyValues):
         guard, default = one.name.removeprefix("guard_"), one.default
         key = f"{'guards.' if guard != one.name else ''}{write_key(guard)}"
         shown = str(default).lower() if isinstance(default, bool) else format_duration(default)
         if key != "block":
-            yield f"| `policy.{key}` | `{shown}` | {meanings[one.name]} |\n"
+            cells = (f"`policy.{key}`", f"`{shown}`", stability.get(key, ""), meanings[one.name])
+            yield f"| {' | '.join(cells)} |\n"
 
 
 def _fill(text: str, heading: str, rows: list[str]) -> str:

@@ -31,6 +31,7 @@ from exporter.server.api.schemas import (
 )
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
 from exporter.words.evacuations import OUTCOMES
+from exporter.words.stability import Stability
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class Route(Struct, frozen=True, kw_only=True):
 
     name: str
     path: str
+    stability: Stability
     summary: str
     answer: type[Struct] | tuple[str, ...]
     method: str = "GET"
@@ -100,6 +102,7 @@ ROUTES: tuple[Route, ...] = (
         name="verdicts",
         method="POST",
         path="/v1/verdicts",
+        stability=Stability.STABLE,
         summary="May these VMIs be evicted?",
         request=VerdictRequest,
         answer=VerdictsAnswer,
@@ -108,6 +111,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="blocked",
         path="/v1/blocked",
+        stability=Stability.STABLE,
         summary="Every VMI that is blocked now. With wait and If-None-Match, the answer comes when"
         " the set changes.",
         answer=BlockedAnswer,
@@ -136,6 +140,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="vmis",
         path="/v1/vmis",
+        stability=Stability.STABLE,
         summary="Which namespaces have a VMI of this name?",
         answer=VmisAnswer,
         parameters=(
@@ -154,6 +159,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="vmi",
         path="/v1/vmis/{namespace}/{name}",
+        stability=Stability.STABLE,
         summary="Everything known about one VMI: verdicts, what each rule says, migrations.",
         answer=VmiAnswer,
         parameters=_VMI_PATH,
@@ -162,6 +168,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="evacuations",
         path="/v1/evacuations",
+        stability=Stability.STABLE,
         summary="Every evacuation with its diagnosis and the next step, the oldest first.",
         answer=EvacuationsAnswer,
         problems=(503,),
@@ -169,6 +176,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="nodes",
         path="/v1/nodes",
+        stability=Stability.STABLE,
         summary="What a drain of each node would do to its VMs.",
         answer=NodesAnswer,
         problems=(503,),
@@ -176,6 +184,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="node",
         path="/v1/nodes/{node}",
+        stability=Stability.STABLE,
         summary="What a drain of one node would do to each VM on it.",
         answer=DrainAnswer,
         parameters=(_name_in_path("node", "The node's name.", LONGEST_NAME),),
@@ -184,6 +193,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="status",
         path="/v1/status",
+        stability=Stability.STABLE,
         summary="The health of this exporter, and how many VMIs it knows. This endpoint also"
         " answers before the exporter is ready.",
         answer=StatusAnswer,
@@ -191,12 +201,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="metrics",
         path="/metrics",
+        stability=Stability.STABLE,
         summary="Prometheus metrics: text 0.0.4, or OpenMetrics 1.0 if the client accepts it.",
         answer=("text/plain", "application/openmetrics-text"),
     ),
     Route(
         name="livez",
         path="/livez",
+        stability=Stability.STABLE,
         summary="200 while the process serves requests.",
         answer=("text/plain",),
         guarded=False,
@@ -204,6 +216,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="readyz",
         path="/readyz",
+        stability=Stability.STABLE,
         summary="200 when the exporter has read the VMIs of at least one"
         " namespace, and all other resources that verdicts need, except forbidden ones.",
         answer=("text/plain",),
@@ -213,12 +226,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="openapi",
         path="/openapi.json",
+        stability=Stability.STABLE,
         summary="The OpenAPI document of this API.",
         answer=("application/json",),
     ),
     Route(
         name="vm",
         path="/vmis/{namespace}/{name}",
+        stability=Stability.STABLE,
         summary="A web page about one VM, with the same information as"
         " GET /v1/vmis/{namespace}/{name}.",
         answer=("text/html",),
@@ -228,6 +243,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         name="page",
         path="/",
+        stability=Stability.STABLE,
         summary="The status page: a web page for people.",
         answer=("text/html",),
     ),
@@ -310,6 +326,7 @@ def _read_bodies(module: str) -> dict[str, list[ast.stmt]]:
 def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
+        "x-stability": route.stability,
         "summary": route.summary,
         "responses": {"200": {"description": "The answer.", "content": _content(route.answer)}},
     }

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,9 +198,9 @@ class _ViewCollector(Collector):
         """Every family as a metric of prometheus_client."""
         for family, found in sample(self._view):
             name = family.name.removesuffix("_total") if family.type == "counter" else family.name
-            metric = Metric(name, family.help, family.type)
+            metric = Metric(name, family.help_line, family.type)
             if name != family.name and name in NAMES and not self._is_unique:
-                metric = Metric(family.name, family.help, "unknown")
+                metric = Metric(family.name, family.help_line, "unknown")
             for one in found:
                 labels = dict(zip(family.labels, one.labels, strict=True))
                 suffix = "_total" if family.type == "counter" else one.suffix
@@ -227,6 +228,13 @@ def test_every_family_is_sampled_in_order() -> None:
     """Every family in `FAMILIES` is sampled once, in the same order."""
     assert [family for family, _ in sample(a_view())] == list(FAMILIES)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_every_help_ends_with_the_stability() -> None:
+    """`# HELP` has the stability in brackets at the end."""
+    helps = re.findall(r"^# HELP (\w+) .* \[(\w+)\]$", rendered(an_empty_view()), re.MULTILINE)
+
+    assert helps == [(family.name, family.stability) for family in FAMILIES]
 
 
 def test_prevented_moves_are_0_where_a_vm_may_be_asked_for() -> None:
