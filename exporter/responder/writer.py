@@ -258,7 +258,8 @@ class Responder:
             return
         turn.written_at = self.monotonic()
         now = math.floor(self.api.read_server_time())
-        heartbeat = max(now, eviction.heartbeat_at or 0.0)
+        # The time that we know may be late, and a heartbeat before these is refused.
+        heartbeat = max(now, eviction.started_at or 0.0, eviction.heartbeat_at or 0.0)
         entry = {
             "name": self.settings.name,
             "heartbeatTime": write_time(heartbeat),

@@ -157,6 +157,16 @@ async def test_a_hold_is_written_at_once_and_then_every_two_minutes() -> None:
     assert scene.blocks == {Reason.COOLDOWN: 1}
 
 
+async def test_no_heartbeat_is_before_the_turn() -> None:
+    """The server refuses one before `startTime`; the time that we know may be two seconds late."""
+    scene = Scene()
+    scene.add_vm()
+    scene.server.ahead = -2.0
+    await scene.run(1)
+    ((_, _, entry),) = scene.server.writes
+    assert parse_instant(entry["heartbeatTime"]) == NOW
+
+
 async def test_after_the_hold_the_vm_is_evicted_and_followed() -> None:
     """With the UID of the pod as precondition, and the names of those who ask."""
     scene = Scene()
@@ -200,6 +210,8 @@ async def test_the_heartbeat_is_by_the_servers_clock_and_never_goes_back() -> No
     scene = Scene()
     scene.server.ahead = -25.0
     scene.add_vm()
+    (eviction,) = scene.store.evictions.list_turns(SETTINGS.name)
+    scene.store.put(replace(eviction, started_at=NOW - 30.0))
     await scene.run(1)
     assert parse_instant(scene.server.writes[0][2]["heartbeatTime"]) == NOW - 25.0
     scene.server.ahead = -200.0
