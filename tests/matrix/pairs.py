@@ -16,8 +16,10 @@ SUITES = {
     "watch": "tests/integration/apiserver/test_both_servers.py",
     "webhook": "tests/integration/apiserver/test_admission_live.py",
     "EvictionRequests": "tests/integration/kubevirt/test_eviction_requests.py",
+    "EvictionRequests told": "tests/integration/apiserver/test_eviction_requests.py",
 }
-_ORDINARY = tuple(suite for suite in SUITES if suite != "EvictionRequests")
+_REQUESTS = ("EvictionRequests", "EvictionRequests told")
+_ORDINARY = tuple(suite for suite in SUITES if suite not in _REQUESTS)
 """The suites of an ordinary pair; EvictionRequests are answered from Kubernetes 1.38 on."""
 
 ABOUT_KUBEVIRT = "rig: KubeVirt "
@@ -48,7 +50,7 @@ class Pair:
 
 PAIRS = (
     Pair.of(),
-    Pair.of("rig", "watch", "webhook", "EvictionRequests", kube_apiserver="1.38.0-beta.0"),
+    Pair.of("rig", "watch", "webhook", *_REQUESTS, kube_apiserver="1.38.0-beta.0"),
     Pair.of(kube_apiserver="1.36.3"),
     Pair.of(kubevirt="1.8.4", kube_apiserver="1.36.3"),
     Pair.of(kubevirt="1.7.0", kube_apiserver="1.36.3"),

@@ -20,6 +20,7 @@ from tests.support.program import Program, program
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 REQUESTER, RESPONDER = "example.com/drain", "imperative-eviction.k8s.io/evictor"
 NAMESPACE = "asked"
@@ -37,6 +38,11 @@ class Cost:
     memory: int
     start: float
     scrape: float
+
+
+def observing(mode: str) -> Object:
+    """A configuration with this mode."""
+    return {"evictionRequests": {"mode": mode}}
 
 
 async def measure(exporter: Program) -> Cost:
@@ -95,11 +101,11 @@ async def report(cluster: RealCluster, eviction: Object, message: str) -> None:
     )
 
 
-async def in_turn(act: Callable[[T], Awaitable[Object]], items: Iterable[T]) -> list[Object]:
+async def in_turn(act: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
     """Call `act` with each item, a few at a time; returns the results."""
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def limited(item: T) -> Object:
+    async def limited(item: T) -> R:
         async with limit:
             return await act(item)
 
@@ -132,28 +138,24 @@ async def test_what_evictions_cost(
             return await cluster.admin.create(EVICTIONS, build_eviction(made))
 
         made = await in_turn(make, range(evictions))
-        costs = {}
-        for mode in ("off", "observe"):
-            config = {"evictionRequests": {"mode": mode}}
-            async with program(tmp_path, *login, config=config) as exporter:
-                costs[mode] = await measure(exporter)
-                if mode == "off":
-                    continue
-                assert await exporter.sample(PRESENT, state="Active") == evictions
-                spent, began = exporter.cpu(), time.monotonic()
-                await in_turn(
-                    lambda number: report(cluster, made[number % evictions], f"try {number}"),
-                    range(heartbeats),
-                )
-                await report(cluster, made[0], "the last")
-                await exporter.until(
-                    f"/v1/vmis/{NAMESPACE}/vm0",
-                    lambda _, body: body["evictionRequest"]["message"] == "the last",
-                )
-                spent, lasted = exporter.cpu() - spent, time.monotonic() - began
-                grown = exporter.resident() - costs[mode].memory
+        async with program(tmp_path, *login, config=observing("off")) as exporter:
+            off = await measure(exporter)
+        async with program(tmp_path, *login, config=observing("observe")) as exporter:
+            observe = await measure(exporter)
+            assert await exporter.sample(PRESENT, state="Active") == evictions
+            spent, began = exporter.cpu(), time.monotonic()
+            await in_turn(
+                lambda number: report(cluster, made[number % evictions], f"try {number}"),
+                range(heartbeats),
+            )
+            await report(cluster, made[0], "the last")
+            await exporter.until(
+                f"/v1/vmis/{NAMESPACE}/vm0",
+                lambda _, body: body["evictionRequest"]["message"] == "the last",
+            )
+            spent, lasted = exporter.cpu() - spent, time.monotonic() - began
+            grown = exporter.resident() - observe.memory
 
-    off, observe = costs["off"], costs["observe"]
     memory = observe.memory - off.memory
     prove(
         f"EvictionRequests: {evictions:,} Evictions of as many VMs: RSS {off.memory / MIB:.0f} MiB"
