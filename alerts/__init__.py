@@ -1,1 +1,1 @@
-"""The alerts: rules, runbooks, and a demo in which they fire."""
+"""The alerts: rules, and a demo in which they fire."""

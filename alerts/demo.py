@@ -58,11 +58,11 @@ def name_alert(alert: Mapping[str, Any]) -> str:
     return f"{labels['alertname']} {about}".rstrip()
 
 
-def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[str]:
+def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts, exporter: str) -> Iterator[str]:
     """Yield a line when an alert first becomes pending, when it fires and when it ends.
 
     An alert that becomes pending several times has one line. The line of a firing alert is followed
-    by its description.
+    by its description, and the URL of its runbook on the exporter.
     """
     for key, alert in now.items():
         if key in told and told[key]["state"] == alert["state"]:
@@ -72,7 +72,7 @@ def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts) -> Iterator[st
         if alert["state"] == "firing":
             notes = alert["annotations"]
             yield f"         {notes['description']}"
-            yield f"         alerts/runbooks/{notes['runbook_url'].rpartition('/')[2]}"
+            yield f"         {exporter}/runbooks/{notes['runbook_url'].rpartition('/')[2]}"
     for key in [key for key, alert in told.items() if alert["state"] == "firing"]:
         if key not in now:
             yield f"over     {name_alert(told.pop(key))}"
@@ -86,11 +86,11 @@ async def read_alerts(session: aiohttp.ClientSession) -> Alerts:
     return {repr(sorted(alert["labels"].items())): alert for alert in found}
 
 
-async def show(session: aiohttp.ClientSession) -> NoReturn:
+async def show(session: aiohttp.ClientSession, exporter: str) -> NoReturn:
     """Print changes until the program ends."""
     told: dict[str, Mapping[str, Any]] = {}
     while True:
-        for line in tell_changes(told, await read_alerts(session)):
+        for line in tell_changes(told, await read_alerts(session), exporter):
             at = " " * 8 if line.startswith(" ") else f"{datetime.now(UTC):%H:%M:%S}"
             print(f"{at}  {line}", flush=True)
         await asyncio.sleep(LOOKS_EVERY)
@@ -155,7 +155,7 @@ async def main() -> int:
             if await answers(f"{PROMETHEUS}/alerts"):
                 print(f"{PROMETHEUS}/alerts")
             print("Each change of an alert is printed. Ctrl-C ends this program.", flush=True)
-            await show(session)
+            await show(session, exporter)
     except CannotShow as missing:
         print(missing, file=sys.stderr)
         return 1

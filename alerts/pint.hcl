@@ -48,7 +48,7 @@ rule {
   }
   annotation "runbook_url" {
     severity = "bug"
-    value    = "https://.+/{{ $alert }}[.]md"
+    value    = "https://.+/runbooks/{{ $alert }}(#.+)?"
     required = true
   }
 }

@@ -42,8 +42,8 @@ Section = Sequence[Builder[Panel]]
 SLOTS = 5
 """`maxNoOfPodsToEvictTotal` in the policy of the descheduler operator for KubeVirt."""
 RULES = Path(__file__).parents[1] / "alerts" / "rules.yaml"
-RUNBOOKS = re.findall(r"^ +(https://\S+)/\w+[.]md$", RULES.read_text(), re.MULTILINE)[0]
-"""The URL of the published runbooks, from the rules."""
+RUNBOOKS = re.findall(r"^ +(https://\S+)/\w+$", RULES.read_text(), re.MULTILINE)[0]
+"""The URL of the runbooks, from the rules."""
 COMPONENT = 'kubernetes_operator_component="kubevirt-eviction-exporter"'
 CONTACT = select("kubevirt_eviction_exporter_last_contact_timestamp_seconds") + " > 0"
 OLD: Steps = ((None, GREEN), (90, YELLOW), (480, RED))
@@ -119,7 +119,7 @@ def _alerts() -> Section:
             size=(16, 7),
             labels={"alertname": "Alert", "severity": "Severity", "alertstate": "State"},
             sort_by="Alerts",
-            links={"Alert": ("Open the runbook", f"{RUNBOOKS}/${{__value.text}}.md")},
+            links={"Alert": ("Open the runbook", f"{RUNBOOKS}/${{__value.text}}")},
         ),
         bars_panel(
             "Time since the last contact",

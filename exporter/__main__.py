@@ -50,7 +50,7 @@ def run() -> int:
                 from exporter.cli.check import check
 
                 return check(arguments.config, arguments.explained, arguments.kubeconfig)
-            case "explain" | "status" | "node" as name:
+            case "explain" | "status" | "node" | "runbook" as name:
                 return commands.QUERIES[name](arguments)
             case "record" | "replay":
                 return play_back(arguments)

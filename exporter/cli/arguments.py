@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from exporter import __version__
 from exporter.engine.facts.model import Instant
 from exporter.kube.objects.instants import parse_instant
+from exporter.runbooks import read_runbook
 from exporter.settings import Address, parse_address, parse_positive_duration
 
 
@@ -63,6 +64,17 @@ def make_parser() -> argparse.ArgumentParser:
     node.add_argument("--all", action="store_true", help="show every row of each list, not only 20")
     node.add_argument(
         "--watch", action="store_true", help="with NAME: follow its drain until it is over"
+    )
+    _add_command(
+        commands,
+        "runbook",
+        "What do I do about this alert, or about this step of explain?",
+        "runbook KubeVirtEvacuationStuck",
+    ).add_argument(
+        "runbook",
+        type=_with_message(read_runbook),
+        metavar="NAME[#STEP]",
+        help="the alert's name, or what `explain` prints as runbook",
     )
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"

@@ -141,12 +141,18 @@ def _find_screen(arguments: argparse.Namespace) -> "Screen":
     return replace(screen, rows=None) if arguments.all else screen
 
 
+def runbook(arguments: argparse.Namespace) -> Exit:
+    """`runbook`: print a runbook or a step, whose text the parser has read."""
+    return print_answer(arguments.runbook, Exit.CANNOT_ASK)
+
+
 QUERIES: dict[str, Callable[[argparse.Namespace], Exit]] = {
     "explain": explain,
     "status": status,
     "node": node,
+    "runbook": runbook,
 }
-"""The commands that query a running exporter."""
+"""The commands that print an answer, all but the last of a running exporter."""
 
 
 def record(arguments: argparse.Namespace, *, clock: Callable[[], Instant]) -> Exit:

@@ -1,4 +1,4 @@
-"""`kubectl evictions`: runs `explain`, `status` or `node` in the exporter's own pod.
+"""`kubectl evictions`: runs a command such as `explain` in the exporter's own pod.
 
 kubectl finds a plugin by the name of its program, kubectl-evictions, on the PATH. The plugin calls
 kubectl again, which has the user's login: once to find the pod, and once to run the command there.
@@ -16,7 +16,7 @@ from typing import Any
 
 
 SELECTOR = "app.kubernetes.io/name=kubevirt-eviction-exporter"
-COMMANDS = ("explain", "status", "node")
+COMMANDS = ("explain", "status", "node", "runbook")
 _USAGE = """kubectl evictions [OPTIONS] COMMAND
 
 examples:

@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BLOCKED_WAIT = "blocked_wait"
 """The metric label of long polls."""
-METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page"})
+METRICS_LISTENER = frozenset({"metrics", "livez", "readyz", "page", "runbooks", "runbook"})
 
 log = structlog.stdlib.get_logger()
 
@@ -46,7 +46,7 @@ def make_query_app(
 def make_metrics_app(
     service: Service, access: Access | None = None, *, page: bool = False
 ) -> web.Application:
-    """The metrics listener's application: metrics, probes and the page.
+    """The metrics listener's application: metrics, probes, the page and the runbooks.
 
     `page`: the page shows single VMs to unauthenticated callers too.
     """
@@ -73,8 +73,10 @@ def _make_app(
         client_max_size=service.limits.body_bytes,
     )
     pages = {
-        "page": _make_page(service, "answer_page", named=named, linked=linked),
-        "vm": _make_page(service, "answer_vm_page", linked=linked),
+        "page": _make_page(service, "handlers", "answer_page", named=named, linked=linked),
+        "vm": _make_page(service, "handlers", "answer_vm_page", linked=linked),
+        "runbooks": _make_page(service, "runbooks", "answer_list"),
+        "runbook": _make_page(service, "runbooks", "answer_runbook"),
     }
     for route in ROUTES:
         if route.name in served:
@@ -86,11 +88,11 @@ def _make_app(
     return app
 
 
-def _make_page(service: Service, name: str, **options: bool) -> Handler:
-    """The handler `name` of `page.handlers`. A thread imports that module at the first request."""
+def _make_page(service: Service, module: str, name: str, **options: bool) -> Handler:
+    """The handler `name` of a module of `page`. A thread imports it at the first request."""
 
     async def answer_page(request: web.Request) -> web.StreamResponse:
-        pages = await asyncio.to_thread(_import_pages)
+        pages = await asyncio.to_thread(_import_pages, module)
         answer: web.Response = await getattr(pages, name)(service, request, **options)
         return answer
 
@@ -98,12 +100,12 @@ def _make_page(service: Service, name: str, **options: bool) -> Handler:
 
 
 @cache
-def _import_pages() -> ModuleType:
-    """Import `page.handlers`, and exempt what that creates from garbage collections.
+def _import_pages(module: str) -> ModuleType:
+    """Import a module of `page`, and exempt what that creates from garbage collections.
 
     Without this, a collection would hold the interpreter's lock for 15 ms instead of 7.
     """
-    pages = import_module("exporter.server.page.handlers")
+    pages = import_module(f"exporter.server.page.{module}")
     gc.freeze()
     return pages
 

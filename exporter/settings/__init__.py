@@ -233,15 +233,13 @@ class EvictionRequestSettings:
 
 @dataclass(frozen=True)
 class Links:
-    """The templates of the pages' links about a VM to other servers.
+    """The templates of the pages' links to other servers.
 
-    `{namespace}`, `{name}` and `{node}` stand for the VM, and in `runbooks` `{alert}` for the name
-    of the runbook.
+    `{alert}` stands for the name of a runbook; without `runbooks`, the pages link to those that the
+    exporter serves. `{namespace}`, `{name}` and `{node}` stand for the VM.
     """
 
-    runbooks: Annotated[str, parse_runbook_link] = (
-        "https://github.com/kubevirt-eviction-exporter/exporter/blob/main/alerts/runbooks/{alert}.md"
-    )
+    runbooks: Annotated[str | None, parse_runbook_link] = None
     grafana: Annotated[str | None, parse_vm_link] = None
     console: Annotated[str | None, parse_vm_link] = None
 

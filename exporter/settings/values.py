@@ -169,8 +169,8 @@ def _each(values: list[object], parse: Callable[[object], T]) -> tuple[T, ...]:
 
 
 def parse_runbook_link(value: object) -> str:
-    """A template of the URL of a runbook, for one VM."""
-    return _parse_link(value, ("alert", "namespace", "name", "node"))
+    """A template of the URL of any runbook."""
+    return _parse_link(value, ("alert",))
 
 
 def parse_vm_link(value: object) -> str:

@@ -34,10 +34,8 @@ from exporter.words.commands import (
     HANDLERS,
     LAUNCHER_LOG,
     MIGRATION_SETTINGS,
-    MOVE_RUNBOOK,
     PODS,
     RESTART,
-    STUCK_RUNBOOK,
     VMI,
     VMIM_EVENTS,
     Action,
@@ -47,8 +45,6 @@ from exporter.words.evacuations import STATES
 
 BOTH_LIMITS = "parallelMigrationsPerCluster or parallelOutboundMigrationsPerNode"
 """What may be raised if it is not known which of KubeVirt's limits is reached."""
-FAILURES_OF_AN_ALERT = 3
-"""From this number of failed attempts on, KubeVirtEvacuationFailingRepeatedly fires."""
 _FAILING_TARGET = (
     "the last {failures} attempts failed on {failing}: if those of other VMs fail there too, cordon"
     " it, and check its virt-handler."
@@ -57,7 +53,10 @@ _FAILING_TARGET = (
 
 
 class Advice(Struct, frozen=True):
-    """The action for one VM. `cause` is the cluster's reason for the action, if there is one."""
+    """The action for one VM. `cause` is the cluster's reason for the action, if there is one.
+
+    `runbook` is the name of the runbook and of the step in it: KubeVirtEvacuationStuck#quota.
+    """
 
     sentence: str
     command: str
@@ -259,7 +258,7 @@ def advise(
         failures=failures,
         withdrawn=" and ".join(diagnosis.withdrawn) if isinstance(diagnosis, Diagnosis) else "",
     )
-    return Advice(sentence, command, _find_runbook(action, diagnosis), cause)
+    return Advice(sentence, command, name_step(obstacle), cause)
 
 
 def advise_outlook(
@@ -276,7 +275,12 @@ def advise_outlook(
     elif outlook.ground is Ground.TWO_PODS:
         cause = None
     sentence, command = write_action(ACTIONS[obstacle], evidence, conditions, cause=cause)
-    return Advice(sentence, command, ACTIONS[obstacle].runbook, cause)
+    return Advice(sentence, command, name_step(obstacle), cause)
+
+
+def name_step(obstacle: State | Obstacle) -> str:
+    """The runbook of an action, and the step in it."""
+    return f"{ACTIONS[obstacle].runbook}#{obstacle}"
 
 
 def _find_outlook_step(
@@ -369,16 +373,6 @@ def write_action(
 def _select_on(node: str) -> str:
     """The option of kubectl that selects the pods on a node; "" if the node is unknown."""
     return f" --field-selector spec.nodeName={quote(node)}" if node else ""
-
-
-def _find_runbook(action: Action, diagnosis: Diagnosis | Move) -> str:
-    """The runbook of the alert that fires about the VM, or of the action if it has its own."""
-    if isinstance(diagnosis, Move):
-        return MOVE_RUNBOOK
-    if action.runbook not in (STUCK_RUNBOOK, FAILING_RUNBOOK):
-        return action.runbook
-    fails = diagnosis.failed_attempts >= FAILURES_OF_AN_ALERT
-    return FAILING_RUNBOOK if fails else STUCK_RUNBOOK
 
 
 def write_cancel(namespace: str, name: str, node: str) -> str:

@@ -5,14 +5,12 @@ from msgspec import Struct
 
 STUCK_RUNBOOK = "KubeVirtEvacuationStuck"
 FAILING_RUNBOOK = "KubeVirtEvacuationFailingRepeatedly"
-MOVE_RUNBOOK = "KubeVirtMigrationStuck"
-"""The runbook of every move without an evacuation: that of the only alert about it."""
 FIND_KUBEVIRT = "$(kubectl get kubevirts -A -o jsonpath='{.items[0].metadata.namespace}')"
 """KubeVirt's own namespace in a command, if the exporter does not know it."""
 
 
 class Action(Struct, frozen=True):
-    """A sentence that says what to do, a shell command, and the runbook with the details.
+    """A sentence that says what to do, a shell command, and the runbook that has this step.
 
     Templates: `{namespace}` and `{name}` of the VM, `{attempt}` (its unfinished VMIM), `{vmim}`
     (the same, or the VMIM that failed last), `{uid}` (the unfinished VMIM's UID), `{cancel}` (the

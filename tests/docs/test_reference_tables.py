@@ -206,7 +206,7 @@ def test_the_alerts_are_the_rule_file_s() -> None:
     rules = yaml.safe_load((ROOT / "alerts/rules.yaml").read_text(encoding="utf-8"))
     alerts = [
         [
-            f"[`{rule['alert']}`](../alerts/runbooks/{rule['alert']}.md)",
+            f"[`{rule['alert']}`](../exporter/runbooks/{rule['alert']}.md)",
             f"`{rule['for']}`",
             rule["labels"]["severity"],
         ]

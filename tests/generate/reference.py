@@ -49,7 +49,7 @@ CHAPTERS = {
 }
 """The chapter of docs/reference.md that has the values of a type of words."""
 
-BLIND_SPOT = ROOT / "alerts/runbooks/KubeVirtEvictionExporterBlindSpot.md"
+BLIND_SPOT = ROOT / "exporter/runbooks/KubeVirtEvictionExporterBlindSpot.md"
 _STATES = [f"| `{state}` | {words.meaning} |" for state, words in STATES.items()]
 COMMON = 3
 """A field that is the same in this number of types is described once."""

@@ -1,10 +1,10 @@
 """Builds the files of a release. The same commit always results in the same bytes.
 
 `python -m tests.generate.release FOLDER` (`make release-dry-run`) writes the wheel and the source
-distribution, the chart, install.yaml, and the rules with runbook URLs of this version. It also
-writes the checksums of all files in the folder. `--check` (`make release-check`) fails if a base
-image is not pinned by its digest. The images, signatures and attestations are made by
-.github/workflows/release.yaml, which needs a registry.
+distribution, the chart, install.yaml, and the rules. It also writes the checksums of all files in
+the folder. `--check` (`make release-check`) fails if a base image is not pinned by its digest. The
+images, signatures and attestations are made by .github/workflows/release.yaml, which needs a
+registry.
 """
 
 import gzip
@@ -22,9 +22,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from exporter import __version__
 from tests.cluster.binaries import find_binary
-from tests.generate import REPOSITORY
 from tests.generate.manifests import CHART, ROOT, overlay
 from tests.generate.rules import RULES
 from tests.matrix.pairs import TESTED, Pair, Result, read_results
@@ -44,13 +42,9 @@ def build_packages(folder: Path, epoch: int) -> None:
 
 
 def build_chart(folder: Path, epoch: int) -> None:
-    """Write the chart as one file; its runbook URLs have this version."""
+    """Write the chart as one file."""
     with TemporaryDirectory() as directory:
-        copy = Path(directory) / CHART.name
-        shutil.copytree(CHART, copy)
-        rules = copy / "files/prometheusrule.yaml"
-        rules.write_text(pin_urls(rules.read_text(encoding="utf-8")), encoding="utf-8")
-        command = [str(find_binary("helm")), "package", str(copy), "--destination", directory]
+        command = [str(find_binary("helm")), "package", str(CHART), "--destination", directory]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (packed,) = Path(directory).glob("*.tgz")
         (folder / packed.name).write_bytes(pack_again(packed.read_bytes(), epoch))
@@ -72,22 +66,15 @@ def pack_again(archive: bytes, epoch: int) -> bytes:
     return packed.getvalue()
 
 
-def pin_urls(text: str) -> str:
-    """The text with the runbook URLs of this version instead of the main branch."""
-    return text.replace(f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/blob/v{__version__}/")
-
-
 def build_manifests(folder: Path) -> None:
-    """Write `base` with cert-manager's certificate into one file, and the rules into another."""
+    """Write `base` with cert-manager's certificate into one file, and the rules beside it."""
     objects = overlay(resources=["base"], components=["components/cert-manager"])
     (folder / "install.yaml").write_text(
         "# kubectl apply --server-side -f install.yaml; it needs cert-manager.\n"
         + yaml.safe_dump_all(objects),
         encoding="utf-8",
     )
-    (folder / "rules.yaml").write_text(
-        pin_urls(RULES.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    shutil.copy(RULES, folder)
 
 
 def build_plugin(folder: Path, epoch: int) -> None:

@@ -12,18 +12,18 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from exporter.settings import Links
+from exporter.runbooks import NAMES, read_runbook
 
 
 Rule: TypeAlias = dict[str, Any]
 Groups: TypeAlias = dict[str, list[dict[str, Any]]]
 
 
-RUNBOOK_BASE = Links().runbooks.removesuffix("/{alert}.md")
+RUNBOOK_BASE = "https://kubevirt-eviction-exporter.kubevirt-eviction-exporter.svc:9811/runbooks"
+"""The runbooks that the exporter serves, on the Service of our manifests."""
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULES = ALERTS / "rules.yaml"
 PROMETHEUS_RULE = ALERTS / "prometheusrule.yaml"
-RUNBOOKS = ALERTS / "runbooks"
 PINT = ALERTS / "pint.hcl"
 CASES = sorted((Path(__file__).parents[1] / "integration" / "alerts").glob("*.yaml"))
 
@@ -40,7 +40,7 @@ metadata:
     prometheus.kubevirt.io: "true"
 spec:
 """
-_ALERT = re.compile(r"^ +- alert: (\w+)$|^( +runbook_url: )>-\n +\S+$", re.MULTILINE)
+_ALERT = re.compile(r"^ +- alert: (\w+)$|^( +runbook_url: )>-\n +.+$", re.MULTILINE)
 
 
 def load_groups(path: Path = RULES) -> Groups:
@@ -78,8 +78,8 @@ def map_expressions(groups: Groups, change: Callable[[str], str]) -> Groups:
 
 
 def load_runbooks() -> dict[str, str]:
-    """The text of each runbook by the name of its file."""
-    return {path.stem: path.read_text() for path in sorted(RUNBOOKS.iterdir())}
+    """The text of each runbook by its name."""
+    return {name: read_runbook(name) for name in NAMES}
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -87,14 +87,20 @@ def fenced(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def runbook_url(alert: str) -> str:
-    """The URL of an alert's runbook."""
-    return f"{RUNBOOK_BASE}/{alert}.md"
+def list_causes(rule: Rule) -> list[str]:
+    """The values of the label `cause` of an alert."""
+    return re.findall(r'"cause", "(\w+)"', rule["expr"])
+
+
+def runbook_url(rule: Rule) -> str:
+    """The URL of an alert's runbook: of the step for its cause, if it has a label `cause`."""
+    step = "#{{$labels.cause}}" if list_causes(rule) else ""
+    return f"{RUNBOOK_BASE}/{rule['alert']}{step}"
 
 
 def derive_rules(text: str) -> str:
     """The text of rules.yaml with every runbook URL derived from the base."""
-    alert = ""
+    alerts, alert = all_alerts(yaml.safe_load(text)), ""
 
     def replace(match: re.Match[str]) -> str:
         nonlocal alert
@@ -102,7 +108,7 @@ def derive_rules(text: str) -> str:
             alert = match[1]
             return match[0]
         indent = " " * (len(match[2]) - len(match[2].lstrip()) + 2)
-        return f"{match[2]}>-\n{indent}{runbook_url(alert)}"
+        return f"{match[2]}>-\n{indent}{runbook_url(alerts[alert])}"
 
     return _ALERT.sub(replace, text)
 

@@ -12,7 +12,6 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 from playwright.async_api import Browser, Page, expect
 
 from tests.cluster import poll
-from tests.generate.rules import RUNBOOK_BASE
 from tests.generate.screenshots import FOLDER, SHOTS, Shot, read_words
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
 
@@ -131,7 +130,7 @@ class TestLooks:
 
         path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
-        book = f"{RUNBOOK_BASE}/{first['runbook']}.md"
+        book = f"/runbooks/{first['runbook']}"
         assert reached[6:11] == [path, f"/?node={first['node']}#drain", "button", book, "summary"]
         assert "unseen" not in reached
 

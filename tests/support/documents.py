@@ -26,7 +26,7 @@ WHAT_IF = ROOT / "docs" / "what-if.md"
 
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "alerts/**/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "exporter/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
 

@@ -98,7 +98,7 @@ Delay = Annotated[State, means("what delays it")]
 IsStuck = Annotated[bool, means("whether it is stuck, and somebody must act")]
 NextStep = Annotated[str, means("what to do, in one sentence")]
 FirstCommand = Annotated[str, means("the shell command to begin with, for this VM")]
-Runbook = Annotated[str, means("the name of the runbook with more information")]
+Runbook = Annotated[str, means("the runbook and its step: KubeVirtEvacuationStuck#quota")]
 
 
 class EvacuationAnswer(Struct, rename="camel", kw_only=True):
@@ -290,7 +290,7 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     command: str | None
     """the command to begin with; null: nothing to do"""
     runbook: str | None
-    """the name of the runbook; null: nothing to do"""
+    """the runbook and its step; null: nothing to do"""
 
 
 class ObstructionAnswer(Struct, rename="camel", kw_only=True):
@@ -304,7 +304,7 @@ class ObstructionAnswer(Struct, rename="camel", kw_only=True):
     command: str | None
     """the command to begin with; null: nothing to do"""
     runbook: str | None
-    """the name of the runbook; null: nothing to do"""
+    """the runbook and its step; null: nothing to do"""
 
 
 class OutlivedPodAnswer(Struct, rename="camel", kw_only=True):

@@ -56,7 +56,7 @@ async def answer_page(
     text: list[str] = []
     pieces = render_page(page, service.links, linked=linked)
     await run_in_slices(map(text.append, pieces), most=PIECES)
-    return _html("".join(text))
+    return answer_html("".join(text))
 
 
 async def answer_vm_page(service: Service, request: web.Request, *, linked: bool) -> web.Response:
@@ -65,17 +65,18 @@ async def answer_vm_page(service: Service, request: web.Request, *, linked: bool
     A browser gets a page for an unknown VM, too. For other clients this raises `Refusal`.
     """
     try:
-        return _html(render_vm(service.explain(request), service.links, linked=linked))
+        return answer_html(render_vm(service.explain(request), service.links, linked=linked))
     except Refusal as refusal:
         if "text/html" not in request.headers.get(hdrs.ACCEPT, ""):
             raise
         text = render_problem(refusal.problem, service.clock())
-        return _html(text, refusal.problem.status, refusal.headers)
+        return answer_html(text, refusal.problem.status, refusal.headers)
 
 
-def _html(
+def answer_html(
     text: str, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
 ) -> web.Response:
+    """The response with a page."""
     response = web.Response(
         text=text,
         status=status,

@@ -1,4 +1,4 @@
-"""Renders the status page at `/` and the page of one VM, as HTML without external assets."""
+"""Renders the status page at `/`, the page of one VM and runbooks, without external assets."""
 
 import base64
 import hashlib
@@ -95,19 +95,30 @@ def render_problem(problem: Problem, now: Instant) -> str:
     )
 
 
+def render_runbook(title: str, body: Markup) -> str:
+    """Render the page of a runbook, or of the list of them."""
+    return _RUNBOOK.render(title=title, body=body, linked=False)
+
+
 def _shared(axis: Axis, links: Links) -> dict[str, object]:
     """The variables that the shared parts of both pages use."""
     return {
         "axis": axis,
         "timeline": lambda vmi: draw_timeline(vmi, axis),
         "when": lambda instant: write_time(instant, axis.now),
-        "runbook_url": lambda name, vmi: fill_link(links.runbooks, vmi, alert=name),
+        "runbook_url": partial(link_runbook, links.runbooks or "/runbooks/{alert}"),
     }
 
 
-def fill_link(template: str, vmi: VmiAnswer, *, alert: str = "") -> str:
-    """A URL of the settings for one VM, and for a runbook its name."""
-    places = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node, "alert": alert}
+def link_runbook(template: str, runbook: str) -> str:
+    """The URL of a step of a runbook."""
+    name, _, step = runbook.partition("#")
+    return f"{template.format(alert=name)}#{step}"
+
+
+def fill_link(template: str, vmi: VmiAnswer) -> str:
+    """A URL of the settings for one VM."""
+    places = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node}
     return template.format_map({name: quote(one, safe="") for name, one in places.items()})
 
 
@@ -189,7 +200,9 @@ _TEMPLATES.globals |= {
 _COMPILED = {name: _TEMPLATES.get_template(name) for name in _TEMPLATES.list_templates(["j2"])}
 """All templates, compiled in the thread that imports this module. The last step of a compilation
 holds the interpreter's lock, so no verdict is answered meanwhile: 1 ms for 2 kB of a template."""
-_PAGE, _VM, _PROBLEM = (_COMPILED[f"{name}.html.j2"] for name in ("page", "vm", "problem"))
+_PAGE, _VM, _PROBLEM, _RUNBOOK = (
+    _COMPILED[f"{name}.html.j2"] for name in ("page", "vm", "problem", "runbook")
+)
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "; ".join(
         (

@@ -28,7 +28,7 @@ def an_alert(state: str, **labels: str) -> dict[str, Any]:
         "labels": {"alertname": "KubeVirtEvacuationStuck", **labels},
         "annotations": {
             "description": "It does not leave.",
-            "runbook_url": "https://example.org/runbooks/KubeVirtEvacuationStuck.md",
+            "runbook_url": "https://example.org/runbooks/KubeVirtEvacuationStuck#capacity",
         },
     }
 
@@ -52,17 +52,20 @@ def test_only_changes_are_told() -> None:
     pending, firing = {"a": an_alert("pending")}, {"a": an_alert("firing")}
     shown: dict[str, Mapping[str, Any]] = {}
 
-    assert list(tell_changes(shown, pending)) == ["pending  KubeVirtEvacuationStuck"]
-    assert list(tell_changes(shown, {})) == []
-    assert list(tell_changes(shown, pending)) == []
-    assert list(tell_changes(shown, firing)) == [
+    def told(now: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        return list(tell_changes(shown, now, "http://127.0.0.1:9811"))
+
+    assert told(pending) == ["pending  KubeVirtEvacuationStuck"]
+    assert told({}) == []
+    assert told(pending) == []
+    assert told(firing) == [
         "firing   KubeVirtEvacuationStuck",
         "         It does not leave.",
-        "         alerts/runbooks/KubeVirtEvacuationStuck.md",
+        "         http://127.0.0.1:9811/runbooks/KubeVirtEvacuationStuck#capacity",
     ]
-    assert list(tell_changes(shown, firing)) == []
-    assert list(tell_changes(shown, {})) == ["over     KubeVirtEvacuationStuck"]
-    assert list(tell_changes(shown, pending)) == ["pending  KubeVirtEvacuationStuck"]
+    assert told(firing) == []
+    assert told({}) == ["over     KubeVirtEvacuationStuck"]
+    assert told(pending) == ["pending  KubeVirtEvacuationStuck"]
 
 
 async def test_a_prometheus_is_asked() -> None:

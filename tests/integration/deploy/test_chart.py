@@ -33,7 +33,7 @@ from tests.generate.manifests import (
     pod_templates,
     write_overlay,
 )
-from tests.generate.rules import all_alerts, load_groups
+from tests.generate.rules import RUNBOOK_BASE, all_alerts, load_groups
 from tests.integration.deploy.schemas import find_faults
 from tests.integration.deploy.server import apply
 from tests.support.documents import DEPLOY, INSTALL, ROOT, chapters, code_blocks
@@ -119,6 +119,8 @@ def comparable(objects: Iterable[Object]) -> dict[str, Object]:
 def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> None:
     """Chart and kustomize render equal objects; only the Namespace is missing from the chart."""
     values, folder, components = MODES[mode]
+    scheme = "http" if "plain" in mode else "https"
+    served_at = f"{scheme}://{NAME}.{namespace}.svc:9811/runbooks"
     kustomized = overlay(
         {"namespace": namespace},
         resources=[folder, "overlays/monitoring"],
@@ -127,6 +129,9 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
     )
     ours = comparable(charted({**values, **MONITORING}, namespace))
     theirs = comparable(one for one in kustomized if one["kind"] != "Namespace")
+    for one in ours.values():  # kustomize cannot change the host of the dashboards' links
+        if "grafana_dashboard" in one["metadata"]["labels"]:
+            one["data"] = json.loads(json.dumps(one["data"]).replace(served_at, RUNBOOK_BASE))
 
     assert ours.keys() == theirs.keys()
     for name, one in ours.items():
@@ -374,12 +379,11 @@ def test_own_settings_are_merged_over_those_of_the_mode() -> None:
 
 
 def test_alerts_follow_the_conventions_of_a_site() -> None:
-    """Alerts can be left out, labelled, and given other runbooks; recording rules stay."""
+    """Alerts can be left out and labelled; recording rules stay."""
     chosen: Object = {
         "disabled": ["KubeVirtVMChurning", "KubeVirtEvictionExporterStale"],
         "additionalLabels": {"release": "ours"},
         "additionalRuleLabels": {"team": "virt", "severity": "page"},
-        "runbookUrlPrefix": "https://wiki.example/runbooks/",
     }
     made = only(charted({"prometheusRule": {"enabled": True, **chosen}}), "PrometheusRule")
     expected = load_groups()
@@ -387,12 +391,29 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
         group["rules"] = [
             one for one in group["rules"] if one.get("alert") not in chosen["disabled"]
         ]
-    for name, alert in all_alerts(expected).items():
+    for alert in all_alerts(expected).values():
         alert["labels"] |= chosen["additionalRuleLabels"]
-        alert["annotations"]["runbook_url"] = f"https://wiki.example/runbooks/{name}.md"
 
     assert made["spec"] == expected
     assert made["metadata"]["labels"].items() >= chosen["additionalLabels"].items()
+
+
+def test_one_setting_says_where_the_runbooks_are() -> None:
+    """Alerts and dashboards lead to `links.runbooks`, which the pages use too."""
+    links = {"runbooks": "https://wiki.example/{alert}.html"}
+    values = {**MONITORING, "dashboards": {"enabled": True, "perses": True}}
+    objects = charted({**values, "config": {"links": links}})
+    alerts = all_alerts(only(objects, "PrometheusRule")["spec"])
+
+    assert config_of(objects)["links"] == links
+    for name, alert in all_alerts(load_groups()).items():
+        url = alert["annotations"]["runbook_url"]
+        assert url.startswith(f"{RUNBOOK_BASE}/{name}")
+        assert alerts[name]["annotations"]["runbook_url"] == url.replace(
+            f"{RUNBOOK_BASE}/{name}", f"https://wiki.example/{name}.html"
+        )
+    assert "/runbooks/" not in json.dumps(objects)
+    assert "https://wiki.example/${__value.text}.html" in json.dumps(objects)
 
 
 def test_alerts_are_tuned_by_values() -> None:

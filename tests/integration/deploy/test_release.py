@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from exporter import __version__
+from exporter.runbooks import NAMES
 from tests.cluster import PATIENCE, find_binary
 from tests.generate import REPOSITORY
 from tests.generate.manifests import (
@@ -23,6 +24,7 @@ from tests.generate.manifests import (
     ROOT,
 )
 from tests.generate.release import CHECKSUMS, find_unpinned
+from tests.generate.rules import RULES
 from tests.integration.deploy.test_sbom import make
 from tests.support.program import ANYWHERE
 
@@ -82,7 +84,7 @@ def test_krew_installs_a_plugin_that_runs(dist: Path, tmp_path: Path) -> None:
 
 
 def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
-    """The packed chart has no symbolic links, Helm accepts it, and runbook URLs have the tag."""
+    """The packed chart has no symbolic links, Helm accepts it, and its image has the tag."""
     packed = dist / f"{NAME}-{__version__}.tgz"
     with tarfile.open(packed) as archive:
         assert all(member.isreg() for member in archive)
@@ -91,10 +93,8 @@ def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
     made = subprocess.run(command, check=True, capture_output=True, text=True)
 
     assert not made.stderr
-    assert f"{REPOSITORY}/blob/v{__version__}/alerts/runbooks/" in made.stdout
     assert f"{REGISTRY}/exporter:{__version__}" in made.stdout
-    for text in (made.stdout, (dist / "rules.yaml").read_text(encoding="utf-8")):
-        assert "/blob/main/" not in text
+    assert (dist / "rules.yaml").read_text(encoding="utf-8") == RULES.read_text(encoding="utf-8")
 
 
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
@@ -141,10 +141,12 @@ async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
 
 
 def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
-    """The wheel has the status page's template, style and script."""
+    """The wheel has the status page's template, style and script, and each runbook."""
     found = {path.name for path in (installed / "exporter/server/page").iterdir()}
+    runbooks = {path.stem for path in (installed / "exporter/runbooks").glob("*.md")}
 
     assert found >= {"page.html.j2", "page.css", "page.js"}
+    assert runbooks == set(NAMES)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

@@ -60,7 +60,7 @@ async def test_a_user_s_migration_over_quota(rig: Rig, exporter: Program, prove:
     prove(f"rig: a user's migration: {move['state']}, {move['trigger']}; {move['nextStep']}")
     assert (move["state"], move["trigger"]) == ("quota", "manual")
     assert move["nextStep"].startswith("Raise the ResourceQuota")
-    assert move["runbook"] == "KubeVirtMigrationStuck"
+    assert move["runbook"].startswith("KubeVirtEvacuationStuck#")
     assert (found["drain"], found["evacuation"]) == ("fails", None)
     assert (stuck, verdict["stuck"]) == (1, True)
 

@@ -259,7 +259,7 @@ def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
 def test_the_alerts_lead_to_their_runbooks() -> None:
     """The table of alerts links to the URLs of the runbooks."""
     (url,) = re.findall(r"https://[^\"\\]+", json.dumps(DASHBOARDS))
-    assert url == f"{RUNBOOK_BASE}/${{__value.text}}.md"
+    assert url == f"{RUNBOOK_BASE}/${{__value.text}}"
 
 
 def test_links_lead_to_dashboards_that_there_are() -> None:

@@ -97,6 +97,12 @@ imagePullPolicy: {{ . }}
 {{ include "name" . }}-descheduler-{{ include "policy" . | sha256sum | trunc 10 }}
 {{- end }}
 
+{{/* Where the runbooks are: `links.runbooks` of the settings, else the exporter's own Service. */}}
+{{- define "runbooks" -}}
+{{- $own := printf "%s://%s.%s.svc:9811/runbooks/{alert}" (.Values.tls.enabled | ternary "https" "http") (include "name" .) .Release.Namespace }}
+{{- .Values.config.links | default dict | dig "runbooks" "" | default $own }}
+{{- end }}
+
 {{/* The rules of the file, without the disabled alerts, and with the chosen labels and runbook URLs. */}}
 {{- define "rules" -}}
 {{- $values := .values }}
@@ -121,9 +127,8 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 {{- $_ := set $rule "labels" (merge dict $values.additionalRuleLabels $rule.labels) }}
-{{- with $values.runbookUrlPrefix }}
-{{- $_ := set $rule.annotations "runbook_url" (printf "%s/%s.md" (trimSuffix "/" .) $rule.alert) }}
-{{- end }}
+{{- $step := regexFind "#.*" $rule.annotations.runbook_url }}
+{{- $_ := set $rule.annotations "runbook_url" (print (replace "{alert}" $rule.alert $.runbooks) $step) }}
 {{- end }}
 {{- if has $rule.alert $values.disabled }}
 {{- $unknown = without $unknown $rule.alert }}

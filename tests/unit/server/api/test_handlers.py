@@ -1011,7 +1011,8 @@ class TestNodes:
 def path_of(route: Route) -> str:
     """The path of a route, for db1 and its node."""
     asked = "?name=db1" if route.name == "vmis" else ""
-    return route.path.format(namespace="shop", name="db1", node="n1") + asked
+    names = {"namespace": "shop", "name": "db1", "node": "n1", "runbook": "KubeVirtVMChurning"}
+    return route.path.format_map(names) + asked
 
 
 class TestListeners:
@@ -1020,7 +1021,7 @@ class TestListeners:
     @pytest.mark.parametrize("route", ROUTES, ids=lambda route: str(route.name))
     @pytest.mark.parametrize("listener", ["query", "metrics"])
     async def test_serves_its_routes(self, listener: str, route: Route) -> None:
-        """Both listeners serve the metrics, probes and page; the query listener serves the rest."""
+        """Both serve the metrics, probes, page and runbooks; the query listener also the rest."""
         api = ServedApi()
         api.cool()
         make = make_query_app if listener == "query" else make_metrics_app
@@ -1030,7 +1031,8 @@ class TestListeners:
                 route.method, path, json={"candidates": []} if route.method == "POST" else None
             )
 
-        shown = listener == "query" or route.name in {"metrics", "livez", "readyz", "page"}
+        both = {"metrics", "livez", "readyz", "page", "runbooks", "runbook"}
+        shown = listener == "query" or route.name in both
         assert (answer.status == 200) is shown
         assert shown or answer.status == 404
 

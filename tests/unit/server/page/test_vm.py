@@ -50,7 +50,7 @@ def test_it_says_why_in_the_cluster_s_words() -> None:
     assert "Scheduling: after Scheduling 5m 1 min ago" in text
     assert fields(page, "nextStep")[0].startswith("Remove what makes the VM non-migratable")
     assert fields(page, "command")[0].startswith("kubectl -n shop get virtualmachineinstance db1")
-    assert fields(page, "runbook") == ["KubeVirtEvacuationStuck"]
+    assert fields(page, "runbook") == ["KubeVirtEvacuationStuck#not_migratable"]
     assert fields(page, "state") == ["not_migratable"]
 
 
@@ -65,7 +65,7 @@ def test_the_links_of_the_settings_are_about_this_vm() -> None:
     found = [one.attributes["href"] for one in page.all("a") if "rel" in one.attributes]
 
     assert found == [
-        "https://books.example/KubeVirtEvacuationStuck.html",
+        "https://books.example/KubeVirtEvacuationStuck.html#quota",
         "https://grafana.example/d/vm?var-namespace=shop&var-name=db1%26x%3D%2F..%2F%3C",
         "https://console.example/k8s/ns/shop/db1%26x%3D%2F..%2F%3C/on/n1",
     ]
