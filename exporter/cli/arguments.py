@@ -73,8 +73,8 @@ def make_parser() -> argparse.ArgumentParser:
     ).add_argument(
         "runbook",
         type=_with_message(read_runbook),
-        metavar="NAME[#STEP]",
-        help="the alert's name, or what `explain` prints as runbook",
+        metavar="NAME",
+        help="the alert's name, or what `explain` prints as runbook: KubeVirtEvacuationStuck#quota",
     )
     check = _add_command(
         commands, "check", "Is this configuration file valid?", "check --config exporter.yaml"

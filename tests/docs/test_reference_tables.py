@@ -113,6 +113,7 @@ def test_the_defaults_are_the_program_s() -> None:
         "stuck.external",
         "listen.admission",
         "listen.local",
+        "links.runbooks",
         "links.grafana",
         "links.console",
         "log.format",

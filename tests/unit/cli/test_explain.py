@@ -198,7 +198,7 @@ def test_a_stuck_evacuation_is_explained() -> None:
         """\
 shop/db1 is stuck: its evacuation from n1 was requested 2h ago; failed attempts: at least 1.
   next step  Raise the ResourceQuota of the namespace: it refuses the target pod.
-  runbook    KubeVirtEvacuationStuck
+  runbook    KubeVirtEvacuationStuck#quota
     kubectl -n shop describe resourcequotas
 
 shop/db1 may not be moved now: """

@@ -113,7 +113,7 @@ Stuck evacuations: 1
   VM         FROM  AGE  STATE  FAILED
   shop/web2  n1    2h   quota  1
   shop/web2:  Raise the ResourceQuota of the namespace: it refuses the target pod.
-  runbook: KubeVirtEvacuationStuck
+  runbook: KubeVirtEvacuationStuck#quota
     kubectl -n shop describe resourcequotas
 
 Other evacuations: 1

@@ -202,8 +202,8 @@ async def test_a_stuck_evacuation_and_its_end() -> None:
         "Evacuation from n1 is stuck after 40m: no_migration, failed attempts: 0. Make room on"
     )
     assert stuck["note"].endswith(
-        " (runbook KubeVirtEvacuationStuck) PodScheduled: Unschedulable: 0/3 nodes are available"
-        " LiveMigratable: Disks: not shared"
+        " (runbook KubeVirtEvacuationStuck#target_unschedulable) PodScheduled: Unschedulable: 0/3"
+        " nodes are available LiveMigratable: Disks: not shared"
     )
     assert (ended["type"], ended["reason"]) == ("Normal", "EvacuationEnded")
     assert ended["note"] == (

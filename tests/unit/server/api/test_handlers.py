@@ -885,7 +885,7 @@ class TestEvacuations:
             "why": [],
             "cause": None,
             "command": "kubectl -n shop get events | sed -n -e /db1/p -e /virt-launcher-db1/p",
-            "runbook": "KubeVirtEvacuationStuck",
+            "runbook": "KubeVirtEvacuationFailingRepeatedly#unexplained",
             "cancel": {
                 "method": "PUT",
                 "path": "/apis/subresources.kubevirt.io/v1/namespaces/shop"

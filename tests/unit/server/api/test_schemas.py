@@ -19,11 +19,11 @@ class TestOpenApi:
         validate(DOCUMENT)
         assert DOCUMENT["openapi"].startswith("3.1")
 
-    def test_asks_for_a_token_but_in_probes(self) -> None:
-        """Every operation except the probes may need a token."""
+    def test_asks_for_a_token_but_in_probes_and_runbooks(self) -> None:
+        """Every operation except the probes and the runbooks may need a token."""
         free = {path for path, ways in PATHS.items() if "security" not in next(iter(ways.values()))}
 
-        assert free == {"/livez", "/readyz"}
+        assert free == {"/livez", "/readyz", "/runbooks", "/runbooks/{runbook}"}
 
     def test_promises_every_field_of_an_answer(self) -> None:
         """All fields of an answer except `override` are required; some may be null."""
