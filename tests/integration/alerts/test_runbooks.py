@@ -149,6 +149,7 @@ def test_the_step_has_the_action_that_names_it(obstacle: State | Obstacle) -> No
         refusals="$REASONS",
         taint=DRAIN_TAINT,
         target="the target's node",
+        withdrawn="$REQUESTERS",
         limit="KubeVirt's limits are reached",
         setting=BOTH_LIMITS,
     )
