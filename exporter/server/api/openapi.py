@@ -242,6 +242,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="runbooks",
+        stability=Stability.EXPERIMENTAL,
         path="/runbooks",
         summary="The list of the runbooks: a web page, or Markdown if the client accepts it.",
         answer=("text/html", "text/markdown"),
@@ -249,6 +250,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         name="runbook",
+        stability=Stability.EXPERIMENTAL,
         path="/runbooks/{runbook}",
         summary="A runbook: a web page, or Markdown if the client accepts it.",
         answer=("text/html", "text/markdown"),
