@@ -41,6 +41,7 @@ LONGEST_LINE = 16 * 2**20
 """The most bytes in one watch event: etcd accepts objects of up to 1.5 MiB."""
 LONGEST_ERROR = 2**16
 """The most bytes that are read of the body of an error."""
+JSON = "application/json"
 READ_BUFFER = 2**18
 """At twice this many bytes, no more of a response is received until some are read."""
 LARGEST_CHUNK = 2**17
@@ -247,8 +248,11 @@ class ApiServer:
         )
 
     async def put(self, path: str, body: Mapping[str, Any]) -> None:
-        """PUT to a subresource that is an action. Raises `ApiError`."""
-        await self._send("PUT", path, body=body)
+        """PUT to a subresource that is an action. Raises `ApiError`.
+
+        KubeVirt's answer 406 where only JSON is accepted (virt-api 1.9.0, `evacuate/cancel`).
+        """
+        await self._send("PUT", path, body=body, accept="*/*")
 
     def read_server_time(self) -> Instant:
         """The server's time by its last answer, at most two seconds late and never ahead.
@@ -279,11 +283,12 @@ class ApiServer:
         *,
         query: Mapping[str, str] = {},
         body: Mapping[str, Any] | None = None,
-        content: str = "application/json",
+        content: str = JSON,
+        accept: str = JSON,
         within: Seconds | None = WRITE_TIMEOUT,
     ) -> bytes:
         async with self._open(
-            method, path, query, body, content=content, within=within
+            method, path, query, body, content=content, accept=accept, within=within
         ) as response:
             with _translating_errors(within or self._read_timeout):
                 return await response.read()
@@ -332,7 +337,8 @@ class ApiServer:
         query: Mapping[str, str],
         body: Mapping[str, Any] | None = None,
         *,
-        content: str = "application/json",
+        content: str = JSON,
+        accept: str = JSON,
         within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         session = await self._current()
@@ -345,7 +351,7 @@ class ApiServer:
                     {},
                     list(query.items()),
                     {
-                        "Accept": "application/json",
+                        "Accept": accept,
                         "Content-Type": content,
                         **session.access.authorize(),
                     },
