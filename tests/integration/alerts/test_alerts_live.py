@@ -490,7 +490,9 @@ async def test_alert_fires_and_resolves(
         assert one["namespace"]
         assert not one.keys() & {"instance", "job"}
     for one in notifications:
-        assert one["annotations"]["runbook_url"] == rule["annotations"]["runbook_url"]
+        step = one["labels"].get("cause", "")
+        runbook = rule["annotations"]["runbook_url"].replace("{{$labels.cause}}", step)
+        assert one["annotations"]["runbook_url"] == runbook
         assert "<no value>" not in json.dumps(one["annotations"])
         assert "error" not in one["annotations"]["description"]
     prove(f"alerts: {name} fired and resolved: {notifications[0]['annotations']['description']}")

@@ -34,11 +34,13 @@ REQUESTS = (
     ("query", "GET", "/"),
     ("query", "GET", "/livez"),
     ("query", "GET", "/readyz"),
+    ("query", "GET", "/runbooks"),
     ("metrics", "GET", "/metrics"),
     ("metrics", "GET", "/"),
     ("metrics", "GET", "/v1/blocked"),
     ("metrics", "GET", "/livez"),
     ("metrics", "GET", "/readyz"),
+    ("metrics", "GET", "/runbooks"),
 )
 
 

@@ -319,9 +319,11 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
         assert linted.returncode == 0, linted.stdout
         objects = tuple(filter(None, yaml.safe_load_all(made.stdout)))
         read_settings(config_of(objects))
-        found = find_faults(objects, openapi, tmp_path)
-        assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
-        await apply(cluster.admin, objects, dryRun="All")
+        # The CRD of Perses' operator is not among those that are built here.
+        served = tuple(one for one in objects if not one["apiVersion"].startswith("perses.dev/"))
+        found = find_faults(served, openapi, tmp_path)
+        assert found["summary"] == {"valid": len(served), "invalid": 0, "errors": 0, "skipped": 0}
+        await apply(cluster.admin, served, dryRun="All")
     accepted = drawn - refused.total()
     prove(f"chart: of {drawn} sets of values {accepted} are accepted, refused: {dict(refused)}")
     assert accepted

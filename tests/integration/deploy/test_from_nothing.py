@@ -222,7 +222,7 @@ async def test_helm_changes_the_mode_in_place(
     at = f"-n {NAMESPACE} -l {LABEL} -o name"
     for mode in ("metrics", "sidecar", "standalone", "sidecar", "metrics", "standalone", "metrics"):
         await adopter.type(upgrade.replace("mode=metrics", f"mode={mode}"))
-        alone = await adopter.type(f"kubectl get service,poddisruptionbudget {at}")
+        alone = await adopter.type(f"kubectl get poddisruptionbudget {at}")
         roles = await adopter.type(f"kubectl get role {at}")
         maps = await adopter.type(f"kubectl get configmap {at}")
         assert (NAME in alone) == (mode == "standalone")
