@@ -177,13 +177,14 @@ async def test_no_counter_of_the_demo_is_born_above_0(tmp_path: Path, seconds: i
         known = await read_counters(demo)
         assert known
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        blocks = 0.0
+        while time.monotonic() < until or blocks <= seconds // 5:
             seen = await read_counters(demo)
             late |= {key: n for key, n in seen.items() if n and key not in known}
             known |= seen
+            blocks = sum(n for (name, _), n in known.items() if name == BLOCKS)
             await asyncio.sleep(0.05)  # the scrapes take as much CPU time as the demo
     assert late == {}
-    assert sum(n for (name, _), n in known.items() if name == BLOCKS) > seconds // 5
 
 
 async def test_a_target_without_vms_is_counted_from_0(
