@@ -31,7 +31,7 @@ CGROUP = Path("/sys/fs/cgroup/memory")
 VMS_MEMORY = 5
 """Memory in GB for two nodes and five VMs, all of which may migrate at once."""
 MEMORY = 15
-"""Memory in GB for the real servers of eight tests at a time; a machine "with 16 GB" tells more."""
+"""Memory in GB for the real servers of six tests at a time; a machine "with 16 GB" tells more."""
 DISK = 14
 """Disk in GB for the tools and for the caches of Go."""
 BUILT_LAST = ROOT / ".tools/bin/etcd"
