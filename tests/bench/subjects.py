@@ -228,7 +228,7 @@ def _plain_gauges(view: View) -> tuple[CollectorRegistry, int]:
         for one in samples if family.name.startswith("kubevirt_vmi_") else ():
             if family.name not in gauges:
                 gauges[family.name] = Gauge(
-                    family.name, family.help, family.labels, registry=registry
+                    family.name, family.help_line, family.labels, registry=registry
                 )
             gauges[family.name].labels(*one.labels).set(one.value)
             series += 1
