@@ -87,7 +87,12 @@ class Scene:
                 "spec": {"vmiName": name},
             },
         )
-        await poll(lambda: self._holds(lambda: self.node_of(name) != left), what="a migration")
+
+        def has_ended() -> bool:
+            vmim = self.cluster.store.get(MIGRATIONS, NAMESPACE, f"move-{name}")
+            return self.node_of(name) != left and objects.is_final(vmim)
+
+        await poll(lambda: self._holds(has_ended), what="a migration")
 
     def ask(self, name: str, requester: str = "example.com/drain") -> str:
         """Create the EvictionRequest of this requester for the VM's pod; returns its name."""
