@@ -250,7 +250,7 @@ class ApiServer:
     async def put(self, path: str, body: Mapping[str, Any]) -> None:
         """PUT to a subresource that is an action. Raises `ApiError`.
 
-        KubeVirt's answer 406 where only JSON is accepted (virt-api 1.9.0, `evacuate/cancel`).
+        virt-api 1.9.0 refuses `evacuate/cancel` with 406 if the client accepts only JSON.
         """
         await self._send("PUT", path, body=body, accept="*/*")
 

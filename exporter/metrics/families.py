@@ -44,7 +44,10 @@ from exporter.words.stability import Stability
 BLOCKS = Family(
     name="descheduler_kubevirt_eviction_blocks_total",
     stability=Stability.STABLE,
-    help="How often a verdict or the webhook blocked an eviction; node is the VMI's node.",
+    help=(
+        "How often a verdict, the webhook or the responder blocked an eviction; node is the VMI's"
+        " node."
+    ),
     labels=("reason", "node", "namespace"),
 )
 PREVENTED: tuple[PreventedFamily, ...] = (

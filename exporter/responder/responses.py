@@ -65,7 +65,8 @@ def respond(
     vmi = evidence.vmi
     place = f"{vmi.namespace}/{vmi.name}"
     if pod.finished:
-        return Response(step=Step.COMPLETE, message=f"{place} has left {pod.node}.")
+        done = "stopped on" if vmi.node == pod.node else "left"
+        return Response(step=Step.COMPLETE, message=f"{place} has {done} {pod.node}.")
     evidence = conditions.update_trust(evidence)
     believed = evidence.believed_at(conditions.now)
     is_target, diagnosis = believed.is_target(pod), conditions.diagnose(evidence)

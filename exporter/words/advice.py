@@ -397,7 +397,7 @@ def describe_cancel(evidence: Evidence) -> str:
         else ""
     )
     return (
-        f"{first}It needs KubeVirt 1.7, and a role that may update"
+        f"{first}Cancelling needs KubeVirt 1.7, and a role that may update"
         " virtualmachineinstances/evacuate and virtualmachineinstances/evacuate/cancel of"
         " subresources.kubevirt.io. Never cancel in post-copy, because that kills the VM."
     )

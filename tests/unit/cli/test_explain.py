@@ -210,7 +210,7 @@ Evacuation from n1
   requested        2027-01-15T06:00:00Z (2h ago), source unknown
   failed attempts  at least 1
   current attempt  kubevirt-evacuation-1: Pending, created 2027-01-15T07:59:50Z (10s ago)
-  to cancel it  It needs KubeVirt 1.7, and a role that may update virtualmachineinstances"""
+  to cancel it  Cancelling needs KubeVirt 1.7, and a role that may update virtualmachineinstances"""
         "/evacuate and virtualmachineinstances/evacuate/cancel of subresources.kubevirt.io. Never"
         " cancel in post-copy, because that kills the VM.\n"
         '    echo \'{"evacuationNodeName":"n1"}\' | kubectl replace --raw'

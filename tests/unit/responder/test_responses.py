@@ -171,3 +171,9 @@ def test_a_vm_that_has_left_is_followed_until_its_pod_has_ended() -> None:
     assert response.message == "shop/db1 is on n2, and its pod on n1 has not ended yet."
     ended = answer(moved, pod=replace(a_pod(), phase="Succeeded"))
     assert (ended.step, ended.message) == (Step.COMPLETE, "shop/db1 has left n1.")
+
+
+def test_a_vm_that_has_stopped_has_not_left() -> None:
+    """Its pod has ended on the VM's own node."""
+    response = answer(a_vmi(phase="Failed", **MIGRATABLE), pod=replace(a_pod(), phase="Failed"))
+    assert (response.step, response.message) == (Step.COMPLETE, "shop/db1 has stopped on n1.")

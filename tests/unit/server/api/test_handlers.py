@@ -859,7 +859,11 @@ class TestEvacuations:
 
         assert found.pop("nextStep").startswith("Read the events of the VMIM")
         assert found["cancel"].pop("command").endswith(" -f -")
-        assert found["cancel"].pop("needs").startswith("It needs KubeVirt 1.7, and a role that may")
+        assert (
+            found["cancel"]
+            .pop("needs")
+            .startswith("Cancelling needs KubeVirt 1.7, and a role that may")
+        )
         assert found == {
             "namespace": "shop",
             "name": "db1",
