@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.cluster.binaries import find_binary
 from tests.cluster.users import User, kubeconfig
+from tests.cluster.versions import is_kubernetes_at_least
 from tests.e2e.images import Image
 from tests.support.certificates import write_certificate
 
@@ -53,11 +54,13 @@ class Node:
 def running(name: str, directory: Path) -> Iterator[Node]:
     """Run a node during the block.
 
-    The node n1 has the control plane. All nodes of a cluster share the directory, which gets their
-    logs: NAME-SERVER.log.
+    The node n1 has the control plane, which from Kubernetes 1.38 on answers EvictionRequests. All
+    nodes of a cluster share the directory, which gets their logs: NAME-SERVER.log.
     """
-    tools = {find_binary(one).parent for one in ("kubelet", "containerd")}
+    servers = ("kube-apiserver", "kubelet", "containerd")
+    tools = dict.fromkeys(find_binary(server).parent for server in servers)
     path = os.pathsep.join([*map(str, tools), os.environ["PATH"], "/usr/sbin"])
+    answers = "true" if is_kubernetes_at_least("1.38") else ""
     with (directory / f"{name}-supervisor.log").open("w") as log:
         supervisor = subprocess.Popen(
             [_SUPERVISE, name, ADDRESSES[name], PODS[name], directory],
@@ -65,7 +68,7 @@ def running(name: str, directory: Path) -> Iterator[Node]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "EVICTION_REQUESTS": answers},
             start_new_session=True,
         )
     assert supervisor.stdin

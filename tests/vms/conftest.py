@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.versions import is_kubernetes_at_least
 from tests.e2e.asking import Caller, let_in
 from tests.e2e.cluster import Cluster, Object, wait_for
 from tests.e2e.documents import SECTIONS, commands
@@ -72,6 +73,8 @@ def exporter(
     with let_in(cluster, tmp_path_factory.mktemp("scratch"), checkout) as (terminal, caller):
         for command in (apply, rollout, trust):
             terminal.type(command)
+        if is_kubernetes_at_least("1.38"):
+            terminal.type("kubectl apply -k deploy/components/eviction-requests")
         cluster.kubectl(*("create", "clusterrole", "reader", "--verb=get", "--non-resource-url=/*"))
         cluster.kubectl(
             *("create", "clusterrolebinding", "reader", "--clusterrole=reader"),
@@ -115,7 +118,7 @@ def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], 
 
 def check_out_with(folder: Path, cooldown: float) -> Path:
     """Our manifests in a folder, with a cooldown in seconds, a shorter `stuck.after`, and with the
-    webhook enforced.
+    webhook enforced. Where Kubernetes answers EvictionRequests, the exporter does too.
     """
     for name in ("deploy", "alerts"):
         shutil.copytree(ROOT / name, folder / name)
@@ -125,7 +128,10 @@ def check_out_with(folder: Path, cooldown: float) -> Path:
         assert text.count("migrationCooldown: 15m") == 1
         text = text.replace("migrationCooldown: 15m", f"migrationCooldown: {cooldown:g}s")
         text = text.replace("mode: warn", "mode: enforce")
-        path.write_text(f"{text}stuck: {{after: {STUCK_AFTER:g}s}}\n")
+        text = f"{text}stuck: {{after: {STUCK_AFTER:g}s}}\n"
+        if is_kubernetes_at_least("1.38"):
+            text += "evictionRequests: {mode: respond}\n"
+        path.write_text(text)
     return folder
 
 

@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -354,6 +354,11 @@ class Held:
         """Wait until the pod's Eviction meets a condition; returns it."""
         return await self.ground.asking.until(self.pod, holds)
 
+    async def record(self, name: str, source: str, responder: str) -> None:
+        """Record the VM after this responder has completed; see `Asking.record`."""
+        await self.until(lambda eviction: state_of(eviction, responder) == "Completed")
+        await self.ground.asking.record(name, source, self.key, self.pod)
+
     async def until_evicted(self) -> float:
         """Wait until KubeVirt has marked the VM; returns how long after the cooldown that was."""
         marked = await self.ground.rig.until(self.key, lambda scene: scene.marked, within=PATIENCE)
@@ -391,6 +396,25 @@ def responding(cooldown: str, **requests: object) -> dict[str, Any]:
         "policy": {"migrationCooldown": cooldown},
         "evictionRequests": {"mode": "respond", **requests},
     }
+
+
+@pytest.mark.usefixtures("responder")
+async def test_launchers_alone_have_our_responder(ground: Ground) -> None:
+    """The policy adds it to the pods of VMs and of migrations' targets, and to no others."""
+    key = "er-policy/db1"
+    admin = ground.rig.cluster.admin
+    web = {
+        "metadata": {"name": "web", "namespace": "er-policy"},
+        "spec": {"containers": [{"name": "web", "image": "web"}]},
+    }
+    async with ground.rig.vmi(key, Fate("hangs"), evictionStrategy="LiveMigrate"):
+        launcher = await ground.rig.pod(key)
+        target = await begin_migration(ground.rig, key)
+        other = await admin.create(PODS, web)
+
+    for virtual in (launcher, target):
+        assert virtual["spec"]["evictionResponders"] == [{"name": RESPONDER, "priority": 20000}]
+    assert "evictionResponders" not in other["spec"]
 
 
 async def test_a_vm_in_its_cooldown(
@@ -435,6 +459,7 @@ async def test_kubernetes_evicts_after_a_hold(
         late = await held.until_evicted()
         evicting = await held.until(lambda one: "triggered evacuation" in message_of(one, EVICTOR))
         left = await held.until(lambda one: condition_of(one, EVICTED)[0] == "True")
+        await held.record("handed-over", "A VM whose hold ended, evicted by Kubernetes.", EVICTOR)
 
     assert 0 <= late < SOON
     assert state_of(evicting, RESPONDER) == "Completed"
@@ -454,10 +479,39 @@ async def test_a_successor_goes_on_with_a_hold(
         async with program(tmp_path, *responder.login, config=config):
             late = await held.until_evicted()
             left = await held.until(lambda one: condition_of(one, EVICTED)[0] == "True")
-            await held.until(lambda one: state_of(one, RESPONDER) == "Completed")
+            await held.record("inherited", "Held by two processes, one after the other.", RESPONDER)
 
     assert 0 <= late < SOON
     assert state_of(left, EVICTOR) == "Inactive"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_without_a_successor_kubernetes_goes_on(
+    ground: Ground, responder: Responder, tmp_path: Path, prove: Prove
+) -> None:
+    """If the exporter is killed during a hold and does not return, its turn ends after 20 minutes.
+
+    The time is a constant of Kubernetes, which no option shortens, so the test waits for it.
+    """
+    key = "er-orphaned/db1"
+    async with ground.rig.vmi(key, Fate(), Fate(seconds=6), evictionStrategy="LiveMigrate"):
+        async with program(tmp_path, *responder.login, config=responding("1h")) as exporter:
+            held = await hold(ground, exporter, key)
+            await exporter.end(signal.SIGKILL)
+        passed = await ground.asking.until(
+            held.pod, lambda eviction: state_of(eviction, EVICTOR) == "Active", within=1500
+        )
+        instant = datetime.now(UTC)
+        left = await held.until(lambda eviction: condition_of(eviction, EVICTED)[0] == "True")
+        await held.record("passed-over", "Held by a process that was killed.", EVICTOR)
+
+    (entry,) = [entry for entry in passed["status"]["responders"] if entry["name"] == RESPONDER]
+    silent = (instant - parse_time(entry["heartbeatTime"])).total_seconds()
+    assert state_of(passed, RESPONDER) == "Interrupted"
+    assert condition_of(left, EVICTED) == ("True", "PodTerminal")
+    assert 1170 < silent < 1320
+    prove(f"EvictionRequests: passed over {silent:.0f} s after the last heartbeat, then evicted")
 
 
 async def test_a_target_pod_is_moved_once(
@@ -477,6 +531,8 @@ async def test_a_target_pod_is_moved_once(
             target, lambda one: "cooling down" in message_of(one, RESPONDER)
         )
         scene = await ground.rig.look(key)
+        source = "The target pod of a migration, held after it."
+        await ground.asking.record("arrived", source, key, target)
 
     assert "migration" in message_of(waiting, RESPONDER)
     assert state_of(cooling, RESPONDER) == "Active"
@@ -513,6 +569,7 @@ async def test_withdrawn_requests_stop_kubevirt(
             await ground.rig.evict(other)
             await ground.rig.until(other, lambda scene: len(scene.vmims) > 1, within=PATIENCE)
         later = await ground.rig.look(key)
+        await ground.asking.record("cancelled", "All withdrew, and we told KubeVirt.", key, pod)
 
     assert not later.marked
     assert later.phases == stopped.phases
