@@ -120,7 +120,9 @@ def demo(arguments: "argparse.Namespace") -> int:
         async def play_cluster() -> None:
             urls = await listening
             kubeconfig = cluster.announce(urls.query[0], urls.metrics[0])
-            commands.say(commands.greet(urls, *cluster.example, kubeconfig))
+            answers = arguments.eviction_requests
+            greeting = commands.greet(urls, *cluster.example, kubeconfig, answers_requests=answers)
+            commands.say(greeting)
             await cluster.run(
                 urls.query[0] if arguments.evictor == "plugin" else None,
                 stop,

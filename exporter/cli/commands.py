@@ -268,12 +268,18 @@ def say(text: str) -> None:
         _print(f"{text}\n")
 
 
-def greet(listening: "Listening", namespace: str, name: str, kubeconfig: str) -> str:
+def greet(
+    listening: "Listening", namespace: str, name: str, kubeconfig: str, *, answers_requests: bool
+) -> str:
     """What the demo prints first: its URLs, and three things to try."""
     query = listening.query[0]
     metrics = listening.metrics[0].replace("//0.0.0.0:", "//127.0.0.1:")
     body = f'{{"candidates": [{{"namespace": "{namespace}", "name": "{name}"}}]}}'
     python = name_python()
+    more = """
+Kubernetes' controllers of EvictionRequests are simulated, too; what to try is in
+docs/eviction-requests.md.
+"""
     return f"""
 A simulated KubeVirt cluster, and the exporter watching it.
 
@@ -293,7 +299,7 @@ Three things to try, from another terminal in this directory:
 The commands in the answers of `explain` and in the runbooks work on this cluster after
   export KUBECONFIG={kubeconfig}
 except those below "# on a real cluster only".
-
+{more if answers_requests else ""}
 Ctrl-C ends it.
 """
 

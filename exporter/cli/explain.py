@@ -126,7 +126,7 @@ def _say_cancel(sheet: Sheet, evacuation: EvacuationAnswer) -> None:
 
 
 def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:
-    """Add who asks by EvictionRequests, since when, and what the responder says."""
+    """Add who asks by EvictionRequests, since when, and what the active responder says."""
     request = vmi.eviction_request
     if request is None:
         return
@@ -135,9 +135,9 @@ def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:
     rows = [("asked by", f"{asked or 'nobody any more'}{since}")]
     if request.responder:
         rows.append(("responder", f"{request.responder}, {request.state}"))
-    if request.message:
+    if request.state == "Active" and request.message:
         rows.append(("it says", request.message))
-    if request.expected_completion_time is not None:
+    if request.state == "Active" and request.expected_completion_time is not None:
         rows.append(("expected end", write_distance(request.expected_completion_time, vmi.as_of)))
     sheet.head("EvictionRequests for its pod")
     sheet.rows(rows)

@@ -192,11 +192,15 @@ def is_table(http: web.Request) -> bool:
 
 
 def build_table(evictions: Iterable[Object], now: datetime) -> Object:
-    """The columns of Evictions, as Kubernetes 1.38 prints them."""
+    """The most important columns of Evictions, as Kubernetes 1.38 prints them."""
     rows = []
     for eviction in evictions:
         state = eviction["status"]
-        conditions = {one["type"] for one in state["conditions"] if one["status"] == "True"}
+        reasons = {
+            condition["type"]: f"{condition['type']} ({condition['reason']})"
+            for condition in state["conditions"]
+            if condition["status"] == "True"
+        }
         turns = state["targetResponders"]
         active = [number for number, one in enumerate(turns, 1) if one["state"] == "Active"]
         name = turns[active[0] - 1]["name"] if active else ""
@@ -205,7 +209,7 @@ def build_table(evictions: Iterable[Object], now: datetime) -> Object:
         left = (datetime.fromisoformat(end) - now).total_seconds() if end else 0
         cells = [
             eviction["metadata"]["name"],
-            "".join(sorted(conditions)) or "InProgress",
+            reasons.get("TargetEvicted") or reasons.get("Failed") or "Progressing",
             f"{name} ({active[0]}/{len(turns)})" if active else "",
             f"in {left:.0f}s" if left > 0 else "",
             ", ".join(one["name"] for one in state["requesters"] if one["intent"] == "Eviction"),
