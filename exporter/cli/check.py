@@ -45,16 +45,18 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
             raise CannotAsk(f"{cannot}: {trouble}") from None
         if chosen is None:
             raise NoSuchVmi(f"{cannot}: there is no such VMI")
-    entry = next((one for one in settings.policy.overrides if one.name == chosen), None)
+    entry = next(
+        (override for override in settings.policy.overrides if override.name == chosen), None
+    )
     which = "no entry" if entry is None else f"the entry {entry.name}"
     policy = settings.policy if entry is None else entry.policy
     values = write_policy(policy) | {"block": policy.block}
     del values["guards"]
-    said = ", ".join(
+    values_text = ", ".join(
         f"{key} {str(at).lower() if isinstance(at, bool) else format_duration(at)}"
         for key, at in values.items()
     )
-    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {said}"))
+    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {values_text}"))
     return Exit.OK
 
 

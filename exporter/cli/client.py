@@ -117,14 +117,16 @@ class Exporter:
         Raises NoSuchVmi if no namespace or more than one has such a VMI.
         """
         body = await self.read(f"/v1/vmis?{urlencode({'name': name})}")
-        found = decode_answer(body, VmisAnswer).namespaces
-        if not found:
+        namespaces = decode_answer(body, VmisAnswer).namespaces
+        if not namespaces:
             hint = f": {_POD_HINT}" if name.startswith(_POD_PREFIX) else ""
             raise NoSuchVmi(f"no VMI {name!r} in any namespace{hint}")
-        if len(found) > 1:
-            choices = ", ".join(f"{namespace}/{name}" for namespace in found)
-            raise NoSuchVmi(f"{len(found)} namespaces have a VMI {name!r}, choose one: {choices}")
-        return found[0]
+        if len(namespaces) > 1:
+            choices = ", ".join(f"{namespace}/{name}" for namespace in namespaces)
+            raise NoSuchVmi(
+                f"{len(namespaces)} namespaces have a VMI {name!r}, choose one: {choices}"
+            )
+        return namespaces[0]
 
     async def read_node(self, node: str) -> bytes:
         """GET /v1/nodes/{node}. Raises NoSuchNode."""
@@ -230,9 +232,9 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
 def _explain_connection(endpoint: Endpoint, error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         why = error.certificate_error
-        said = why.verify_message if isinstance(why, ssl.SSLCertVerificationError) else str(why)
+        trouble = why.verify_message if isinstance(why, ssl.SSLCertVerificationError) else str(why)
         return (
-            f"{endpoint.url} is not trusted: {said.rstrip('.')}; give its CA with"
+            f"{endpoint.url} is not trusted: {trouble.rstrip('.')}; give its CA with"
             " --ca-file FILE, and use a host name that is in its certificate"
         )
     if isinstance(error, aiohttp.ClientSSLError):

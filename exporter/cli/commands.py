@@ -64,18 +64,20 @@ def status(arguments: argparse.Namespace) -> Exit:
     from exporter.server.api.evacuation_schemas import EvacuationsAnswer
     from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
 
-    found = Exit.OK
+    code_of_answer = Exit.OK
 
     async def ask(exporter: "Exporter") -> str:
-        nonlocal found
+        nonlocal code_of_answer
         body = await exporter.read("/v1/status")
         ready = decode_answer(body, dict).get("ready")
-        found = Exit.OK if ready else Exit.CANNOT_ASK
+        code_of_answer = Exit.OK if ready else Exit.CANNOT_ASK
         evacuations = await exporter.read("/v1/evacuations") if ready else None
         blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
             bodies = {"status": body, "evacuations": evacuations, "blocked": blocked}
-            return _indent({name: one and decode_answer(one, dict) for name, one in bodies.items()})
+            return _indent(
+                {name: body and decode_answer(body, dict) for name, body in bodies.items()}
+            )
         return show_status(
             decode_answer(body, StatusAnswer),
             None if evacuations is None else decode_answer(evacuations, EvacuationsAnswer),
@@ -84,7 +86,7 @@ def status(arguments: argparse.Namespace) -> Exit:
         )
 
     code = _ask(arguments, ask)
-    return found if code is Exit.OK else code
+    return code_of_answer if code is Exit.OK else code
 
 
 def node(arguments: argparse.Namespace) -> Exit:
@@ -98,10 +100,10 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     if arguments.watch and arguments.node is None:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")
-    found = Exit.OK
+    code_of_answer = Exit.OK
 
     async def ask(exporter: "Exporter") -> str:
-        nonlocal found
+        nonlocal code_of_answer
         screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
@@ -117,20 +119,20 @@ def node(arguments: argparse.Namespace) -> Exit:
                     as_json=arguments.json,
                 )
             except OSError as error:  # of standard output: requests raise CannotAsk
-                found = _judge_output(error, Exit.CANNOT_ASK)
+                code_of_answer = _judge_output(error, Exit.CANNOT_ASK)
                 return ""
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode_answer(body, DrainAnswer)
             if not drain.can_be_emptied:
-                found = Exit.CANNOT_BE_EMPTIED
+                code_of_answer = Exit.CANNOT_BE_EMPTIED
             elif drain.depends_on_others:
-                found = Exit.DEPENDS_ON_OTHERS
+                code_of_answer = Exit.DEPENDS_ON_OTHERS
             text = show_drain(drain, screen)
         return _indent(decode_answer(body, dict)) if arguments.json else text
 
     code = _ask(arguments, ask)
-    return found if code is Exit.OK else code
+    return code_of_answer if code is Exit.OK else code
 
 
 def _find_screen(arguments: argparse.Namespace) -> "Screen":

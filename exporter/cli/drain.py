@@ -35,24 +35,26 @@ _STALE = ("no contact with the API server: this may be out of date.",)
 def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
     """What a drain would do to the VMs of each node, in one row per node."""
     sheet = Sheet(screen)
-    emptied = sum(one.can_be_emptied for one in answer.nodes)
-    others = sum(one.can_be_emptied and one.depends_on_others for one in answer.nodes)
+    emptied = sum(node.can_be_emptied for node in answer.nodes)
+    others = sum(node.can_be_emptied and node.depends_on_others for node in answer.nodes)
     depends = f", {others} of them only if others move or stop VMs" if others else ""
     nodes = write_count(len(answer.nodes), "node")
     sheet.say(f"{emptied:,} of {nodes} with VMs can be emptied{depends}.")
     sheet.warn(_STALE if answer.stale else ())
-    head = ("NODE", "VMS", *(one.upper() for one in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
-    sheet.table(head, [_node_row(one) for one in answer.nodes])
+    head = ("NODE", "VMS", *(outcome.upper() for outcome in GRAVEST), "AT LEAST", "CAN BE EMPTIED")
+    sheet.table(head, [_node_row(node) for node in answer.nodes])
     return sheet.text()
 
 
 def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     """Whether a node can be emptied, in what time, and what happens to each VM."""
     sheet = Sheet(screen)
-    kept = _name([one for one in answer.candidates if one.outcome in KEPT])
-    pods = "; ".join(_name_pod(one, answer.node) for one in answer.outlived)
+    kept = _name([candidate for candidate in answer.candidates if candidate.outcome in KEPT])
+    pods = "; ".join(_name_pod(pod, answer.node) for pod in answer.outlived)
     kept = "; ".join(text for text in (kept, pods) if text)
-    others = _name([one for one in answer.candidates if one.outcome is DrainOutcome.EXTERNAL])
+    others = _name(
+        [candidate for candidate in answer.candidates if candidate.outcome is DrainOutcome.EXTERNAL]
+    )
     if not answer.can_be_emptied:
         sheet.say(answer.node, (" cannot be emptied", BAD), f": {kept}.")
     elif not answer.depends_on_others:
@@ -72,47 +74,60 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:
         sheet.say(write_bound(answer))
-        if any(one.outcome in MOVED for one in answer.candidates):
+        if any(candidate.outcome in MOVED for candidate in answer.candidates):
             sheet.say(ROOM_UNKNOWN)
     sheet.head(f"VMs: {answer.vmis}")
-    counts = [(one, _count(answer, one)) for one in GRAVEST]
-    sheet.rows([(str(one), str(count), OUTCOMES[one].summary) for one, count in counts if count])
+    counts = [(outcome, _count(answer, outcome)) for outcome in GRAVEST]
+    sheet.rows(
+        [
+            (str(outcome), str(count), OUTCOMES[outcome].summary)
+            for outcome, count in counts
+            if count
+        ]
+    )
     sheet.head("A drain now")
-    found = sorted(answer.candidates, key=lambda one: GRAVEST.index(one.outcome))
+    candidates = sorted(answer.candidates, key=lambda candidate: GRAVEST.index(candidate.outcome))
     rows = [
         (
-            f"{one.namespace}/{one.name}",
-            (str(one.outcome), BAD if one.outcome in KEPT else ""),
-            "?" if one.last_duration_seconds is None else write_span(one.last_duration_seconds),
-            str(one.failed_attempts),
-            write_why(one),
+            f"{candidate.namespace}/{candidate.name}",
+            (str(candidate.outcome), BAD if candidate.outcome in KEPT else ""),
+            "?"
+            if candidate.last_duration_seconds is None
+            else write_span(candidate.last_duration_seconds),
+            str(candidate.failed_attempts),
+            write_why(candidate),
         )
-        for one in found
+        for candidate in candidates
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
-    _list_steps(sheet, found, answer.outlived)
+    _list_steps(sheet, candidates, answer.outlived)
     return sheet.text()
 
 
 def _list_steps(
-    sheet: Sheet, found: list[NodeCandidate], outlived: list[OutlivedPodAnswer]
+    sheet: Sheet, candidates: list[NodeCandidate], outlived: list[OutlivedPodAnswer]
 ) -> None:
     """Add what to do about the first VMs and pods that keep the node from being emptied."""
-    steps = [one for one in found if one.outcome in KEPT and one.next_step]
-    pods_left = [(f"{one.namespace}/{one.pod}", one.next_step) for one in outlived]
+    steps = [
+        candidate for candidate in candidates if candidate.outcome in KEPT and candidate.next_step
+    ]
+    pods_left = [(f"{pod.namespace}/{pod.pod}", pod.next_step) for pod in outlived]
     if steps or pods_left:
         sheet.head("Next steps")
-        vms = [(f"{one.namespace}/{one.name}", str(one.next_step)) for one in steps[:NAMED]]
+        vms = [
+            (f"{candidate.namespace}/{candidate.name}", str(candidate.next_step))
+            for candidate in steps[:NAMED]
+        ]
         sheet.rows([*vms, *pods_left[:NAMED]])
-    commands = [*(one.command for one in steps), *(one.command for one in outlived)]
+    commands = [*(candidate.command for candidate in steps), *(pod.command for pod in outlived)]
     for command in list(dict.fromkeys(commands))[:NAMED]:
         sheet.command(str(command))
 
 
-def _name_pod(one: OutlivedPodAnswer, node: str) -> str:
-    where = f"which runs on {one.node}"
+def _name_pod(pod: OutlivedPodAnswer, node: str) -> str:
+    where = f"which runs on {pod.node}"
     return (
-        f"launcher pod {one.pod} of {one.namespace}/{one.name}, {where}, is still active on {node}"
+        f"launcher pod {pod.pod} of {pod.namespace}/{pod.name}, {where}, is still active on {node}"
     )
 
 
@@ -182,9 +197,15 @@ def write_bound(answer: DrainAnswer) -> str:
     the computed number of parallel migrations may be a fraction; if so, the text leaves it out.
     """
     bound = answer.at_least_seconds
-    moved = [one for one in answer.candidates if one.outcome in MOVED]
-    starting = [one for one in moved if one.outcome is DrainOutcome.LEAVES] or moved
-    known = [one.last_duration_seconds for one in starting if one.last_duration_seconds is not None]
+    moved = [candidate for candidate in answer.candidates if candidate.outcome in MOVED]
+    starting = [
+        candidate for candidate in moved if candidate.outcome is DrainOutcome.LEAVES
+    ] or moved
+    known = [
+        candidate.last_duration_seconds
+        for candidate in starting
+        if candidate.last_duration_seconds is not None
+    ]
     if bound is None or not known:
         return "How long it takes is unknown: no VM that must migrate has migrated before."
     text = f"It takes at least {write_span(bound)}: "
@@ -201,41 +222,45 @@ def write_bound(answer: DrainAnswer) -> str:
     return f"{text}."
 
 
-def _name(found: list[NodeCandidate]) -> str:
+def _name(candidates: list[NodeCandidate]) -> str:
     """The names of the first VMs; for a VM that does not leave, also the outcome and reason."""
     names = []
-    for one in found[:NAMED]:
-        name = f"{one.namespace}/{one.name}"
-        if one.outcome in KEPT:
-            failed = f"failed attempts: {one.failed_attempts}" if one.failed_attempts else ""
-            reasons = "; ".join(text for text in (failed, write_why(one)) if text)
+    for candidate in candidates[:NAMED]:
+        name = f"{candidate.namespace}/{candidate.name}"
+        if candidate.outcome in KEPT:
+            failed = (
+                f"failed attempts: {candidate.failed_attempts}" if candidate.failed_attempts else ""
+            )
+            reasons = "; ".join(text for text in (failed, write_why(candidate)) if text)
             short = reasons if len(reasons) <= QUOTED else reasons[: QUOTED - 1] + "…"
-            name += f" {one.outcome}" + (f" ({short})" if short else "")
+            name += f" {candidate.outcome}" + (f" ({short})" if short else "")
         names.append(name)
-    more = len(found) - NAMED
+    more = len(candidates) - NAMED
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def write_why(one: NodeCandidate) -> str:
+def write_why(candidate: NodeCandidate) -> str:
     """Why a VM does not leave: the cause as in `explain`, or the state if nothing has failed."""
-    if one.cause is not None:
-        return f"{one.cause.source}: {write_reason(one.cause)}"
-    is_known = one.state is not None and one.outcome in KEPT and not one.failed_attempts
+    if candidate.cause is not None:
+        return f"{candidate.cause.source}: {write_reason(candidate.cause)}"
+    is_known = (
+        candidate.state is not None and candidate.outcome in KEPT and not candidate.failed_attempts
+    )
     if is_known:
-        return str(one.state)
-    return "" if one.outcome is DrainOutcome.LEAVES else one.reason
+        return str(candidate.state)
+    return "" if candidate.outcome is DrainOutcome.LEAVES else candidate.reason
 
 
-def _node_row(one: NodeAnswer) -> list[Cell]:
-    unknown = "?" if one.can_be_emptied else "-"
-    bound = unknown if one.at_least_seconds is None else write_span(one.at_least_seconds)
-    counts = [str(_count(one, outcome)) for outcome in GRAVEST]
+def _node_row(node: NodeAnswer) -> list[Cell]:
+    unknown = "?" if node.can_be_emptied else "-"
+    bound = unknown if node.at_least_seconds is None else write_span(node.at_least_seconds)
+    counts = [str(_count(node, outcome)) for outcome in GRAVEST]
     emptied: Cell = ("yes", GOOD)
-    if not one.can_be_emptied:
+    if not node.can_be_emptied:
         emptied = ("no", BAD)
-    elif one.depends_on_others:
+    elif node.depends_on_others:
         emptied = "if others act"
-    return [one.node, str(one.vmis), *counts, bound, emptied]
+    return [node.node, str(node.vmis), *counts, bound, emptied]
 
 
 def _count(answer: NodeAnswer, outcome: DrainOutcome) -> int:

@@ -50,14 +50,16 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if evacuation is None and vmi.obstruction is not None:
         _list_obstruction(sheet, vmi.obstruction, vmi)
     sheet.head("Rules, in the order in which they are checked")
-    sheet.rows([(one.rule, _judge_rule(one), f"{one.why} ({one.checkpoint})") for one in vmi.rules])
+    sheet.rows(
+        [(rule.rule, _judge_rule(rule), f"{rule.why} ({rule.checkpoint})") for rule in vmi.rules]
+    )
     sheet.head("Cooldown")
     sheet.rows(_cooldown(vmi))
-    counted = sum(one.in_window for one in vmi.migrations)
+    counted = sum(migration.in_window for migration in vmi.migrations)
     sheet.head(f"Known migrations: {len(vmi.migrations)}, {counted} of them counted")
-    by = any(one.requested_by for one in vmi.migrations)
+    by = any(migration.requested_by for migration in vmi.migrations)
     head = ("ENDED", "FROM", "TO", "TOOK", "WHY", *(["BY"] if by else []), "OUTCOME", "COUNTED")
-    sheet.rows([_migration(one, vmi.as_of, by=by) for one in vmi.migrations], head)
+    sheet.rows([_migration(migration, vmi.as_of, by=by) for migration in vmi.migrations], head)
     for pending in vmi.pending_migrations:
         sheet.rows([("not ended", _attempt(pending, vmi.as_of))])
     if evacuation is not None:
@@ -66,15 +68,15 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
         if not evacuation.stuck:
             _list_action(sheet, evacuation, vmi.as_of)
         _say_cancel(sheet, evacuation)
-        others = [one for one in evacuation.why if one != evacuation.cause]
+        others = [why for why in evacuation.why if why != evacuation.cause]
         if others:
             sheet.head("What else the cluster says about it, newest first")
-            sheet.rows([_why(one, vmi.as_of) for one in others])
+            sheet.rows([_why(why, vmi.as_of) for why in others])
     _list_move(sheet, vmi)
     _list_eviction_request(sheet, vmi)
     if vmi.blocked_evictions:
         sheet.head("Requested evictions")
-        sheet.rows([_held_eviction(one, vmi.as_of) for one in vmi.blocked_evictions])
+        sheet.rows([_held_eviction(eviction, vmi.as_of) for eviction in vmi.blocked_evictions])
     sheet.head("Based on")
     launcher, pod = "unknown", vmi.launcher
     if pod is not None:
@@ -131,7 +133,7 @@ def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:
     if request is None:
         return
     since = "" if request.since is None else f", since {write_past(request.since, vmi.as_of)}"
-    asked = ", ".join(f"{one.name} ({one.intent})" for one in request.requesters)
+    asked = ", ".join(f"{requester.name} ({requester.intent})" for requester in request.requesters)
     rows = [("asked by", f"{asked or 'nobody any more'}{since}")]
     if request.responder:
         rows.append(("responder", f"{request.responder}, {request.state}"))
@@ -150,7 +152,7 @@ def _list_move(sheet: Sheet, vmi: VmiAnswer) -> None:
     sheet.rows(_move(vmi.move, vmi.as_of))
     if not vmi.move.stuck:
         _list_action(sheet, vmi.move, vmi.as_of)
-    sheet.rows([_why(one, vmi.as_of) for one in vmi.move.why if one != vmi.move.cause])
+    sheet.rows([_why(why, vmi.as_of) for why in vmi.move.why if why != vmi.move.cause])
 
 
 def _move(move: MoveAnswer, as_of: datetime) -> list[list[Cell]]:
@@ -162,46 +164,46 @@ def _move(move: MoveAnswer, as_of: datetime) -> list[list[Cell]]:
     ]
 
 
-def _count_failed(one: EvacuationAnswer | MoveAnswer) -> str:
+def _count_failed(action: EvacuationAnswer | MoveAnswer) -> str:
     """The failed attempts; failures of other migrations, such as volume updates, do not count."""
-    if one.failed_attempts:
-        return f"at least {one.failed_attempts}"
-    if any(why.source is WhySource.FAILED_ATTEMPT for why in one.why):
+    if action.failed_attempts:
+        return f"at least {action.failed_attempts}"
+    if any(why.source is WhySource.FAILED_ATTEMPT for why in action.why):
         return "none; other migrations of the VM have failed"
     return "none known"
 
 
-def _list_action(sheet: Sheet, one: EvacuationAnswer | MoveAnswer, as_of: datetime) -> None:
+def _list_action(sheet: Sheet, action: EvacuationAnswer | MoveAnswer, as_of: datetime) -> None:
     """Add the cause, the next step, the runbook, and the first command."""
     rows: list[list[Cell]] = []
-    if one.cause is not None:
-        source, when, text = _why(one.cause, as_of)
+    if action.cause is not None:
+        source, when, text = _why(action.cause, as_of)
         rows.append(["cause", f"{source}, {when}: {text}"])
-    rows += [["next step", one.next_step], ["runbook", one.runbook]]
+    rows += [["next step", action.next_step], ["runbook", action.runbook]]
     sheet.rows(rows)
-    sheet.command(one.command)
+    sheet.command(action.command)
 
 
-def _list_obstruction(sheet: Sheet, one: ObstructionAnswer, vmi: VmiAnswer) -> None:
+def _list_obstruction(sheet: Sheet, obstruction: ObstructionAnswer, vmi: VmiAnswer) -> None:
     """Add what a drain would do, why, and what to do, unless a stuck move has said so already."""
-    if vmi.move is not None and vmi.move.stuck and vmi.move.next_step == one.next_step:
+    if vmi.move is not None and vmi.move.stuck and vmi.move.next_step == obstruction.next_step:
         return
     is_held = any(v.reason for v in (vmi.verdicts.filter, vmi.verdicts.pre_eviction))
     is_said = not is_held and not _waits_for_itself(vmi)
-    rows: list[list[Cell]] = [] if is_said else [["in a drain", f"it {one.reason}"]]
-    if one.cause is not None:
-        source, when, text = _why(one.cause, vmi.as_of)
+    rows: list[list[Cell]] = [] if is_said else [["in a drain", f"it {obstruction.reason}"]]
+    if obstruction.cause is not None:
+        source, when, text = _why(obstruction.cause, vmi.as_of)
         rows.append(["cause", f"{source}, {when}: {text}"])
-    if one.next_step is not None:
-        rows += [["next step", one.next_step], ["runbook", one.runbook or ""]]
+    if obstruction.next_step is not None:
+        rows += [["next step", obstruction.next_step], ["runbook", obstruction.runbook or ""]]
     sheet.rows(rows)
-    if one.command is not None:
-        sheet.command(one.command)
+    if obstruction.command is not None:
+        sheet.command(obstruction.command)
 
 
-def write_reason(one: WhyAnswer) -> str:
+def write_reason(why: WhyAnswer) -> str:
     """The reason in one word, and its message."""
-    return ": ".join(part for part in (one.reason, one.message) if part)
+    return ": ".join(part for part in (why.reason, why.message) if part)
 
 
 def _judge(vmi: VmiAnswer) -> list[Cell]:
@@ -256,12 +258,15 @@ def _judge_rule(rule: RuleAnswer) -> Cell:
 def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
     cooldown, as_of = vmi.cooldown, vmi.as_of
     if cooldown is None:
-        return [[one.why] for one in vmi.rules if one.rule == Reason.COOLDOWN]
+        return [[rule.why] for rule in vmi.rules if rule.rule == Reason.COOLDOWN]
     over = cooldown.not_before <= as_of
     took = write_span(cooldown.duration_seconds)
     return [
         ["arithmetic", write_arithmetic(cooldown, vmi.policy)],
-        ["counted", count_migrations([one for one in vmi.migrations if one.in_window])],
+        [
+            "counted",
+            count_migrations([migration for migration in vmi.migrations if migration.in_window]),
+        ],
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
         ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]
@@ -271,15 +276,15 @@ def count_migrations(counted: Sequence[MigrationAnswer]) -> str:
     """The migrations that count, oldest first, in words: 6 migrations, 5 of them failed attempts of
     one evacuation. The failures in a row of evacuations from one node are of one evacuation.
     """
-    failed = [one for one in counted if one.outcome == "failed"]
+    failed = [migration for migration in counted if migration.outcome == "failed"]
     attempts = evacuations = 0
     leaves = ""
-    for one in counted:
-        if one.outcome == "failed" and one.trigger is Trigger.EVACUATION:
-            node = one.source_node or "?"
+    for migration in counted:
+        if migration.outcome == "failed" and migration.trigger is Trigger.EVACUATION:
+            node = migration.source_node or "?"
             attempts, evacuations = attempts + 1, evacuations + (node != leaves)
             leaves = node
-        elif one.outcome != "failed":
+        elif migration.outcome != "failed":
             leaves = ""
     parts = [write_count(len(counted), "migration")]
     if attempts:
@@ -309,61 +314,81 @@ def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
     return f"{formula}, cap {write_span(cap)}" if cap else f"{formula}, no cap"
 
 
-def _migration(one: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:
+def _migration(migration: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:
     """The row of a migration; `by`: with the user who requested it."""
     took = "?"
-    if one.start is not None and one.end is not None:
-        took = write_span(max(0.0, (one.end - one.start).total_seconds()))
-    elif one.start is not None:
-        took = f"began {write_past(one.start, as_of)}"
-    style = {"failed": BAD, "succeeded": GOOD}.get(one.outcome, "")
-    counted = "yes" if one.in_window else "no" if one.handed_off else "no: never handed off"
-    ended = "?" if one.end is None else write_past(one.end, as_of)
-    failed = "" if one.reason in (None, EndReason.NONE) else f": {one.reason}"
-    user = [one.requested_by.user if one.requested_by else "?"] if by else []
-    where = [one.source_node or "?", one.target_node or "?"]
-    return [ended, *where, took, one.trigger or "?", *user, (one.outcome + failed, style), counted]
-
-
-def _attempt(one: PendingAnswer, as_of: datetime) -> str:
-    made = "" if one.created_at is None else f", created {write_past(one.created_at, as_of)}"
-    return f"{one.name}: {one.phase or 'no phase yet'}{made}"
-
-
-def _evacuation(one: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
-    stuck = f": stuck by {' and '.join(one.stuck_by)}" if one.stuck else ""
-    rows: list[list[Cell]] = [
-        ["state", (f"{one.state}{stuck}", BAD if one.stuck else "")],
-        ["requested", f"{write_past(one.requested_at, as_of)}{_by(one)}, source {one.source}"],
-        ["failed attempts", _count_failed(one)],
+    if migration.start is not None and migration.end is not None:
+        took = write_span(max(0.0, (migration.end - migration.start).total_seconds()))
+    elif migration.start is not None:
+        took = f"began {write_past(migration.start, as_of)}"
+    style = {"failed": BAD, "succeeded": GOOD}.get(migration.outcome, "")
+    counted = (
+        "yes" if migration.in_window else "no" if migration.handed_off else "no: never handed off"
+    )
+    ended = "?" if migration.end is None else write_past(migration.end, as_of)
+    failed = "" if migration.reason in (None, EndReason.NONE) else f": {migration.reason}"
+    user = [migration.requested_by.user if migration.requested_by else "?"] if by else []
+    where = [migration.source_node or "?", migration.target_node or "?"]
+    return [
+        ended,
+        *where,
+        took,
+        migration.trigger or "?",
+        *user,
+        (migration.outcome + failed, style),
+        counted,
     ]
-    if one.requested_through is RequestedThrough.TAINT:
+
+
+def _attempt(pending: PendingAnswer, as_of: datetime) -> str:
+    made = (
+        "" if pending.created_at is None else f", created {write_past(pending.created_at, as_of)}"
+    )
+    return f"{pending.name}: {pending.phase or 'no phase yet'}{made}"
+
+
+def _evacuation(evacuation: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
+    stuck = f": stuck by {' and '.join(evacuation.stuck_by)}" if evacuation.stuck else ""
+    when = write_past(evacuation.requested_at, as_of)
+    rows: list[list[Cell]] = [
+        ["state", (f"{evacuation.state}{stuck}", BAD if evacuation.stuck else "")],
+        ["requested", f"{when}{_by(evacuation)}, source {evacuation.source}"],
+        ["failed attempts", _count_failed(evacuation)],
+    ]
+    if evacuation.requested_through is RequestedThrough.TAINT:
         rows.append(["requested through", BY_TAINT])
-    if one.attempt is not None:
-        rows.append(["current attempt", _attempt(one.attempt, as_of)])
-    if one.mode is not None:
-        rows.append(["copies memory in", f"mode {one.mode}"])
-    if one.backoff is not None:
-        pause = f"{write_span(one.backoff.seconds)}, next try"
-        rows.append(["KubeVirt waits", f"{pause} {write_distance(one.backoff.next_try_at, as_of)}"])
-    if one.leftover:
+    if evacuation.attempt is not None:
+        rows.append(["current attempt", _attempt(evacuation.attempt, as_of)])
+    if evacuation.mode is not None:
+        rows.append(["copies memory in", f"mode {evacuation.mode}"])
+    if evacuation.backoff is not None:
+        pause = f"{write_span(evacuation.backoff.seconds)}, next try"
+        rows.append(
+            ["KubeVirt waits", f"{pause} {write_distance(evacuation.backoff.next_try_at, as_of)}"]
+        )
+    if evacuation.leftover:
         rows.append(["left over", LEFT_OVER])
-    if one.diverged:
+    if evacuation.diverged:
         rows.append(["diverged", DIVERGED])
     return rows
 
 
-def _by(one: EvacuationAnswer) -> str:
+def _by(evacuation: EvacuationAnswer) -> str:
     """The user who requested an evacuation, if that user is known."""
-    return "" if one.requested_by is None else f" by {one.requested_by.user}"
+    return "" if evacuation.requested_by is None else f" by {evacuation.requested_by.user}"
 
 
-def _why(one: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
-    when = "now" if one.at is None else write_past(one.at, as_of)
-    return one.source, when, write_reason(one)
+def _why(why: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
+    when = "now" if why.at is None else write_past(why.at, as_of)
+    return why.source, when, write_reason(why)
 
 
-def _held_eviction(one: BlockedEvictionAnswer, as_of: datetime) -> list[Cell]:
-    outcome: Cell = ("denied", BAD) if one.denied else "would be denied"
-    times = "once" if one.times == 1 else f"{one.times} times, last"
-    return [f"by {one.user}", f"{times} {write_past(one.at, as_of)}", outcome, str(one.reason)]
+def _held_eviction(eviction: BlockedEvictionAnswer, as_of: datetime) -> list[Cell]:
+    outcome: Cell = ("denied", BAD) if eviction.denied else "would be denied"
+    times = "once" if eviction.times == 1 else f"{eviction.times} times, last"
+    return [
+        f"by {eviction.user}",
+        f"{times} {write_past(eviction.at, as_of)}",
+        outcome,
+        str(eviction.reason),
+    ]

@@ -67,10 +67,10 @@ def find_pod(kubectl: list[str], namespace: str | None) -> dict[str, Any]:
     pods = json.loads(done.stdout)["items"]
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
     if not running:
-        found = f"{len(pods)} pods, none of them is running" if pods else "no pod"
+        pods_found = f"{len(pods)} pods, none of them is running" if pods else "no pod"
         if len(pods) == 1:
-            found = "1 pod, which is not running"
-        raise LookupError(f"found {found} with the label {SELECTOR}")
+            pods_found = "1 pod, which is not running"
+        raise LookupError(f"found {pods_found} with the label {SELECTOR}")
     return max(running, key=_is_ready)
 
 
@@ -78,7 +78,9 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     if "deletionTimestamp" in pod["metadata"]:  # It may end before the command does.
         return False
     conditions = pod["status"].get("conditions", [])
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 if __name__ == "__main__":

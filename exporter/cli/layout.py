@@ -148,7 +148,7 @@ def _share_width(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
     if spare < 0:
         return []
     # Columns that need the least extra width get it first, so that only the longest texts wrap.
-    for number in sorted(range(len(columns)), key=lambda one: wanted[one] - widths[one]):
+    for number in sorted(range(len(columns)), key=lambda number: wanted[number] - widths[number]):
         more = min(spare, wanted[number] - widths[number])
         widths[number] += more
         spare -= more

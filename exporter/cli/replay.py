@@ -70,13 +70,13 @@ def replay(
     began = timer()
     contenders = choose_contenders(arguments.policy)
     with _open_source(arguments, simulate) as source:
-        found = play(source, contenders, sys.stderr)
+        result = play(source, contenders, sys.stderr)
         screen = Screen() if arguments.json else detect_terminal(sys.stdout, os.environ)
-        text = show_comparison(found, source, as_json=arguments.json, screen=screen)
+        text = show_comparison(result, source, as_json=arguments.json, screen=screen)
         print_faults(source.faults, sys.stderr)
     code = print_answer(text, Exit.CANNOT_REPLAY)
     if code is Exit.OK:
-        print_cost(found, timer() - began, sys.stderr)
+        print_cost(result, timer() - began, sys.stderr)
     return code
 
 
@@ -192,11 +192,11 @@ def play(source: Input, contenders: Sequence[Contender], errors: TextIO) -> Comp
     return replay.finish()
 
 
-def show_comparison(found: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
+def show_comparison(result: Comparison, source: Input, *, as_json: bool, screen: Screen) -> str:
     """The answer as tables or as JSON."""
     if as_json:
-        return json.dumps(comparison.to_json(found, source.remarks), indent=2) + "\n"
-    tables = comparison.show(found, width=screen.width, colored=screen.colored)
+        return json.dumps(comparison.to_json(result, source.remarks), indent=2) + "\n"
+    tables = comparison.show(result, width=screen.width, colored=screen.colored)
     return tables + "".join(f"\n{remark}\n" for remark in source.remarks)
 
 
@@ -209,11 +209,11 @@ def print_faults(faults: Faults, errors: TextIO) -> None:
         print(f"... and {more} more", file=errors)
 
 
-def print_cost(found: Comparison, seconds: Seconds, errors: TextIO) -> None:
+def print_cost(result: Comparison, seconds: Seconds, errors: TextIO) -> None:
     """Print how much was replayed, how long that took, and the peak memory."""
-    days = (found.ended - found.began) / 86_400
+    days = (result.ended - result.began) / 86_400
     print(
-        f"replayed {days:.3g} days, {write_count(found.events, 'event')} in {seconds:.1f} s,"
+        f"replayed {days:.3g} days, {write_count(result.events, 'event')} in {seconds:.1f} s,"
         f" {peak_mebibytes():.0f} MiB at most",
         file=errors,
     )

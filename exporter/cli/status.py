@@ -46,7 +46,7 @@ def show_status(
             ("version", status.version),
             ("history", _history(status.history, status.as_of)),
             *_list_responder(status.responder),
-            *(_resource(one, status.as_of) for one in status.resources),
+            *(_resource(resource, status.as_of) for resource in status.resources),
         ]
     )
     if status.vmis is not None:
@@ -55,14 +55,14 @@ def show_status(
             (f"blocked: {reason}", str(n)) for reason, n in status.vmis.blocked.items() if n
         ]
         sheet.rows([("no rule blocks", str(status.vmis.allowed)), *by_reason])
-        counts = [(one, status.vmis.drain.get(one, 0)) for one in GRAVEST]
-        drained = ", ".join(f"{one} {count}" for one, count in counts if count)
+        counts = [(outcome, status.vmis.drain.get(outcome, 0)) for outcome in GRAVEST]
+        drained = ", ".join(f"{outcome} {count}" for outcome, count in counts if count)
         if drained:
             sheet.rows([("if their nodes were drained", drained)])
         sheet.rows([("moves prevented by cooldowns", _prevented(status.prevented, status.as_of))])
     if evacuations is not None:
-        stuck = [one for one in evacuations.evacuations if one.stuck]
-        others = [one for one in evacuations.evacuations if not one.stuck]
+        stuck = [evacuation for evacuation in evacuations.evacuations if evacuation.stuck]
+        others = [evacuation for evacuation in evacuations.evacuations if not evacuation.stuck]
         _list_evacuations(sheet, f"Stuck evacuations: {len(stuck)}", stuck)
         if evacuations.stuck_moves:
             _list_moves(sheet, evacuations.stuck_moves, evacuations.as_of)
@@ -84,19 +84,21 @@ def _judge(status: StatusAnswer) -> list[Cell]:
         contact,
         ready=status.ready,
         waiting_for=status.waiting_for,
-        rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
+        rejected=dict.fromkeys(
+            resource.resource for resource in status.resources if resource.rejected
+        ),
     )
     return [(f"{head}: ", GOOD if level is HealthLevel.FULL else BAD), why]
 
 
 def _warnings(status: StatusAnswer) -> list[str]:
     warnings = [f"{place} cannot be watched: {why}." for place, why in status.blind_spots.items()]
-    for one in status.resources:
-        if one.trouble is not None and one.rejected is None:
-            warnings.append(f"{one.resource}: {one.trouble}.")
-        if one.invalid_objects:
-            objects = write_count(one.invalid_objects, "object")
-            warnings.append(f"{one.resource}: {objects} could not be read.")
+    for resource in status.resources:
+        if resource.trouble is not None and resource.rejected is None:
+            warnings.append(f"{resource.resource}: {resource.trouble}.")
+        if resource.invalid_objects:
+            objects = write_count(resource.invalid_objects, "object")
+            warnings.append(f"{resource.resource}: {objects} could not be read.")
     if status.history is not None and status.history.trouble is not None:
         warnings.append(f"the history file is not written: {status.history.trouble}.")
     if status.responder is not None and status.responder.trouble is not None:
@@ -104,15 +106,19 @@ def _warnings(status: StatusAnswer) -> list[str]:
     return warnings
 
 
-def _resource(one: ResourceAnswer, as_of: datetime) -> list[Cell]:
-    place = str(one.resource) if one.namespace is None else f"{one.resource} in {one.namespace}"
-    if one.rejected is not None:
+def _resource(resource: ResourceAnswer, as_of: datetime) -> list[Cell]:
+    place = (
+        str(resource.resource)
+        if resource.namespace is None
+        else f"{resource.resource} in {resource.namespace}"
+    )
+    if resource.rejected is not None:
         return [place, ("cannot be watched", BAD)]
-    if not one.synced:
+    if not resource.synced:
         return [place, ("not listed yet", BAD)]
-    if one.contact_at is None:
+    if resource.contact_at is None:
         return [place, "synced"]
-    return [place, f"synced, last contact {write_distance(one.contact_at, as_of)}"]
+    return [place, f"synced, last contact {write_distance(resource.contact_at, as_of)}"]
 
 
 def _list_responder(responder: ResponderStatus | None) -> list[tuple[str, str]]:
@@ -138,7 +144,7 @@ def _prevented(prevented: PreventedAnswer, as_of: datetime) -> str:
     return f"{moves}, about {took} of migration" if prevented.moves else moves
 
 
-def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]) -> None:
+def _list_evacuations(sheet: Sheet, head: str, evacuations: Sequence[EvacuationAnswer]) -> None:
     """List evacuations, and below them each action with its cause and its VMs.
 
     The shown command is for the first of these VMs.
@@ -146,53 +152,53 @@ def _list_evacuations(sheet: Sheet, head: str, found: Sequence[EvacuationAnswer]
     sheet.head(head)
     rows = [
         (
-            f"{one.namespace}/{one.name}",
-            one.evacuation_node_name,
-            write_span(int(one.age_seconds), units=2),
-            (str(one.state), BAD if one.stuck else ""),
-            str(one.failed_attempts),
+            f"{evacuation.namespace}/{evacuation.name}",
+            evacuation.evacuation_node_name,
+            write_span(int(evacuation.age_seconds), units=2),
+            (str(evacuation.state), BAD if evacuation.stuck else ""),
+            str(evacuation.failed_attempts),
         )
-        for one in found
+        for evacuation in evacuations
     ]
     sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows)
     alike = dict[tuple[str, str], list[EvacuationAnswer]]()
-    for one in found[: sheet.screen.rows]:
-        said = "" if one.cause is None else write_reason(one.cause)
-        alike.setdefault((one.next_step, said), []).append(one)
-    for (step, said), ones in alike.items():
+    for evacuation in evacuations[: sheet.screen.rows]:
+        cause = "" if evacuation.cause is None else write_reason(evacuation.cause)
+        alike.setdefault((evacuation.next_step, cause), []).append(evacuation)
+    for (step, cause), ones in alike.items():
         first = ones[0]
         more = "" if len(ones) == 1 else f" and {len(ones) - 1} more"
         sheet.rows([((f"{first.namespace}/{first.name}{more}:", FAINT), step)])
         if first.stuck:
-            sheet.rows([(f"cause: {said}",)] if said else [])
+            sheet.rows([(f"cause: {cause}",)] if cause else [])
             sheet.rows([(f"runbook: {first.runbook}",)])
             sheet.command(first.command)
 
 
-def _list_moves(sheet: Sheet, found: Sequence[StuckMove], as_of: datetime) -> None:
+def _list_moves(sheet: Sheet, moves: Sequence[StuckMove], as_of: datetime) -> None:
     """List the stuck moves of VMs that are not being evacuated, each with its next step."""
-    sheet.head(f"Stuck moves without an evacuation: {len(found)}")
+    sheet.head(f"Stuck moves without an evacuation: {len(moves)}")
     rows = [
         (
-            f"{one.namespace}/{one.name}",
-            one.node,
-            "?" if one.since is None else write_past(one.since, as_of),
-            (f"{one.state} ({one.trigger})", BAD),
-            str(one.failed_attempts),
+            f"{move.namespace}/{move.name}",
+            move.node,
+            "?" if move.since is None else write_past(move.since, as_of),
+            (f"{move.state} ({move.trigger})", BAD),
+            str(move.failed_attempts),
         )
-        for one in found
+        for move in moves
     ]
     sheet.table(("VM", "ON", "SINCE", "STATE", "FAILED"), rows)
-    for one in found[: sheet.screen.rows]:
-        sheet.rows([((f"{one.namespace}/{one.name}:", FAINT), one.next_step)])
-        sheet.rows([(f"cause: {write_reason(one.cause)}",)] if one.cause is not None else [])
-        sheet.command(one.command)
+    for move in moves[: sheet.screen.rows]:
+        sheet.rows([((f"{move.namespace}/{move.name}:", FAINT), move.next_step)])
+        sheet.rows([(f"cause: {write_reason(move.cause)}",)] if move.cause is not None else [])
+        sheet.command(move.command)
 
 
 def _held_vms(blocked: BlockedAnswer) -> list[list[Cell]]:
     """One row per VM: first those with a release time, earliest first, then the others."""
     rows: list[tuple[datetime | None, list[Cell]]] = []
-    for (namespace, name), group in groupby(blocked.blocked, lambda one: (one.namespace, one.name)):
+    for (namespace, name), group in groupby(blocked.blocked, lambda vmi: (vmi.namespace, vmi.name)):
         entries: list[BlockedVmi] = list(group)
         because = ", ".join(dict.fromkeys(entry.reason for entry in entries))
         release, until = None, REASONS[entries[0].reason].until
