@@ -353,5 +353,8 @@ async def _listeners(
         own = replace(auth, socket_mode=0o600)
         listeners.append(listener("local", local, (listen.local,), Tls(), auth=own))
     async with AsyncExitStack() as stack:
-        urls = {one.name: await stack.enter_async_context(one.served()) for one in listeners}
+        urls = {
+            listener.name: await stack.enter_async_context(listener.served())
+            for listener in listeners
+        }
         yield Listening(**urls)

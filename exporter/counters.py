@@ -132,8 +132,8 @@ class DenialPeriods:
 
     def find(self, vmi: Vmi, now: Instant) -> DenialPeriod | None:
         """The VMI's period, if that has not ended. A period ends when the VMI leaves its node."""
-        found = self._by_vmi.get(vmi.uid)
-        return found if found and found.vmi.node == vmi.node and now <= found.until else None
+        period = self._by_vmi.get(vmi.uid)
+        return period if period and period.vmi.node == vmi.node and now <= period.until else None
 
     def extend(self, vmi: Vmi, reason: Reason, cooldown: Seconds, now: Instant) -> None:
         """Begin or extend the VMI's period, because an eviction is denied."""
@@ -148,11 +148,11 @@ class DenialPeriods:
 
     def open(self, now: Instant) -> list[DenialPeriod]:
         """The periods that have not ended."""
-        return [one for one in self._by_vmi.values() if now <= one.until]
+        return [period for period in self._by_vmi.values() if now <= period.until]
 
     def forget(self, now: Instant) -> None:
         """Drop the periods that have ended."""
-        self._by_vmi = {uid: one for uid, one in self._by_vmi.items() if now <= one.until}
+        self._by_vmi = {uid: period for uid, period in self._by_vmi.items() if now <= period.until}
 
 
 MARKED_VMIS = 50_000
@@ -181,11 +181,11 @@ class PreventedMoves:
 
     def forget(self, now: Instant) -> None:
         """Drop the marks of the cooldowns that have ended; the counts stay."""
-        self._counted = {uid: one for uid, one in self._counted.items() if now < one[1]}
+        self._counted = {uid: counted for uid, counted in self._counted.items() if now < counted[1]}
 
     def keep_namespaces(self, namespaces: Container[str]) -> None:
         """Drop the counts of all other namespaces."""
-        for namespace in [one for one in self.moves if one not in namespaces]:
+        for namespace in [namespace for namespace in self.moves if namespace not in namespaces]:
             del self.moves[namespace], self.migration_seconds[namespace]
 
 
@@ -281,12 +281,12 @@ class Counters:
         if not old:
             return
         namespaces = {namespace for namespace, _ in vmis}
-        gone = {one for one in old if one[0] not in nodes or one[1] not in namespaces}
+        gone = {pair for pair in old if pair[0] not in nodes or pair[1] not in namespaces}
         self.blocks = Counter({key: n for key, n in self.blocks.items() if key[1:] not in gone})
         self.blocked_at |= dict.fromkeys(old, now)
-        for one in gone:
-            del self.blocked_at[one]
-        self.prevented.keep_namespaces(namespaces | {one[1] for one in self.blocked_at})
+        for pair in gone:
+            del self.blocked_at[pair]
+        self.prevented.keep_namespaces(namespaces | {pair[1] for pair in self.blocked_at})
 
     def count_migration_to(
         self, node: str, vmi_uid: str, outcome: Outcome, ended_at: Instant

@@ -28,7 +28,7 @@ _VMIS = Resource.VMIS
 _WATCHED = frozenset({*CLUSTER_RESOURCES, *OPTIONAL_RESOURCES})
 _KUBEVIRTS = Resource.KUBEVIRTS
 _HIDDEN = frozenset({Resource.VMIMS, Resource.PODS, *OPTIONAL_RESOURCES})
-"""The resources that are unseen until they are listed. The other two are used as they come."""
+"""The resources that are hidden until they are listed. The other two are used as they come."""
 _NONE = frozenset[Resource]()
 """Shared: each blocked VMI keeps a `NamespaceTrust`, and the garbage collector visits its sets."""
 
@@ -161,13 +161,13 @@ class Health:
     @property
     def reported(self) -> list[Watched]:
         """The watches that are shown: those that see their resource, or that somebody wants."""
-        seen = {one.resource for one in self.watched if one.synced and not one.rejected}
-        return [one for one in self.watched if one.is_wanted or one.resource in seen]
+        seen = {watch.resource for watch in self.watched if watch.synced and not watch.rejected}
+        return [watch for watch in self.watched if watch.is_wanted or watch.resource in seen]
 
     @property
     def resources(self) -> list[Resource]:
         """The resources that are shown."""
-        return [*dict.fromkeys(one.resource for one in self.reported)]
+        return [*dict.fromkeys(watch.resource for watch in self.reported)]
 
     def of(self, resource: Resource) -> list[Watched]:
         """The watches of one resource: one per namespace."""
@@ -175,11 +175,11 @@ class Health:
 
     def is_rejected(self, resource: Resource) -> bool:
         """Whether the server rejects the resource in at least one watched namespace."""
-        return any(one.rejected for one in self.of(resource))
+        return any(watch.rejected for watch in self.of(resource))
 
     def is_seen(self, resource: Resource) -> bool:
         """Whether there is a watched namespace where the resource is synced and not rejected."""
-        return any(one.synced and not one.rejected for one in self.of(resource))
+        return any(watch.synced and not watch.rejected for watch in self.of(resource))
 
     @property
     def ready(self) -> bool:
@@ -187,20 +187,22 @@ class Health:
 
         Nodes and budgets do not count, because no verdict needs them.
         """
-        return any(one.synced for one in self.of(_VMIS)) and not self.waiting_for()
+        return any(watch.synced for watch in self.of(_VMIS)) and not self.waiting_for()
 
     def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
         """The last contact of the watch of this namespace; None if not watched or not synced."""
-        synced = (one for one in self.of(resource) if one.synced)
-        return next((one.contact for one in synced if one.namespace in (None, namespace)), None)
+        synced = (watch for watch in self.of(resource) if watch.synced)
+        return next(
+            (watch.contact for watch in synced if watch.namespace in (None, namespace)), None
+        )
 
     def waiting_for(self) -> list[str]:
         """The names of the watches that are not ready yet."""
-        return [_place(one) for one in self.watched if one.is_awaited]
+        return [_place(watch) for watch in self.watched if watch.is_awaited]
 
     def rejected_resources(self) -> dict[str, str]:
         """The rejected resources, and why."""
-        return {_place(one): one.rejected for one in self.reported if one.rejected}
+        return {_place(watch): watch.rejected for watch in self.reported if watch.rejected}
 
     @property
     def observed_at(self) -> Instant | None:
@@ -210,9 +212,12 @@ class Health:
         Rejected namespaces are left out.
         """
         contacts = [
-            one.contact
-            for one in self.watched
-            if one.contact is not None and one.synced and not one.rejected and one.resource is _VMIS
+            watch.contact
+            for watch in self.watched
+            if watch.contact is not None
+            and watch.synced
+            and not watch.rejected
+            and watch.resource is _VMIS
         ]
         return min(contacts, default=None)
 
@@ -236,35 +241,39 @@ class Health:
     def read_trust(self, now: Instant) -> Trust:
         """What may be believed at `now` of each watched resource."""
         contacts: dict[str | None, dict[Resource, Instant]] = {None: {}}
-        for one in self.watched:
-            if one.resource in _WATCHED:
-                place = contacts.setdefault(one.namespace, {})
-                if (contact := one.used_contact) is not None:
-                    place[one.resource] = contact
+        for watch in self.watched:
+            if watch.resource in _WATCHED:
+                place = contacts.setdefault(watch.namespace, {})
+                if (contact := watch.used_contact) is not None:
+                    place[watch.resource] = contact
         shared = contacts.pop(None)
         rejected = frozenset({_KUBEVIRTS}) if self.is_rejected(_KUBEVIRTS) else _NONE
         dead_age = self._dead_age
 
         def judge(contacts: dict[Resource, Instant]) -> NamespaceTrust:
-            unseen, dead = _HIDDEN.difference(contacts) or _NONE, rejected
+            hidden, dead = _HIDDEN.difference(contacts) or _NONE, rejected
             if contacts and now - min(contacts.values()) >= dead_age:
-                old = {one for one, contact in contacts.items() if now - contact >= dead_age}
-                unseen |= old.intersection(OPTIONAL_RESOURCES)
+                old = {
+                    resource for resource, contact in contacts.items() if now - contact >= dead_age
+                }
+                hidden |= old.intersection(OPTIONAL_RESOURCES)
                 dead |= old.difference(OPTIONAL_RESOURCES)
-            return NamespaceTrust(unseen, dead, contacts, self.dead_after)
+            return NamespaceTrust(hidden, dead, contacts, self.dead_after)
 
         everywhere = judge(shared)
         if not contacts:
             return Trust(everywhere)
         places = {str(name): judge(shared | own) for name, own in contacts.items()}
-        unseen = frozenset.intersection(*(place.unseen for place in places.values()))
-        return Trust(replace(everywhere, unseen=unseen), places)
+        hidden = frozenset.intersection(*(place.hidden for place in places.values()))
+        return Trust(replace(everywhere, hidden=hidden), places)
 
     def find_next_change(self, now: Instant) -> Instant | None:
         """When `staleness` or the trust in what verdicts need changes next without contact."""
         observed = self.observed_at
         turns = [] if observed is None else [observed + self.stale_after]
-        contacts = (one.used_contact for one in self.watched if one.resource in EVIDENCE_RESOURCES)
+        contacts = (
+            watch.used_contact for watch in self.watched if watch.resource in EVIDENCE_RESOURCES
+        )
         turns += [contact + self._dead_age for contact in contacts if contact is not None]
         return min((turn for turn in turns if turn > now), default=None)
 
@@ -281,7 +290,9 @@ class Health:
     @property
     def lost_namespaces(self) -> frozenset[str]:
         """The watched namespaces whose VMIs are rejected."""
-        rejected = [one.namespace for one in self.watched if one.rejected and one.resource is _VMIS]
+        rejected = [
+            watch.namespace for watch in self.watched if watch.rejected and watch.resource is _VMIS
+        ]
         return frozenset([namespace for namespace in rejected if namespace is not None])
 
 

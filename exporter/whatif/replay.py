@@ -220,7 +220,7 @@ class _World:
         self,
         contender: Contender,
         recorded_vmims: Mapping[Key, Mapping[str, Vmim]],
-        unseen: frozenset[Resource],
+        hidden: frozenset[Resource],
     ) -> None:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
@@ -241,7 +241,7 @@ class _World:
         self._overrides: dict[str, str] = {}
         self._reasons: dict[str, EndReason] = {}
         self._has_begun = False
-        self.record_trust(Trust(NamespaceTrust(unseen)))
+        self.record_trust(Trust(NamespaceTrust(hidden)))
         self._now: Instant = 0.0
         self._notices: list[Notice] = []
         self._store.subscribe(self._notices.append, NoticeKind.EVIDENCE)

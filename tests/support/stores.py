@@ -48,7 +48,7 @@ class ClockedStore(Store):
 
     def hide(self, *resources: Resource) -> None:
         """Set which resources the exporter cannot see."""
-        self.trust = a_trust(unseen=resources)
+        self.trust = a_trust(hidden=resources)
         self.apply(NodesSeen(Resource.NODES not in resources), self.now)
 
     def evidence(self, namespace: str, name: str, trust: Trust | None = None) -> Evidence | None:
@@ -88,9 +88,9 @@ class ClockedStore(Store):
         return self.apply(Unreadable(resource, namespace, name), self.now)
 
 
-def a_trust(*dead: Resource, unseen: Iterable[Resource] = ()) -> Trust:
+def a_trust(*dead: Resource, hidden: Iterable[Resource] = ()) -> Trust:
     """All resources are believed except these, in all namespaces."""
-    return Trust(NamespaceTrust(frozenset(unseen), frozenset(dead)))
+    return Trust(NamespaceTrust(frozenset(hidden), frozenset(dead)))
 
 
 def put(store: Store, *facts: Fact, at: Instant = READ_AT) -> None:

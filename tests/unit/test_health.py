@@ -304,7 +304,7 @@ def test_contacts_by_namespace() -> None:
 
 
 def test_what_is_seen_in_each_namespace() -> None:
-    """A resource is unseen where it is forbidden or not listed, and elsewhere if it is nowhere."""
+    """A resource is hidden where it is forbidden or not listed, and elsewhere if it is nowhere."""
     state = health(
         watched(Resource.NODES),
         watched(Resource.VMIS, namespace="a", rejected="403"),
@@ -314,8 +314,8 @@ def test_what_is_seen_in_each_namespace() -> None:
         watched(Resource.PODS, namespace="b", synced=False),
     )
     trust, unwatched = state.read_trust(NOW), {Resource.BUDGETS, Resource.EVICTIONS}
-    assert trust.of("a").unseen == {Resource.PODS, *unwatched}
-    assert trust.of("b").unseen == {Resource.VMIMS, Resource.PODS, *unwatched}
-    assert trust.of("elsewhere").unseen == {Resource.PODS, *unwatched}
+    assert trust.of("a").hidden == {Resource.PODS, *unwatched}
+    assert trust.of("b").hidden == {Resource.VMIMS, Resource.PODS, *unwatched}
+    assert trust.of("elsewhere").hidden == {Resource.PODS, *unwatched}
     assert set(trust.in_namespace) == {"a", "b"}
     assert trust.of("a").dead_after == 600.0

@@ -82,21 +82,21 @@ class Doubt(Struct, frozen=True, gc=False):
 def find_obstacle(
     evidence: Evidence,
     diagnosis: Diagnosis | Move,
-    why: tuple[Why, ...],
+    reasons: tuple[Why, ...],
     conditions: Conditions,
 ) -> tuple[State | Obstacle, Why | None]:
     """What keeps a VM from moving, and the cluster's reason for that, if there is one.
 
-    `why` are the VMI's reasons, newest first.
+    `reasons` are those of the VMI, newest first.
     """
-    why = causes.drop_young(why, conditions.now)
+    reasons = causes.drop_young(reasons, conditions.now)
     target = evidence.find_target(diagnosis.attempt)
-    cause = causes.find_state_cause(diagnosis.state, why, target)
+    cause = causes.find_state_cause(diagnosis.state, reasons, target)
     if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
-        cause = next((one for one in why if one.reason == SOURCE_SILENT), cause)
+        cause = next((why for why in reasons if why.reason == SOURCE_SILENT), cause)
     outlived = evidence.find_outlived(conditions.now)
     has_outlived = any(pod.deleted_at is None for pod in outlived)
-    doubt = Doubt(evidence, diagnosis, why, cause, conditions.nodes, target, has_outlived)
+    doubt = Doubt(evidence, diagnosis, reasons, cause, conditions.nodes, target, has_outlived)
     step = next(step for applies, step in STEPS if applies(doubt))
     return (doubt.state if step is None else step), cause
 
@@ -107,7 +107,7 @@ def find_failing_target(evidence: Evidence) -> tuple[str, int] | None:
     if not failed or not failed[0].target_node:
         return None
     node = failed[0].target_node
-    there = sum(1 for _ in takewhile(lambda one: one.target_node == node, failed))
+    there = sum(1 for _ in takewhile(lambda failure: failure.target_node == node, failed))
     return (node, there) if there >= FAILED_ON_ONE_NODE else None
 
 
@@ -140,8 +140,8 @@ def _is_withdrawn(doubt: Doubt) -> bool:
 
 
 def _is_taint_left(doubt: Doubt) -> bool:
-    found = doubt.diagnosis
-    return isinstance(found, Diagnosis) and found.leftover and found.tainted
+    diagnosis = doubt.diagnosis
+    return isinstance(diagnosis, Diagnosis) and diagnosis.leftover and diagnosis.tainted
 
 
 def _is_cut_off(doubt: Doubt) -> bool:

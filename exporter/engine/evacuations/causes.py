@@ -31,34 +31,34 @@ _OWN_BLOCKERS = frozenset(
 _OF_TARGETS = frozenset({WhySource.TARGET_CONTAINER, WhySource.TARGET_POD})
 
 
-def find_state_cause(state: State, why: tuple[Why, ...], target: Pod | None) -> Why | None:
+def find_state_cause(state: State, reasons: tuple[Why, ...], target: Pod | None) -> Why | None:
     """The reason that explains a state; `target` is the active target pod."""
     if state is State.MIGRATING:
-        deleted = next((one for one in why if one.reason == TERMINATING), None)
-        return find_cause(why) if deleted is None else deleted
+        deleted = next((why for why in reasons if why.reason == TERMINATING), None)
+        return find_cause(reasons) if deleted is None else deleted
     if state is State.TARGET_NOT_READY and target is not None:
         # An earlier attempt may have failed for another reason.
         since = target.created or 0.0
-        own = [one for one in why if one.source in _OF_TARGETS and (one.at or since) >= since]
-        cause = next((one for one in own if one.reason != CREATING), next(iter(own), None))
-        return find_cause(why) if cause is None else cause
+        own = [why for why in reasons if why.source in _OF_TARGETS and (why.at or since) >= since]
+        cause = next((why for why in own if why.reason != CREATING), next(iter(own), None))
+        return find_cause(reasons) if cause is None else cause
     source = _SOURCES.get(state)
-    own = [one for one in why if one.source is source and one.reason not in SELECTORS]
+    own = [why for why in reasons if why.source is source and why.reason not in SELECTORS]
     if state is State.ENDED_NOT_FINISHED:
         return next(iter(own), None)
-    return next(iter(own), find_cause(why))
+    return next(iter(own), find_cause(reasons))
 
 
-def drop_young(why: tuple[Why, ...], now: Instant) -> tuple[Why, ...]:
+def drop_young(reasons: tuple[Why, ...], now: Instant) -> tuple[Why, ...]:
     """The reasons without those of a pod that may still be starting."""
     return tuple(
-        one
-        for one in why
-        if one.source is not WhySource.TARGET_POD or now - (one.at or now) >= STARTS_WITHIN
+        why
+        for why in reasons
+        if why.source is not WhySource.TARGET_POD or now - (why.at or now) >= STARTS_WITHIN
     )
 
 
-def find_cause(why: tuple[Why, ...]) -> Why | None:
+def find_cause(reasons: tuple[Why, ...]) -> Why | None:
     """The newest reason that says why attempts fail, or None.
 
     An attempt that failed before its hand-off gives no reason. Then the reason of the scheduler,
@@ -66,26 +66,26 @@ def find_cause(why: tuple[Why, ...]) -> Why | None:
     ends because the migration has failed, so its reason counts only if KubeVirt says that the
     target was lost, and if the container did not end by itself.
     """
-    failed = next((one for one in why if one.source is WhySource.FAILED_ATTEMPT), None)
+    failed = next((why for why in reasons if why.source is WhySource.FAILED_ATTEMPT), None)
     bare = failed is None or failed.reason in BEFORE_HAND_OFF
     sources = _BLOCKERS | _OF_TARGETS if bare else _BLOCKERS
     since = 0.0 if failed is None or bare else failed.at or 0.0
-    if is_target_lost(why):
-        ended = (one for one in why if one.source is WhySource.TARGET_CONTAINER)
-        lost = next((one for one in ended if _was_killed(one)), None)
+    if is_target_lost(reasons):
+        ended = (why for why in reasons if why.source is WhySource.TARGET_CONTAINER)
+        lost = next((why for why in ended if _was_killed(why)), None)
         if lost is not None:
             return lost
     others = (
-        one
-        for one in why
-        if one.source in sources and one.reason not in SELECTORS and (one.at or since) >= since
+        why
+        for why in reasons
+        if why.source in sources and why.reason not in SELECTORS and (why.at or since) >= since
     )
     return next(others, failed)
 
 
-def is_target_lost(why: tuple[Why, ...]) -> bool:
+def is_target_lost(reasons: tuple[Why, ...]) -> bool:
     """Whether the newest attempt failed because its target pod ended."""
-    failed = (one.message for one in why if one.source is WhySource.FAILED_ATTEMPT)
+    failed = (why.message for why in reasons if why.source is WhySource.FAILED_ATTEMPT)
     return classify_text(next(failed, "")) is EndReason.TARGET_LOST
 
 
@@ -93,14 +93,14 @@ def _was_killed(ended: Why) -> bool:
     return ended.reason not in IMAGE_WORDS and not ended.message.removesuffix(")").endswith(GAVE_UP)
 
 
-def find_blocker(why: tuple[Why, ...]) -> Why | None:
+def find_blocker(reasons: tuple[Why, ...]) -> Why | None:
     """Why a VM does not leave its node.
 
     The first of these that exists: its node does not answer, its deletion, a budget, the condition
     LiveMigratable, the cause of failed attempts.
     """
-    own = (one for one in why if one.source in _OWN_BLOCKERS or one.reason == SOURCE_SILENT)
-    return next(own, None) or find_cause(why)
+    own = (why for why in reasons if why.source in _OWN_BLOCKERS or why.reason == SOURCE_SILENT)
+    return next(own, None) or find_cause(reasons)
 
 
 def timed_out(evidence: Evidence, limits: tuple[Seconds, Seconds]) -> bool:

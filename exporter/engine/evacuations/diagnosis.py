@@ -140,8 +140,8 @@ def diagnose(
     source = find_source(evidence.vmi, evidence.vmims, marker, evidence.eviction)
     seen, evidence = evidence, evidence.believed_at(now)
     is_alive = evidence.trust.believes(Resource.VMIS)
-    found = assess(evidence, stuck, load, now, nodes)
-    state, attempt = found.state, found.attempt
+    situation = assess(evidence, stuck, load, now, nodes)
+    state, attempt = situation.state, situation.attempt
     by_taint = marker.through is RequestedThrough.TAINT
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
     withdrawn = find_withdrawn(marker, seen.eviction)
@@ -161,7 +161,7 @@ def diagnose(
         else (),
         due_at=due,
         failed_attempts=failed,
-        backoff=found.backoff,
+        backoff=situation.backoff,
         part=part,
         given_up=part is DrainPart.LEFT_OVER and (marker.was_drained or bool(withdrawn)),
         withdrawn=withdrawn,
@@ -170,9 +170,9 @@ def diagnose(
         and lacking_since is not None
         and now - lacking_since >= DIVERGED_AFTER,
         attempt=attempt,
-        missing=found.missing,
-        is_quiet=found.is_quiet,
-        overdue=found.overdue,
+        missing=situation.missing,
+        is_quiet=situation.is_quiet,
+        overdue=situation.overdue,
         last_seen=None if is_alive else _find_last_seen(seen, stuck, load),
     )
 
@@ -232,28 +232,29 @@ def diagnose_move(
     attempt, failures = evidence.unfinished(), evidence.newest_failures()
     until = now if attempt is None or attempt.created is None else attempt.created
     has_failed = len(failures) >= stuck.failed_attempts and any(
-        until - (one.finished_at or one.created or 0.0) <= FAILED_WITHIN for one in failures
+        until - (failure.finished_at or failure.created or 0.0) <= FAILED_WITHIN
+        for failure in failures
     )
     if attempt is None and not has_failed:
         return None
-    found = assess(evidence, stuck, load, now, nodes)
+    situation = assess(evidence, stuck, load, now, nodes)
     begun = failures[-1] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
     return Move(
         node=evidence.vmi.node,
-        state=found.state,
+        state=situation.state,
         trigger=begun.trigger,
         since=created,
         stuck=is_old
         or has_failed
-        or found.state is State.MIGRATION_STALLED
-        or _hangs(evidence, found.state, stuck, now),
+        or situation.state is State.MIGRATION_STALLED
+        or _hangs(evidence, situation.state, stuck, now),
         failed_attempts=len(failures),
         attempt=attempt,
-        missing=found.missing,
-        is_quiet=found.is_quiet,
-        overdue=found.overdue,
+        missing=situation.missing,
+        is_quiet=situation.is_quiet,
+        overdue=situation.overdue,
     )
 
 
@@ -264,8 +265,8 @@ def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -
     if at is None:
         return None
     as_it_was = replace(trust, dead=frozenset(), contacts={})
-    found = diagnose(replace(evidence, trust=as_it_was), stuck, load, at)
-    return None if found is None else LastSeen(at, found.state, found.stuck)
+    diagnosis = diagnose(replace(evidence, trust=as_it_was), stuck, load, at)
+    return None if diagnosis is None else LastSeen(at, diagnosis.state, diagnosis.stuck)
 
 
 def _hangs(evidence: Evidence, state: State, stuck: StuckPolicy, now: Instant) -> bool:

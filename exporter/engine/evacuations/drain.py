@@ -257,9 +257,9 @@ def forecast_node(
     store: Store, node: str, conditions: Conditions
 ) -> tuple[Forecast, list[DrainCandidate]]:
     """The forecast of one node and its VMIs, sorted by namespace and name."""
-    found = store.on_node(node, conditions.trust)
-    found.sort(key=lambda one: (one.vmi.namespace, one.vmi.name))
-    diagnoses = [conditions.diagnose(evidence) for evidence in found]
+    vms = store.on_node(node, conditions.trust)
+    vms.sort(key=lambda evidence: (evidence.vmi.namespace, evidence.vmi.name))
+    diagnoses = [conditions.diagnose(evidence) for evidence in vms]
     candidates = [
         DrainCandidate(
             evidence=evidence,
@@ -268,11 +268,11 @@ def forecast_node(
             failed_attempts=_count_failures(evidence),
             last_duration=evidence.history.last_duration(),
         )
-        for evidence, diagnosis in zip(found, diagnoses, strict=True)
+        for evidence, diagnosis in zip(vms, diagnoses, strict=True)
     ]
-    durations = (find_duration(evidence, conditions.kubevirt) for evidence in found)
-    known = [one for one in durations if one is not None]
-    outcomes = Counter(one.outcome for one in candidates)
+    durations = (find_duration(evidence, conditions.kubevirt) for evidence in vms)
+    known = [duration for duration in durations if duration is not None]
+    outcomes = Counter(candidate.outcome for candidate in candidates)
     evacuating = (
         ((candidate.evidence.vmi, diagnosis), candidate.outcome)
         for candidate, diagnosis in zip(candidates, diagnoses, strict=True)
@@ -284,7 +284,7 @@ def forecast_node(
         for pod in evidence.find_outlived(conditions.now)
         if pod.node == node
     ]
-    pods.sort(key=lambda one: (one.pod.namespace, one.pod.name))
+    pods.sort(key=lambda outlived: (outlived.pod.namespace, outlived.pod.name))
     drains = store.drains.read()
     own = {node: drains[node]} if node in drains else {}
     requests = {
@@ -342,13 +342,13 @@ def follow_drains(
         mine = remaining[node]
         outcomes = Counter(outcome for _, outcome in mine)
         is_closed = departed.closed and conditions.nodes is not None
-        refused = sum(others[node][one] for one in KEPT) if is_closed else 0
+        refused = sum(others[node][outcome] for outcome in KEPT) if is_closed else 0
         refused += len(outlived.get(node, ())) if is_closed else 0
-        failing = refused + sum(outcomes[one] for one in KEPT)
+        failing = refused + sum(outcomes[outcome] for outcome in KEPT)
         asked = requests.get(node, ())
         present = refused + len(mine)
-        present += sum(not one.is_counted for one in asked) if is_closed else 0
-        queued = sum(_is_queued(one) for (_, one), outcome in mine if outcome in KEPT)
+        present += sum(not request.is_counted for request in asked) if is_closed else 0
+        queued = sum(_is_queued(diagnosis) for (_, diagnosis), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
                 departed,
@@ -357,12 +357,12 @@ def follow_drains(
                 failing=failing,
                 external=outcomes[DrainOutcome.EXTERNAL],
                 needs_person=failing > queued
-                or any(one.stuck and not _is_queued(one) for (_, one), _ in mine),
+                or any(diagnosis.stuck and not _is_queued(diagnosis) for (_, diagnosis), _ in mine),
                 stuck_after=conditions.stuck.after,
                 now=conditions.now,
                 moved_at=departures.get(node),
                 watched_since=None if conditions.nodes is None else conditions.nodes.known_since,
-                requested_by=_join([one.eviction for one in asked]),
+                requested_by=_join([request.eviction for request in asked]),
             )
     return progress
 

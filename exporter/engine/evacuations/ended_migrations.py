@@ -84,10 +84,10 @@ class EndedMigration(Struct, frozen=True, kw_only=True):
         return max(0.0, self.vmim.finished_at - self.vmim.created)
 
 
-def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> EndReason:
+def find_reason(ended: EndedMigration, vmi: Vmi | None, reasons: Iterable[Why]) -> EndReason:
     """Why a migration failed; `NONE` if it did not fail.
 
-    `vmi` is its VMI, if that still exists; `why` are the reasons of its target pod.
+    `vmi` is its VMI, if that still exists; `reasons` are those of its target pod.
     """
     vmim = ended.vmim
     if vmim.outcome is not Outcome.FAILED:
@@ -96,7 +96,7 @@ def find_reason(ended: EndedMigration, vmi: Vmi | None, why: Iterable[Why]) -> E
         failure = classify_failure(ended.mode, ended.message, aborted=vmim.aborted)
         source_lost = vmi is not None and vmi.finished
         return complete_failure(failure, vmim.start, vmim.end, source_lost=source_lost)
-    causes = _list_causes(ended, vmi, [*why])
+    causes = _list_causes(ended, vmi, [*reasons])
     return next((reason for applies, reason in causes if applies), EndReason.OTHER)
 
 
@@ -114,15 +114,15 @@ def classify_failure(mode: str, message: str, *, aborted: bool) -> EndReason:
 
 
 def _list_causes(
-    ended: EndedMigration, vmi: Vmi | None, why: list[Why]
+    ended: EndedMigration, vmi: Vmi | None, reasons: list[Why]
 ) -> Iterator[tuple[bool, EndReason]]:
     """The possible reasons without a hand-off, and whether each applies; the first counts.
 
     Problems of image, scheduling and quota come before an abort.
     """
     vmim = ended.vmim
-    pod = {one.reason for one in why if one.source is WhySource.TARGET_CONTAINER}
-    scheduler = [one for one in why if one.source is WhySource.POD_SCHEDULED]
+    pod = {why.reason for why in reasons if why.source is WhySource.TARGET_CONTAINER}
+    scheduler = [why for why in reasons if why.source is WhySource.POD_SCHEDULED]
     yield not pod.isdisjoint(IMAGE_WORDS), EndReason.IMAGE
     yield bool(scheduler), EndReason.UNSCHEDULABLE
     yield vmim.wait_reason is State.QUOTA, EndReason.QUOTA

@@ -79,7 +79,11 @@ def assess(
     case = Case(evidence, attempt, stuck, now, load, holds, nodes, target)
     state = next(state for applies, state in ORDER if applies(case))
     missing = _find_missing(evidence) if state is State.UNKNOWN else ()
-    seen = {one for one in (Resource.VMIMS, Resource.PODS) if evidence.trust.believes(one)}
+    seen = {
+        resource
+        for resource in (Resource.VMIMS, Resource.PODS)
+        if evidence.trust.believes(resource)
+    }
     return Situation(
         state,
         attempt,
@@ -126,7 +130,9 @@ def _find_missing(evidence: Evidence) -> tuple[Resource, ...]:
     if not evidence.trust.believes(Resource.VMIS):
         return (Resource.VMIS,)
     needed, since = (Resource.VMIMS, Resource.PODS), evidence.changed_at
-    missing = (one for one in needed if not evidence.trust.believes(one, since=since))
+    missing = (
+        resource for resource in needed if not evidence.trust.believes(resource, since=since)
+    )
     return tuple(missing) or (Resource.KUBEVIRTS,)
 
 

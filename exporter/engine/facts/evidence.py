@@ -268,7 +268,9 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         """The resources that are dead for this VMI: everywhere here, or because of an object."""
         if not self.unreadable:
             return self.trust.dead
-        old = (one for one, since in self.unreadable if now >= since + self.trust.dead_after)
+        old = (
+            resource for resource, since in self.unreadable if now >= since + self.trust.dead_after
+        )
         return self.trust.dead.union(old)
 
     def distrusted_from(self) -> Iterator[Instant]:

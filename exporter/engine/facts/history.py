@@ -115,20 +115,20 @@ def complete_failure(
     return EndReason.TARGET_LOST if start is not None and start == end else EndReason.OTHER
 
 
-def join(one: Migration, other: Migration) -> Migration:
+def join(first: Migration, other: Migration) -> Migration:
     """Merge two records of one migration; this is commutative, associative and idempotent."""
     return Migration(
-        start=_choose(min, one.start, other.start),
-        end=_choose(max, one.end, other.end),
-        finished_at=_choose(max, one.finished_at, other.finished_at),
-        outcome=max(one.outcome, other.outcome),
-        handed_off=one.handed_off or other.handed_off,
-        source_node=max(one.source_node, other.source_node),
-        target_node=max(one.target_node, other.target_node),
-        trigger=_choose_latest(_TRIGGERS, one.trigger, other.trigger),
-        reason=_choose_latest(_REASONS, one.reason, other.reason),
-        requested_by=_choose(min, one.requested_by, other.requested_by),
-        scheduled_at=_choose(min, one.scheduled_at, other.scheduled_at),
+        start=_choose(min, first.start, other.start),
+        end=_choose(max, first.end, other.end),
+        finished_at=_choose(max, first.finished_at, other.finished_at),
+        outcome=max(first.outcome, other.outcome),
+        handed_off=first.handed_off or other.handed_off,
+        source_node=max(first.source_node, other.source_node),
+        target_node=max(first.target_node, other.target_node),
+        trigger=_choose_latest(_TRIGGERS, first.trigger, other.trigger),
+        reason=_choose_latest(_REASONS, first.reason, other.reason),
+        requested_by=_choose(min, first.requested_by, other.requested_by),
+        scheduled_at=_choose(min, first.scheduled_at, other.scheduled_at),
     )
 
 
@@ -249,16 +249,16 @@ def _end_key(end: Instant | None) -> str:
 
 
 def _choose(
-    choose: Callable[[_One, _One], _One], one: _One | None, other: _One | None
+    choose: Callable[[_One, _One], _One], first: _One | None, other: _One | None
 ) -> _One | None:
     """The lesser (`min`) or greater (`max`) of two values, of which either may be unknown."""
-    if one is None or other is None:
-        return other if one is None else one
-    return choose(one, other)
+    if first is None or other is None:
+        return other if first is None else first
+    return choose(first, other)
 
 
-def _choose_latest(order: Sequence[_One], one: _One | None, other: _One | None) -> _One | None:
+def _choose_latest(order: Sequence[_One], first: _One | None, other: _One | None) -> _One | None:
     """The value that comes later in the order, of two that may be unknown."""
-    if one is other or other is None:
-        return one
-    return other if one is None else max(one, other, key=order.index)
+    if first is other or other is None:
+        return first
+    return other if first is None else max(first, other, key=order.index)

@@ -416,7 +416,7 @@ class Budget(Struct, frozen=True, kw_only=True, gc=False):
     def selects(self, pod: Pod) -> bool:
         """Whether the budget selects a pod of its namespace; an empty `selector` selects all."""
         labels = dict(pod.labels)
-        return all(one.is_met(labels) for one in self.selector)
+        return all(requirement.is_met(labels) for requirement in self.selector)
 
 
 class EvictionRequester(Struct, frozen=True, gc=False):
@@ -464,7 +464,7 @@ class Eviction(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     @property
     def askers(self) -> tuple[str, ...]:
         """The requesters who still want the pod evicted."""
-        wanted = (one.name for one in self.requesters if one.intent == "Eviction")
+        wanted = (requester.name for requester in self.requesters if requester.intent == "Eviction")
         return tuple(wanted) if self.is_open else ()
 
     @property

@@ -27,5 +27,7 @@ class OverrideChooser:
         return self._choose(namespace, priority_class, *matched)
 
     def _find(self, namespace: str, priority_class: str, *matched: str | None) -> str:
-        labels = {key: one for key, one in zip(self._keys, matched, strict=True) if one is not None}
+        labels = {
+            key: value for key, value in zip(self._keys, matched, strict=True) if value is not None
+        }
         return self._policy.choose(namespace, labels, priority_class)

@@ -44,10 +44,10 @@ class Requirement(NamedTuple):
 
     def _compare(self, value: str | None) -> bool:
         try:
-            found, (bound,) = int(value or ""), map(int, self.values)
+            number, (bound,) = int(value or ""), map(int, self.values)
         except ValueError:
             return False
-        return found > bound if self.operator == "Gt" else found < bound
+        return number > bound if self.operator == "Gt" else number < bound
 
 
 class Toleration(NamedTuple):
@@ -76,8 +76,8 @@ class Term(NamedTuple):
         if not self.labels and not self.fields:
             return False
         fields = {"metadata.name": name}
-        return all(one.is_met(labels) for one in self.labels) and all(
-            one.is_met(fields) for one in self.fields
+        return all(label.is_met(labels) for label in self.labels) and all(
+            field.is_met(fields) for field in self.fields
         )
 
 
@@ -101,7 +101,7 @@ class Placement(Struct, frozen=True, gc=False):
         """Whether the pod may be scheduled in spite of a taint."""
         if effect == NO_EXECUTE and key in BY_DEFAULT:
             return True
-        return any(one.covers(key, value, effect) for one in self.tolerations)
+        return any(toleration.covers(key, value, effect) for toleration in self.tolerations)
 
     def matches(self, name: str, labels: tuple[tuple[str, str], ...]) -> bool:
         """Whether the selector and the affinity allow a node of this name with these labels."""
@@ -109,5 +109,5 @@ class Placement(Struct, frozen=True, gc=False):
             return False
         if self.terms is None:
             return True
-        found = dict(labels)
-        return any(term.matches(name, found) for term in self.terms)
+        pairs = dict(labels)
+        return any(term.matches(name, pairs) for term in self.terms)

@@ -97,42 +97,45 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
         """The values for one VMI: those of its override, or else of this policy."""
         if not vmi.override:
             return self
-        return next((one.policy for one in self.overrides if one.name == vmi.override), self)
+        return next(
+            (override.policy for override in self.overrides if override.name == vmi.override), self
+        )
 
     def choose(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> str:
         """The name of the first override that matches a VMI; "" if none does."""
-        found = (o.name for o in self.overrides if o.matches(namespace, labels, priority_class))
-        return next(found, "")
+        names = (o.name for o in self.overrides if o.matches(namespace, labels, priority_class))
+        return next(names, "")
 
     def find_override_of_namespace(self, namespace: str) -> str | None:
         """`choose` by the namespace alone; None if labels or the priority class decide."""
-        for one in self.overrides:
-            if _fits(namespace, one.namespaces):
-                return None if one.vmi_labels or one.priority_classes else one.name
+        for override in self.overrides:
+            if _fits(namespace, override.namespaces):
+                return None if override.vmi_labels or override.priority_classes else override.name
         return ""
 
     @property
     def matched_labels(self) -> frozenset[str]:
         """The keys of the labels that overrides match."""
-        return frozenset(key for one in self.overrides for key, _ in one.vmi_labels)
+        return frozenset(key for override in self.overrides for key, _ in override.vmi_labels)
 
     @property
     def all(self) -> tuple["Policy", ...]:
         """The policy itself and those of its overrides."""
-        return (self, *(one.policy for one in self.overrides))
+        return (self, *(override.policy for override in self.overrides))
 
     @property
     def by_field(self) -> dict[str, Any]:
         """The values by the names of the fields, as the log has them."""
         exceptions = [
-            structs.asdict(one) | {"policy": one.policy.by_field} for one in self.overrides
+            structs.asdict(override) | {"policy": override.policy.by_field}
+            for override in self.overrides
         ]
         return structs.asdict(self) | {"overrides": exceptions}
 
     @property
     def longest_window(self) -> Seconds:
         """The longest history window of any VMI."""
-        return max(one.migration_history_window for one in self.all)
+        return max(policy.migration_history_window for policy in self.all)
 
     @property
     def cooldown_steps(self) -> tuple[Seconds, ...]:
@@ -144,7 +147,7 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
             floor, cap = policy.migration_cooldown, policy.max_migration_cooldown
             first = floor or cap / 2 ** (MOST_STEPS - 1)
             doubled = (first * 2**step for step in range(MOST_STEPS))
-            steps |= {min(one, cap) if cap else one for one in doubled if one}
+            steps |= {min(length, cap) if cap else length for length in doubled if length}
         return tuple(sorted(steps))
 
     @property
@@ -179,12 +182,12 @@ class Override(Struct, frozen=True, kw_only=True):
             (self.namespaces, later.namespaces),
             (self.priority_classes, later.priority_classes),
             *(
-                (tuple(v for k, v in one.vmi_labels if k == key) for one in (self, later))
+                (tuple(v for k, v in override.vmi_labels if k == key) for override in (self, later))
                 for key, _ in self.vmi_labels
             ),
         )
         return all(
-            not mine or (bool(theirs) and all(_fits(one, mine) for one in theirs))
+            not mine or (bool(theirs) and all(_fits(value, mine) for value in theirs))
             for mine, theirs in pairs
         )
 

@@ -15,26 +15,26 @@ from exporter.engine.facts.model import OPTIONAL_RESOURCES, Instant, Resource, S
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
 _Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
-"""The unseen and the dead resources, without those that no verdict needs."""
+"""The hidden and the dead resources, without those that no verdict needs."""
 
 
 class NamespaceTrust(Struct, frozen=True, gc=False):
     """What may be believed of the resources in one namespace.
 
-    Objects of the resources in `unseen` are not used at all: they may not be read, or were not
+    Objects of the resources in `hidden` are not used at all: they may not be read, or were not
     listed yet. The watches of those in `dead` had no contact for too long: their objects must not
     block an eviction, and explain nothing. `contacts`: the last contact with each watch; a watch
     without an entry is up to date. An object that cannot be read is believed for `dead_after`.
     """
 
-    unseen: frozenset[Resource] = frozenset()
+    hidden: frozenset[Resource] = frozenset()
     dead: frozenset[Resource] = frozenset()
     contacts: Mapping[Resource, Instant] = {}
     dead_after: Seconds = DEAD_AFTER
 
     def sees(self, resource: Resource) -> bool:
         """Whether the objects of a resource are used, perhaps only as they last were."""
-        return resource not in self.unseen
+        return resource not in self.hidden
 
     def believes(self, resource: Resource, since: Instant | None = None) -> bool:
         """Whether the present objects of a resource are known.
@@ -42,14 +42,14 @@ class NamespaceTrust(Struct, frozen=True, gc=False):
         An object that is missing is only known to be absent `since` an instant if the watch has had
         contact after it.
         """
-        if resource in self.unseen or resource in self.dead:
+        if resource in self.hidden or resource in self.dead:
             return False
         return since is None or self.contacts.get(resource, since) >= since
 
     @property
     def limits(self) -> _Limits:
         """What the verdicts depend on."""
-        return self.unseen.difference(OPTIONAL_RESOURCES), self.dead
+        return self.hidden.difference(OPTIONAL_RESOURCES), self.dead
 
 
 class Trust(Struct, frozen=True):
@@ -68,19 +68,19 @@ class Trust(Struct, frozen=True):
 
     def sees_all(self, *resources: Resource) -> bool:
         """Whether all objects of these resources in the cluster are used."""
-        return not self.in_namespace and self.everywhere.unseen.isdisjoint(resources)
+        return not self.in_namespace and self.everywhere.hidden.isdisjoint(resources)
 
     def believes(self, *resources: Resource) -> bool:
         """Whether the objects of these resources in every watched namespace are known."""
-        for one in self._places:
-            if not (one.unseen.isdisjoint(resources) and one.dead.isdisjoint(resources)):
+        for place in self._places:
+            if not (place.hidden.isdisjoint(resources) and place.dead.isdisjoint(resources)):
                 return False
         return True
 
     @property
     def has_dead(self) -> bool:
         """Whether a resource is dead somewhere."""
-        return any(one.dead for one in self._places)
+        return any(place.dead for place in self._places)
 
     @property
     def limits(self) -> tuple[_Limits, Mapping[str, _Limits]]:

@@ -68,8 +68,8 @@ class Budgets:
         self._by_pod.pop(key, None)
         budgets = self._forbidding.get(pod.namespace)
         if budgets and key in self._pods:
-            found = (one.name for one in budgets.values() if one.selects(pod))
-            name = min(found, default=None)
+            names = (budget.name for budget in budgets.values() if budget.selects(pod))
+            name = min(names, default=None)
             if name is not None:
                 self._by_pod[key] = name
 

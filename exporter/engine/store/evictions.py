@@ -105,14 +105,18 @@ class EvictionIndex:
 
     def find(self, pods: Iterable[Pod]) -> Eviction | None:
         """The newest Eviction of these pods; one that has not ended comes first."""
-        found = (
+        evictions = (
             eviction
             for pod in pods
             if not pod.finished
             for eviction in self._of_pod(pod)
             if not eviction.evicted
         )
-        return max(found, default=None, key=lambda one: (one.is_open, one.created or 0.0, one.name))
+        return max(
+            evictions,
+            default=None,
+            key=lambda eviction: (eviction.is_open, eviction.created or 0.0, eviction.name),
+        )
 
     def list_turns(self, responder: str) -> list[Eviction]:
         """The Evictions of launcher pods in which this responder has to act now."""

@@ -97,7 +97,7 @@ class VmimIndex:
         if not self._bindings[vmim.namespace]:
             del self._bindings[vmim.namespace]
         self._unfinished.pop((vmim.namespace, vmim.name), None)
-        others = tuple(one for one in self._by_vmi[vmi_key] if one is not binding)
+        others = tuple(other for other in self._by_vmi[vmi_key] if other is not binding)
         if others:
             self._by_vmi[vmi_key] = others
         else:

@@ -135,9 +135,9 @@ class NodeDrains:
     def read(self) -> dict[str, Departed]:
         """For each node that is drained, the VMIs that have left it."""
         return {
-            node: Departed(closed=one.closed, since=one.since, left=one.left.copy())
-            for node, one in self._drains.items()
-            if one.since is not None
+            node: Departed(closed=drain.closed, since=drain.since, left=drain.left.copy())
+            for node, drain in self._drains.items()
+            if drain.since is not None
         }
 
     def close(self, node: str, since: Instant) -> None:

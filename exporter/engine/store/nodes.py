@@ -108,16 +108,16 @@ class NodeIndex:
 
     def _find_places(self, placement: Placement) -> tuple[str, ...]:
         """The first two nodes that may take a VM, because it is on one node at most."""
-        hostname, found = placement.hostname, list[str]()
+        hostname, places = placement.hostname, list[str]()
         names: Iterable[str] = self._nodes
         if hostname:  # so that many VMs that are bound to one node each cost little
             names = self._by_hostname.get(hostname, ())
         for name in names:
             if not find_refusal(self._nodes[name], placement):
-                found.append(name)
-                if len(found) > 1:
+                places.append(name)
+                if len(places) > 1:
                     break
-        return tuple(found)
+        return tuple(places)
 
     def explain_refusals(self, name: str, placement: Placement) -> str:
         """Why no other node can take a VM of this node: "n2 is cordoned, n3 is not Ready"."""

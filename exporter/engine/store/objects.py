@@ -97,7 +97,7 @@ class ClusterObjects:
             handed_off_at=record.handed_off_at,
             platform_updating=platform_updating,
             unreadable=self.unreadable.find(vmi, vmims, launcher),
-            namesakes=tuple(one.vmim for one in named if one.owner != vmi.uid),
+            namesakes=tuple(binding.vmim for binding in named if binding.owner != vmi.uid),
             marker=marker,
             eviction=self.evictions.find(self.launchers.of(vmi))
             if self.evictions and pods_seen and here.believes(Resource.EVICTIONS)

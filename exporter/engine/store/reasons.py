@@ -146,7 +146,7 @@ class ReasonTable:
             return False
         named = self._vmims.naming(record.key)
         is_failing = self._vmims.failing[record.key] >= FEWEST_FAILURES
-        return is_failing or any(not one.vmim.finished for one in named)
+        return is_failing or any(not binding.vmim.finished for binding in named)
 
 
 def _key(fact: Vmi | Vmim | Pod) -> _Object:

@@ -229,12 +229,12 @@ class Store:
     def on_node(self, node: str, trust: Trust) -> list[Evidence]:
         """The evidence about every VMI that is on a node and has not ended."""
         records = self._vmis.on_node(node)
-        return [self._gather(one, trust) for one in records if not one.vmi.finished]
+        return [self._gather(record, trust) for record in records if not record.vmi.finished]
 
     def crowded(self, trust: Trust) -> list[Evidence]:
         """The evidence about every VMI that has more than one active launcher pod."""
         records = (self._vmis.by_uid.get(uid) for uid in self._launchers.crowded)
-        return [self._gather(one, trust) for one in records if one is not None]
+        return [self._gather(record, trust) for record in records if record is not None]
 
     def reasons(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons why a VMI does not move, newest first; see `ReasonTable`.
@@ -432,7 +432,7 @@ class Store:
             for uid, saved in [*self.awaited.items()]:
                 if listed.namespace in (None, saved.namespace):
                     del self.awaited[uid]
-        return sum(self.apply(one, at) for one in unlisted)
+        return sum(self.apply(removed, at) for removed in unlisted)
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid

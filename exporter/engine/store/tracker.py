@@ -229,9 +229,9 @@ class EvacuationTracker:
         if now < self._next_end:
             return []
         ends = {
-            uid: one.marker.ends_at
-            for uid, one in self._records.items()
-            if one.marker is not None and one.marker.ends_at is not None
+            uid: record.marker.ends_at
+            for uid, record in self._records.items()
+            if record.marker is not None and record.marker.ends_at is not None
         }
         self._next_end = min((end for end in ends.values() if end > now), default=math.inf)
         return [self._records[uid] for uid, end in ends.items() if end <= now]

@@ -31,5 +31,7 @@ class UnreadableObjects:
         objects: list[tuple[Resource, Vmi | Vmim | Pod]] = [(Resource.VMIS, vmi)]
         objects += [(Resource.VMIMS, vmim) for vmim in vmims if not vmim.finished]
         objects += [] if launcher is None else [(Resource.PODS, launcher)]
-        found = ((kind, self._since.get((kind, one.namespace, one.name))) for kind, one in objects)
-        return tuple((kind, since) for kind, since in found if since is not None)
+        instants = (
+            (kind, self._since.get((kind, fact.namespace, fact.name))) for kind, fact in objects
+        )
+        return tuple((kind, since) for kind, since in instants if since is not None)

@@ -139,9 +139,9 @@ def list_cooldowns(
     endings: Iterable[Ending], policy: PolicyValues
 ) -> Iterator[tuple[Instant, Seconds]]:
     """When each cooldown of a VMI began, and its length then; `endings` are handed off."""
-    counted = [one for one in endings if _counts(one.outcome, policy)]
+    counted = [ending for ending in endings if _counts(ending.outcome, policy)]
     for last in counted:
-        earlier = [one for one in counted if one.end <= last.end]
+        earlier = [ending for ending in counted if ending.end <= last.end]
         in_window = len(count_in_window(earlier, policy, last.end))
         yield last.end, measure_length(last, in_window, policy).effective
 

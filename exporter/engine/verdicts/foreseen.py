@@ -24,18 +24,18 @@ def foresee_blocks(evidence: Evidence, reasons: Iterable[Reason]) -> frozenset[B
     or on the target's node.
     """
     vmi, state = evidence.vmi, evidence.vmi.migration
-    found, nodes = {*reasons}, {vmi.node}
+    foreseen, nodes = {*reasons}, {vmi.node}
     is_running = state is not None and not state.ended
     if not vmi.finished and (
         is_running or evidence.marker is not None or evidence.unfinished() is not None
     ):
-        found |= {Reason.MIGRATION_IN_PROGRESS, Reason.COOLDOWN}
+        foreseen |= {Reason.MIGRATION_IN_PROGRESS, Reason.COOLDOWN}
         nodes |= {pod.node for pod in evidence.pods if not pod.finished and pod.node}
         if state is not None and is_running and state.target_node:
             nodes.add(state.target_node)
-    if not found:
+    if not foreseen:
         return _NOTHING
-    labels = {(reason, node, vmi.namespace) for reason in found for node in nodes}
+    labels = {(reason, node, vmi.namespace) for reason in foreseen for node in nodes}
     if evidence.marker is not None:
         labels.add((Reason.EVACUATION_IN_PROGRESS, vmi.node, vmi.namespace))
     return frozenset(labels)

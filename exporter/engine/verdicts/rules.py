@@ -217,6 +217,6 @@ RULES: tuple[Rule, ...] = (
 )
 _DEFAULT = Policy()
 _FILTER_RULES, _PRE_EVICTION_RULES = (
-    tuple(rule for rule in RULES if rule.checkpoint is one)
-    for one in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)
+    tuple(rule for rule in RULES if rule.checkpoint is checkpoint)
+    for checkpoint in (Checkpoint.FILTER, Checkpoint.PRE_EVICTION)
 )

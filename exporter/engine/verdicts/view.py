@@ -184,8 +184,8 @@ class VerdictView:
         none.
         """
         self._refresh_all()
-        found = map(self._entries.get, self._blocked.copy())
-        return (entry for entry in found if entry is not None)
+        entries = map(self._entries.get, self._blocked.copy())
+        return (entry for entry in entries if entry is not None)
 
     def list_unsettled(self) -> list[Evidence]:
         """The evidence about each VMI whose drain outcome depends on more than its mobility.
@@ -314,7 +314,11 @@ def _foresee(entry: Entry | None) -> frozenset[BlockLabels]:
     """The blocks of a VMI that may be counted soon."""
     if entry is None:
         return frozenset()
-    reasons = (one.reason for one in (entry.filter, entry.pre_eviction) if one.reason is not None)
+    reasons = (
+        verdict.reason
+        for verdict in (entry.filter, entry.pre_eviction)
+        if verdict.reason is not None
+    )
     return foresee_blocks(entry.evidence, reasons)
 
 

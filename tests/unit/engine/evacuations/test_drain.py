@@ -64,7 +64,7 @@ def a_moved(number: int, seconds: float, **overrides: Any) -> Vmi:
 
 def now_in(store: ClockedStore, *dead: Resource) -> Conditions:
     """The present conditions, on which all outcomes depend, without nodes and budgets."""
-    return read_conditions(store, StuckPolicy(), a_trust(*dead, unseen=OPTIONAL_RESOURCES), NOW)
+    return read_conditions(store, StuckPolicy(), a_trust(*dead, hidden=OPTIONAL_RESOURCES), NOW)
 
 
 def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome]:

@@ -384,11 +384,11 @@ class TestBlind:
     def test_by_namespace(self, resource: Resource) -> None:
         """A resource that is forbidden in one namespace is missing only in the evidence there."""
         store = a_store(a_vmi(evacuation_node="n1"), a_vmim(), a_pod())
-        unseen = NamespaceTrust(frozenset({resource}))
-        store.trust = Trust(in_namespace={"elsewhere": unseen})
+        hidden = NamespaceTrust(frozenset({resource}))
+        store.trust = Trust(in_namespace={"elsewhere": hidden})
         assert seen(store).trust == NamespaceTrust()
-        store.trust = Trust(in_namespace={NAMESPACE: unseen})
-        assert seen(store).trust == unseen
+        store.trust = Trust(in_namespace={NAMESPACE: hidden})
+        assert seen(store).trust == hidden
         assert (seen(store).vmims == ()) == (resource is Resource.VMIMS)
         assert (seen(store).launcher is None) == (resource is Resource.PODS)
 
@@ -462,8 +462,8 @@ class TestLoad:
         unknown.
         """
         store = a_store()
-        unseen = {"vmims": Resource.VMIMS, "pods": Resource.PODS}.get(blind)
-        store.hide(*(() if unseen is None else (unseen,)))
+        hidden = {"vmims": Resource.VMIMS, "pods": Resource.PODS}.get(blind)
+        store.hide(*(() if hidden is None else (hidden,)))
         if blind == "namespaced":
             store.trust = Trust(in_namespace={NAMESPACE: NamespaceTrust()})
         if blind != "limits":

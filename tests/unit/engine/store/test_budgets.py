@@ -44,7 +44,7 @@ def a_launcher(number: int, **overrides: Any) -> Pod:
 
 def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
     """The conditions of the forecast at `NOW`."""
-    trust = a_trust(unseen=() if sees else (Resource.BUDGETS,))
+    trust = a_trust(hidden=() if sees else (Resource.BUDGETS,))
     return read_conditions(store, StuckPolicy(), trust, NOW)
 
 

@@ -54,7 +54,7 @@ def a_listed_store(*facts: Any, at: float = NOW - 7200.0) -> ClockedStore:
 
 def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
     """The conditions of the forecast at `NOW`."""
-    trust = a_trust(unseen=() if sees_nodes else (Resource.NODES,))
+    trust = a_trust(hidden=() if sees_nodes else (Resource.NODES,))
     return read_conditions(store, StuckPolicy(), trust, NOW)
 
 
@@ -82,8 +82,8 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
 def test_without_the_nodes_nothing_is_said_of_them() -> None:
     """Without permission for nodes, `schedulable` is unknown and no evacuation is a leftover."""
     store = a_listed_store(*drained(1), at=NOW)
-    unseen = conditions(store, sees_nodes=False)
-    assert forecast_node(store, "n1", unseen)[0].schedulable is None
+    hidden = conditions(store, sees_nodes=False)
+    assert forecast_node(store, "n1", hidden)[0].schedulable is None
     assert not diagnosis_of(store, sees_nodes=False).leftover
 
 

@@ -198,8 +198,8 @@ def test_the_vmims_of_an_earlier_vmi(
     """VMIMs of an earlier VMI of that name are evidence while the VMI moves or is to move."""
     older = a_vmim(name="mig-0", uid="m0", created=NOW - 2 * 86_400.0)
     store = a_store(a_vmi(), older, *moves)
-    unseen = frozenset[Resource]() if visible else frozenset({Resource.VMIMS})
-    evidence = store.evidence(NAMESPACE, NAME, Trust(NamespaceTrust(unseen=unseen)))
+    hidden = frozenset[Resource]() if visible else frozenset({Resource.VMIMS})
+    evidence = store.evidence(NAMESPACE, NAME, Trust(NamespaceTrust(hidden=hidden)))
     assert evidence is not None
     assert [vmim.uid for vmim in evidence.namesakes] == namesakes
 
@@ -909,9 +909,9 @@ def test_asking_after_every_news_changes_nothing(steps: list[str], rng: random.R
         for store in (asked, unasked):
             deliver(store, news)
         if rng.randrange(3) == 0:
-            unseen, pod = rng.choice(((), (Resource.VMIMS,))), rng.choice(pods)
+            hidden, pod = rng.choice(((), (Resource.VMIMS,))), rng.choice(pods)
             for store in (asked, unasked):
-                store.hide(*unseen)
+                store.hide(*hidden)
                 store.put(pod)
         if asked.evidence(NAMESPACE, NAME) is not None:
             verdicts_of(asked, cluster)
