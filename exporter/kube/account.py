@@ -282,7 +282,7 @@ def _describe_cluster(
     cluster: Cluster, authority: bytes | None, proxy: str | None
 ) -> dict[str, object]:
     """The cluster as an ExecCredential has it, without empty fields."""
-    extensions = {one.name: one.extension for one in cluster.extensions}
+    extensions = {extension.name: extension.extension for extension in cluster.extensions}
     optional = {
         "tls-server-name": cluster.tls_server_name,
         "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,

@@ -234,13 +234,13 @@ def write_stuck(
     advice = advise(evidence, diagnosis, reasons, conditions)
     cause, requester = advice.cause, evidence.requested_by
     by = "" if requester is None else f", requested by {requester.user},"
-    said = [] if cause is None else [cause]
-    said += [why for why in reasons if why != cause]
+    whys = [] if cause is None else [cause]
+    whys += [why for why in reasons if why != cause]
     return (
         f"Evacuation from {diagnosis.node}{by} is stuck after {age}: {diagnosis.state}, failed"
         f" attempts: {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command}"
         f" (runbook {advice.runbook})"
-        + "".join(f" {why.source}: {why.reason}: {why.message}" for why in said)
+        + "".join(f" {why.source}: {why.reason}: {why.message}" for why in whys)
     )
 
 

@@ -96,10 +96,10 @@ class _Reader:
             raise ValueError(f"more than {_MOST_VALUES:,} values: expected fewer aliases (*name)")
         if isinstance(value, dict):
             return {
-                key if isinstance(key, str) else str(key).lower(): self.read(one)
-                for key, one in value.items()
-                if one is not None
+                key if isinstance(key, str) else str(key).lower(): self.read(entry)
+                for key, entry in value.items()
+                if entry is not None
             }
         if isinstance(value, list):
-            return [self.read(one) for one in value]
+            return [self.read(entry) for entry in value]
         return value

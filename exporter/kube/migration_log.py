@@ -141,7 +141,7 @@ class MigrationLog:
             moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)
             if self._nodes_left.record(*moved, vmim.finished_at or 0.0, self.window):
                 self.counters.returned_migrations += 1
-        message = ended.message or next((one.message for one in why if one.message), "")
+        message = ended.message or next((reason.message for reason in why if reason.message), "")
         duration, succeeded = ended.duration, vmim.outcome is Outcome.SUCCEEDED
         requester = self._find_requester(vmim)
         log.info(

@@ -81,7 +81,7 @@ class Column:
         self.cooling = cooling
 
     def __iter__(self) -> Iterator[Sample]:
-        return (_sample_cooling(COOLING[self.place], one) for one in self.cooling)
+        return (_sample_cooling(COOLING[self.place], entry) for entry in self.cooling)
 
 
 _One = TypeVar("_One")
@@ -173,12 +173,12 @@ class Exposition:
             if isinstance(samples, Column):
                 place, find = samples.place, self._lines.get
                 yield "".join(
-                    [(find(one) or self._write_lines(one))[place] for one in samples.cooling]
+                    [(find(entry) or self._write_lines(entry))[place] for entry in samples.cooling]
                 )
                 written += len(samples.cooling)
             else:
                 for some in _cut(samples):
-                    yield "".join([_write_sample(family, one) for one in some])
+                    yield "".join([_write_sample(family, sample) for sample in some])
         if len(self._lines) > 2 * written / len(COOLING):
             while self._lines:  # in slices: `clear` takes 30 ms
                 self._lines.popitem()
@@ -219,13 +219,13 @@ def _sample_cooling(family: CoolingFamily, entry: Entry) -> Sample:
     return family.sample(entry.evidence.vmi, entry.cooldown)
 
 
-def _write_sample(family: Family, one: Sample) -> str:
+def _write_sample(family: Family, sample: Sample) -> str:
     """One line of the exposition."""
-    names, values = family.labels, one.labels
-    if one.le:
-        names, values = (*names, "le"), (*values, one.le)
-    template, order = _find_template(family.name, one.suffix, names)
-    value = floatToGoString(one.value)  # type: ignore[no-untyped-call]
+    names, values = family.labels, sample.labels
+    if sample.le:
+        names, values = (*names, "le"), (*values, sample.le)
+    template, order = _find_template(family.name, sample.suffix, names)
+    value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
     return template % (*[_escape(values[at]) for at in order], value)
 
 
@@ -295,7 +295,7 @@ def _sample_vmis(
     progress = count.follow_drains()
     for drained in NODE_DRAINS:
         yield drained, drained.sample(progress)
-    diagnosed = [one for one, _ in count.evacuations]
+    diagnosed = [evacuation for evacuation, _ in count.evacuations]
     groups: tuple[Sequence[tuple[Vmi, object]], ...] = (
         diagnosed,
         moves,
@@ -343,7 +343,7 @@ def _sample_admitted(
             if not admitted.left_out:
                 yield column, Column(place, entries)
             else:
-                mine = [one for one in entries if one.evidence.vmi in admitted]
+                mine = [entry for entry in entries if entry.evidence.vmi in admitted]
                 yield column, Column(place, mine)
 
 

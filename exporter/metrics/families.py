@@ -90,7 +90,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         stability=Stability.STABLE,
         help="1 if a complete list of the resource has been read in every watched namespace.",
         labels=("resource",),
-        read=read_watches(lambda watches: bool(watches) and all(one.synced for one in watches)),
+        read=read_watches(lambda watches: bool(watches) and all(watch.synced for watch in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_permission_missing",
@@ -100,7 +100,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             "namespace, and works without it there."
         ),
         labels=("resource",),
-        read=read_watches(lambda watches: any(one.rejected for one in watches)),
+        read=read_watches(lambda watches: any(watch.rejected for watch in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_last_contact_timestamp_seconds",
@@ -112,7 +112,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         labels=("resource",),
         read=read_watches(
             lambda watches: min(
-                (one.contact or 0.0 for one in watches if not one.rejected), default=0.0
+                (watch.contact or 0.0 for watch in watches if not watch.rejected), default=0.0
             )
         ),
     ),
@@ -121,14 +121,16 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         stability=Stability.STABLE,
         help="Objects in memory, by resource.",
         labels=("resource",),
-        read=lambda view: [(one, view.store.count(one)) for one in view.health.resources],
+        read=lambda view: [
+            (resource, view.store.count(resource)) for resource in view.health.resources
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_lists_total",
         stability=Stability.STABLE,
         help="Complete lists read; more than one per namespace means that a watch was interrupted.",
         labels=("resource",),
-        read=read_watches(lambda watches: sum(one.lists for one in watches)),
+        read=read_watches(lambda watches: sum(watch.lists for watch in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_watch_restarts_total",
@@ -139,7 +141,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
         ),
         labels=("resource", "reason"),
         read=lambda view: [
-            ((resource, why), sum(one.restarts[why] for one in view.health.of(resource)))
+            ((resource, why), sum(watch.restarts[why] for watch in view.health.of(resource)))
             for resource in view.health.resources
             for why in Restart
         ],
@@ -152,7 +154,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             "object."
         ),
         labels=("resource",),
-        read=read_watches(lambda watches: sum(one.invalid_objects for one in watches)),
+        read=read_watches(lambda watches: sum(watch.invalid_objects for watch in watches)),
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_task_failures_total",
@@ -172,7 +174,9 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             "different UID."
         ),
         labels=("reason",),
-        read=lambda view: [(one, view.counters.unknown_candidates[one]) for one in Mismatch],
+        read=lambda view: [
+            (mismatch, view.counters.unknown_candidates[mismatch]) for mismatch in Mismatch
+        ],
     ),
     ViewFamily(
         name="kubevirt_eviction_exporter_verdicts_total",
@@ -251,7 +255,7 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
             ((name, setting), getattr(policy, setting))
             for name, policy in (
                 (DEFAULT_POLICY, view.policy),
-                *((one.name, one.policy) for one in view.policy.overrides),
+                *((override.name, override.policy) for override in view.policy.overrides),
             )
             for setting in COOLDOWN_DURATIONS
         ],

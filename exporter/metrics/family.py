@@ -99,10 +99,15 @@ class HistogramFamily(Family, frozen=True, kw_only=True):
     def sample(self, view: View) -> list[Sample]:
         """The buckets, the count and the sum of each histogram."""
         samples = []
-        for key, one in self.read(view):
+        for key, histogram in self.read(view):
             labels = _list_labels(key)
-            samples += [Sample(labels, count, "_bucket", le) for le, count in one.cumulative()]
-            samples += [Sample(labels, one.count, "_count"), Sample(labels, one.total, "_sum")]
+            samples += [
+                Sample(labels, count, "_bucket", le) for le, count in histogram.cumulative()
+            ]
+            samples += [
+                Sample(labels, histogram.count, "_count"),
+                Sample(labels, histogram.total, "_sum"),
+            ]
         return samples
 
 
@@ -115,7 +120,10 @@ class PreventedFamily(Family, frozen=True, kw_only=True):
     def sample(self, prevented: PreventedMoves, possible: set[str]) -> list[Sample]:
         """The value of each namespace, and a 0 for each other one in which it is `possible`."""
         values = self.read(prevented)
-        return [Sample((one,), values.get(one, 0)) for one in sorted(possible | values.keys())]
+        return [
+            Sample((namespace,), values.get(namespace, 0))
+            for namespace in sorted(possible | values.keys())
+        ]
 
 
 class DrainFamily(Family, frozen=True, kw_only=True):
@@ -126,7 +134,7 @@ class DrainFamily(Family, frozen=True, kw_only=True):
 
     def sample(self, drains: Mapping[str, DrainProgress]) -> list[Sample]:
         """The samples of the nodes that have a value, sorted by node."""
-        values = ((node, self.read(one)) for node, one in sorted(drains.items()))
+        values = ((node, self.read(drain)) for node, drain in sorted(drains.items()))
         return [Sample((node,), value) for node, value in values if value is not None]
 
 

@@ -129,13 +129,15 @@ def find_moves(some: Iterable[Evidence], conditions: Conditions) -> Iterator[tup
 def find_denied(view: View) -> list[tuple[Vmi, Instant]]:
     """The VMIs of `DENIED`, and when the webhook began to deny their evictions."""
     periods = (
-        (view.store.find_present(one.vmi.uid), one)
-        for one in view.counters.denial_periods.open(view.now)
-        if one.reason is Reason.MIGRATION_IN_PROGRESS
-        and view.now - one.since > view.stuck.migration_timeout
+        (view.store.find_present(period.vmi.uid), period)
+        for period in view.counters.denial_periods.open(view.now)
+        if period.reason is Reason.MIGRATION_IN_PROGRESS
+        and view.now - period.since > view.stuck.migration_timeout
     )
     return [
-        (vmi, one.since) for vmi, one in periods if vmi is not None and vmi.node == one.vmi.node
+        (vmi, period.since)
+        for vmi, period in periods
+        if vmi is not None and vmi.node == period.vmi.node
     ]
 
 
@@ -150,5 +152,7 @@ def find_failed_targets(view: View) -> list[tuple[Vmi, str]]:
 
 def sample_stuck(diagnoses: Iterable[Diagnosis]) -> list[Sample]:
     """The samples of `STUCK_EVACUATIONS`."""
-    stuck = Counter((one.source, one.state) for one in diagnoses if one.stuck)
+    stuck = Counter(
+        (diagnosis.source, diagnosis.state) for diagnosis in diagnoses if diagnosis.stuck
+    )
     return [Sample((source, state), stuck[source, state]) for source in Source for state in State]

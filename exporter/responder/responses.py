@@ -127,8 +127,8 @@ def _describe_outlook(
 
 def _write_advice(advice: Advice) -> str:
     cause = advice.cause
-    said = "" if cause is None else f"{cause.reason}: {cause.message} ".removeprefix(": ")
-    return f"{said}{advice.sentence} Begin with: {advice.command}"
+    cause_text = "" if cause is None else f"{cause.reason}: {cause.message} ".removeprefix(": ")
+    return f"{cause_text}{advice.sentence} Begin with: {advice.command}"
 
 
 def _expect_end(evidence: Evidence, now: Instant) -> Instant | None:

@@ -126,7 +126,10 @@ class Responder:
             self._turns.clear()
             self.status.turns = None
             return
-        evictions = {one.uid: one for one in self.store.evictions.list_turns(self.settings.name)}
+        evictions = {
+            eviction.uid: eviction
+            for eviction in self.store.evictions.list_turns(self.settings.name)
+        }
         for uid in self._turns.keys() - evictions.keys():
             self._end_hold(self._turns.pop(uid))
         now, due = self.clock(), []

@@ -19,7 +19,7 @@ def read_runbook(reference: str) -> str:
     if name not in NAMES:
         raise ValueError(describe_unknown(name))
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    steps = {found: section for section, found in _STEP.findall(text)}
+    steps = {anchor: section for section, anchor in _STEP.findall(text)}
     if step and step not in steps:
         raise ValueError(f"{name} has no step {step!r}, only {', '.join(steps) or 'a whole text'}")
     return steps[step] if step else text

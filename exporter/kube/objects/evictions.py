@@ -20,17 +20,24 @@ RESPONDERS_KEPT = 12
 _HAS_BEGUN = ("Active", "Completed", "Interrupted", "Canceled")
 
 
-def read_eviction(found: wire.EvictionObject) -> Eviction | str:
+def read_eviction(wire_eviction: wire.EvictionObject) -> Eviction | str:
     """An Eviction, or why it cannot be used."""
-    spec, status = found.spec or wire.EvictionSpec(), found.status or wire.EvictionStatus()
+    spec, status = (
+        wire_eviction.spec or wire.EvictionSpec(),
+        wire_eviction.status or wire.EvictionStatus(),
+    )
     pod = None if spec.target is None else spec.target.pod
     if pod is None or not pod.name:
         return "spec.target.pod.name: expected the name of a pod, there is none"
-    metadata = found.metadata
+    metadata = wire_eviction.metadata
     turn = _find_turn(status.targetResponders or [])
-    entries = {one.name: one for one in status.responders or ()}
+    entries = {responder.name: responder for responder in status.responders or ()}
     entry = entries.get(turn.name, wire.Responder())
-    conditions = {one.type: one for one in status.conditions or () if one.status == "True"}
+    conditions = {
+        condition.type: condition
+        for condition in status.conditions or ()
+        if condition.status == "True"
+    }
     failed = conditions.get("Failed")
     return Eviction(
         namespace=intern(metadata.namespace or ""),
@@ -40,16 +47,18 @@ def read_eviction(found: wire.EvictionObject) -> Eviction | str:
         pod_uid=pod.uid or "",
         created=parse_instant(metadata.creationTimestamp),
         requesters=tuple(
-            EvictionRequester(intern(clean(one.name, NAME_LIMIT)), intern(clean(one.intent or "")))
-            for one in (status.requesters or ())[:REQUESTERS_KEPT]
-            if one.name
+            EvictionRequester(
+                intern(clean(requester.name, NAME_LIMIT)), intern(clean(requester.intent or ""))
+            )
+            for requester in (status.requesters or ())[:REQUESTERS_KEPT]
+            if requester.name
         ),
         responder=intern(clean(turn.name or "", NAME_LIMIT)),
         state=intern(clean(turn.state or "", NAME_LIMIT)),
         responders=tuple(
-            intern(clean(one.name, NAME_LIMIT))
-            for one in (status.targetResponders or ())[:RESPONDERS_KEPT]
-            if one.name
+            intern(clean(responder.name, NAME_LIMIT))
+            for responder in (status.targetResponders or ())[:RESPONDERS_KEPT]
+            if responder.name
         ),
         started_at=parse_instant(entry.startTime),
         heartbeat_at=parse_instant(entry.heartbeatTime),
@@ -63,7 +72,7 @@ def read_eviction(found: wire.EvictionObject) -> Eviction | str:
 
 def _find_turn(responders: list[wire.TargetResponder]) -> wire.TargetResponder:
     """The active responder; without one, the last whose turn it was, or else the first."""
-    active = (one for one in responders if one.state == "Active")
-    begun = [one for one in responders if one.state in _HAS_BEGUN]
+    active = (responder for responder in responders if responder.state == "Active")
+    begun = [responder for responder in responders if responder.state in _HAS_BEGUN]
     last = begun[-1] if begun else next(iter(responders), wire.TargetResponder())
     return next(active, last)

@@ -69,13 +69,13 @@ _NAMED = msgspec.json.Decoder(list[wire.Named]).decode
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
-def read_vmi(found: wire.VmiObject) -> Vmi | str:
+def read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
     """A VMI. A condition counts only if it is True, except for `migratable_unknown`."""
-    metadata = found.metadata
+    metadata = wire_vmi.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
-    status = found.status or wire.VmiStatus()
-    state, spec = status.migrationState, found.spec or wire.VmiSpec()
+    status = wire_vmi.status or wire.VmiStatus()
+    state, spec = status.migrationState, wire_vmi.spec or wire.VmiSpec()
     conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
     requested = conditions.get("EvictionRequested")
     annotations = metadata.annotations or {}
@@ -86,7 +86,7 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         created=parse_instant(metadata.creationTimestamp),
         node=intern(status.nodeName or ""),
         evacuation_node=intern(status.evacuationNodeName or ""),
-        migration=None if state is None else _read_state(state, _read_time_limit(found)),
+        migration=None if state is None else _read_state(state, _read_time_limit(wire_vmi)),
         other_uids=() if state is None else _other_uids(state),
         eviction_strategy=intern(spec.evictionStrategy or ""),
         eviction_requested_at=(
@@ -98,7 +98,9 @@ def read_vmi(found: wire.VmiObject) -> Vmi | str:
         hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
         deleted_at=parse_instant(metadata.deletionTimestamp),
-        hotplugs_volumes=any(one.hotplugVolume is not None for one in status.volumeStatus or ()),
+        hotplugs_volumes=any(
+            volume.hotplugVolume is not None for volume in status.volumeStatus or ()
+        ),
         copies_disks=_copies_disks(status),
         placement=read_placement(spec),
         paused="Paused" in conditions,
@@ -116,16 +118,16 @@ def _read_names(raw: msgspec.Raw) -> tuple[str, ...]:
         named = _NAMED(raw) if raw else None
     except MALFORMED:
         return ()
-    return tuple(clean(one.name or "", NAME_LIMIT) for one in named or ())
+    return tuple(clean(entry.name or "", NAME_LIMIT) for entry in named or ())
 
 
-def _read_time_limit(found: wire.VmiObject) -> Seconds | None:
+def _read_time_limit(wire_vmi: wire.VmiObject) -> Seconds | None:
     """How long KubeVirt lets a migration copy the VM's memory and disks.
 
     `completionTimeoutPerGiB` for each GB, rounded up (`live-migration-source.go`,
     `getVMIMigrationDataSize`). None if a size is unknown, as that of a container disk's changes.
     """
-    spec, status = found.spec or wire.VmiSpec(), found.status or wire.VmiStatus()
+    spec, status = wire_vmi.spec or wire.VmiSpec(), wire_vmi.status or wire.VmiStatus()
     state = status.migrationState
     configuration = None if state is None else state.migrationConfiguration
     if spec.domain is None or configuration is None or not configuration.completionTimeoutPerGiB:
@@ -158,10 +160,10 @@ def _measure_disks(status: wire.VmiStatus) -> float | None:
 @lru_cache(maxsize=1024)
 def _parse_quantity(quantity: str) -> float | None:
     """A Kubernetes quantity as a number, or None if it is not one with a suffix of `_UNITS`."""
-    found = _QUANTITY.fullmatch(quantity)
-    if found is None or found[2] not in _UNITS:
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None or match[2] not in _UNITS:
         return None
-    return float(found[1]) * float(_UNITS[found[2]])
+    return float(match[1]) * float(_UNITS[match[2]])
 
 
 def _read_quantity(quantity: Any) -> float | None:
@@ -199,12 +201,12 @@ def _other_uids(state: wire.ReportedState) -> tuple[str, ...]:
     return tuple(uid for uid in uids if uid != state.migrationUid)
 
 
-def read_vmim(found: wire.VmimObject) -> Vmim | str:
+def read_vmim(wire_vmim: wire.VmimObject) -> Vmim | str:
     """A VMIM."""
-    metadata, spec = found.metadata, found.spec or wire.VmimSpec()
+    metadata, spec = wire_vmim.metadata, wire_vmim.spec or wire.VmimSpec()
     if not spec.vmiName:
         return "spec.vmiName: expected the name of a VMI, there is none"
-    status = found.status or wire.VmimStatus()
+    status = wire_vmim.status or wire.VmimStatus()
     state = status.migrationState or wire.ReportedState()
     phase = status.phase or ""
     # The first transition to a phase counts.
@@ -255,23 +257,25 @@ def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigge
     return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
 
 
-def read_pod(found: wire.PodObject) -> Pod:
+def read_pod(wire_pod: wire.PodObject) -> Pod:
     """A launcher pod."""
-    metadata, status = found.metadata, found.status or wire.PodStatus()
+    metadata, status = wire_pod.metadata, wire_pod.status or wire.PodStatus()
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     met = {c.type: c.status for c in status.conditions or []}
-    gated = bool(found.spec and found.spec.schedulingGates) and met.get("PodScheduled") != "True"
+    gated = (
+        bool(wire_pod.spec and wire_pod.spec.schedulingGates) and met.get("PodScheduled") != "True"
+    )
     owners = (
-        one.uid
-        for one in metadata.ownerReferences or ()
-        if (one.kind or "").endswith(_VMI_KIND) and one.uid
+        owner.uid
+        for owner in metadata.ownerReferences or ()
+        if (owner.kind or "").endswith(_VMI_KIND) and owner.uid
     )
     return Pod(
         namespace=intern(metadata.namespace or ""),
         name=metadata.name or "",
         uid=metadata.uid or "",
         vmi_uid=next(owners, None) or text_of(labels.get(CREATED_BY)),
-        node=intern((found.spec.nodeName if found.spec else None) or ""),
+        node=intern((wire_pod.spec.nodeName if wire_pod.spec else None) or ""),
         phase=intern(status.phase or ""),
         created=parse_instant(metadata.creationTimestamp),
         ready=met.get("Ready") == "True",
@@ -297,9 +301,9 @@ def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str],
     return labels
 
 
-def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
+def read_kubevirt(wire_kubevirt: wire.KubeVirtObject) -> KubeVirtSettings:
     """The migration limits (if not set, KubeVirt's defaults) and the evictionStrategy."""
-    spec = found.spec or wire.KubeVirtSpec()
+    spec = wire_kubevirt.spec or wire.KubeVirtSpec()
     configuration = spec.configuration or wire.KubeVirtConfiguration()
     migrations = configuration.migrations or wire.Migrations()
     defaults = MigrationLimits()
@@ -312,25 +316,30 @@ def read_kubevirt(found: wire.KubeVirtObject) -> KubeVirtSettings:
         ),
         intern(configuration.evictionStrategy or ""),
         drain_taint=migrations.nodeDrainTaintKey or KubeVirtSettings().drain_taint,
-        updating=bool(found.status and found.status.outdatedVirtualMachineInstanceWorkloads),
-        namespace=intern(found.metadata.namespace or ""),
+        updating=bool(
+            wire_kubevirt.status and wire_kubevirt.status.outdatedVirtualMachineInstanceWorkloads
+        ),
+        namespace=intern(wire_kubevirt.metadata.namespace or ""),
     )
 
 
-def read_budget(found: wire.BudgetObject) -> Budget:
+def read_budget(wire_budget: wire.BudgetObject) -> Budget:
     """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
     KubeVirt's own budgets count as forbidding nothing: they are for VMs that KubeVirt migrates.
     """
-    metadata, selector = found.metadata, found.spec.selector if found.spec else None
+    metadata, selector = (
+        wire_budget.metadata,
+        wire_budget.spec.selector if wire_budget.spec else None,
+    )
     wanted = selector or wire.LabelSelector()
     requirements = [Requirement(k, "In", (v,)) for k, v in (wanted.matchLabels or {}).items()]
     requirements += [
-        Requirement(one.key, one.operator, tuple(one.values or ()))
-        for one in wanted.matchExpressions or ()
+        Requirement(expression.key, expression.operator, tuple(expression.values or ()))
+        for expression in wanted.matchExpressions or ()
     ]
-    is_kubevirt_s = any(one.key == CREATED_BY for one in requirements)
-    allowed = found.status.disruptionsAllowed if found.status else None
+    is_kubevirt_s = any(requirement.key == CREATED_BY for requirement in requirements)
+    allowed = wire_budget.status.disruptionsAllowed if wire_budget.status else None
     return Budget(
         namespace=intern(metadata.namespace or ""),
         name=metadata.name or "",

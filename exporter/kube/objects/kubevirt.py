@@ -205,7 +205,7 @@ def _mend(raw: bytes | msgspec.Raw) -> bytes | None:
     character.
     """
     text = bytes(raw).decode(errors="replace").encode()
-    mended = _ESCAPE.sub(lambda found: rb"\\" + found[1] if found[1] else found[0], text)
+    mended = _ESCAPE.sub(lambda match: rb"\\" + match[1] if match[1] else match[0], text)
     return mended if mended != bytes(raw) else None
 
 
@@ -275,9 +275,9 @@ class _Decoder(Generic[_Object, _Fact]):
         self.object = msgspec.json.Decoder(wire).decode
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
-    def changed(self, found: _Object, *, modified: bool = False) -> Changed:
+    def changed(self, wired: _Object, *, modified: bool = False) -> Changed:
         """The `Changed` for a decoded object. Raises `InvalidObject`."""
-        metadata, fact = found.metadata, self._read(found)
+        metadata, fact = wired.metadata, self._read(wired)
         namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
             raise InvalidObject(fact, namespace=namespace if name else None, name=name or None)
@@ -289,25 +289,25 @@ class _Decoder(Generic[_Object, _Fact]):
             name=name,
             resource_version=metadata.resourceVersion or "",
             modified=modified,
-            reasons=self._explain(found, fact),
-            ended=self._read_end(found, fact),
-            traits=self._read_traits(found),
+            reasons=self._explain(wired, fact),
+            ended=self._read_end(wired, fact),
+            traits=self._read_traits(wired),
         )
 
 
-def _read_vmi(found: wire.VmiObject) -> Vmi | str:
-    vmi = facts.read_vmi(found)
-    return vmi if isinstance(vmi, str) else reasons.add_vmi_failure(found, vmi)
+def _read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
+    vmi = facts.read_vmi(wire_vmi)
+    return vmi if isinstance(vmi, str) else reasons.add_vmi_failure(wire_vmi, vmi)
 
 
-def _read_vmim(found: wire.VmimObject) -> Vmim | str:
-    vmim = facts.read_vmim(found)
-    return vmim if isinstance(vmim, str) else reasons.add_vmim_failure(found, vmim)
+def _read_vmim(wire_vmim: wire.VmimObject) -> Vmim | str:
+    vmim = facts.read_vmim(wire_vmim)
+    return vmim if isinstance(vmim, str) else reasons.add_vmim_failure(wire_vmim, vmim)
 
 
-def _read_traits(found: wire.VmiObject) -> Traits:
-    priority_class = found.spec.priorityClassName if found.spec else None
-    return Traits(found.metadata.labels, priority_class or "")
+def _read_traits(wire_vmi: wire.VmiObject) -> Traits:
+    priority_class = wire_vmi.spec.priorityClassName if wire_vmi.spec else None
+    return Traits(wire_vmi.metadata.labels, priority_class or "")
 
 
 _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {

@@ -34,17 +34,17 @@ _AFFINITY = msgspec.json.Decoder(wire.Affinity | None).decode
 _TOLERATIONS = msgspec.json.Decoder(list[wire.Toleration] | None).decode
 
 
-def read_node(found: wire.NodeObject) -> Node:
+def read_node(wire_node: wire.NodeObject) -> Node:
     """A node."""
-    spec = found.spec or wire.NodeSpec()
-    cordons = [one.timeAdded for one in spec.taints or () if one.key == UNSCHEDULABLE]
-    conditions = (found.status and found.status.conditions) or []
+    spec = wire_node.spec or wire.NodeSpec()
+    cordons = [taint.timeAdded for taint in spec.taints or () if taint.key == UNSCHEDULABLE]
+    conditions = (wire_node.status and wire_node.status.conditions) or []
     met = {c.type for c in conditions if c.status == "True"}
     ready = next((c for c in conditions if c.type == "Ready"), None)
     silent = ready if ready is not None and ready.status == "Unknown" else None
-    labels = found.metadata.labels or {}
+    labels = wire_node.metadata.labels or {}
     return Node(
-        name=intern(found.metadata.name or ""),
+        name=intern(wire_node.metadata.name or ""),
         schedulable=not spec.unschedulable,
         cordoned_at=parse_instant(next(iter(cordons), None)) if spec.unschedulable else None,
         taints=_read_taints(spec, NO_SCHEDULE),
@@ -62,9 +62,9 @@ def read_node(found: wire.NodeObject) -> Node:
 
 def _read_taints(spec: wire.NodeSpec, effect: str) -> tuple[Taint, ...]:
     return tuple(
-        Taint(intern(one.key), parse_instant(one.timeAdded), intern(one.value or ""))
-        for one in spec.taints or ()
-        if one.key and one.key != UNSCHEDULABLE and one.effect == effect
+        Taint(intern(taint.key), parse_instant(taint.timeAdded), intern(taint.value or ""))
+        for taint in spec.taints or ()
+        if taint.key and taint.key != UNSCHEDULABLE and taint.effect == effect
     )
 
 
@@ -99,15 +99,23 @@ def _parse_placement(selector: bytes, affinity: bytes, tolerations: bytes) -> Pl
         terms=None
         if not required
         else tuple(
-            Term(_read_expressions(one.matchExpressions), _read_expressions(one.matchFields))
-            for one in required.nodeSelectorTerms or ()
+            Term(_read_expressions(term.matchExpressions), _read_expressions(term.matchFields))
+            for term in required.nodeSelectorTerms or ()
         ),
         tolerations=tuple(
-            Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "")
-            for one in tolerated or ()
+            Toleration(
+                toleration.key or "",
+                toleration.operator or "",
+                toleration.value or "",
+                toleration.effect or "",
+            )
+            for toleration in tolerated or ()
         ),
     )
 
 
-def _read_expressions(found: list[wire.Expression] | None) -> tuple[Requirement, ...]:
-    return tuple(Requirement(one.key, one.operator, tuple(one.values or ())) for one in found or ())
+def _read_expressions(expressions: list[wire.Expression] | None) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(expression.key, expression.operator, tuple(expression.values or ()))
+        for expression in expressions or ()
+    )

@@ -54,13 +54,13 @@ UNFINISHED = frozenset({VCPU_CHANGE, "HotMemoryChange", "MigrationRequired"})
 _Decoded = TypeVar("_Decoded")
 
 
-def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
+def of_vmi(wire_vmi: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
     It also says what holds the deletion of a VMI, and what keeps its ended migration from being
     finished. An idle VMI gets only the condition, so that many VMIs share one value.
     """
-    status = found.status or wire.VmiStatus()
+    status = wire_vmi.status or wire.VmiStatus()
     state = status.migrationState
     is_followed = bool(vmi.evacuation_node) or vmi.deleted_at is not None
     hotplugs = _of_hotplugs(status, vmi)
@@ -72,17 +72,17 @@ def of_vmi(found: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     )
     if not is_followed:
         return hotplugs if condition is None else (*hotplugs, *_share(condition))
-    said = [*hotplugs]
+    whys = [*hotplugs]
     if vmi.deleted_at is not None:
-        said.append(_of_deletion(found.metadata, vmi.deleted_at))
+        whys.append(_of_deletion(wire_vmi.metadata, vmi.deleted_at))
     if condition is not None:
-        said.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
+        whys.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
     was_cancelled = state is not None and bool(state.abortRequested)
     if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
-        said.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
-    spec = found.spec or wire.VmiSpec()
-    return (*said, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+        whys.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
+    spec = wire_vmi.spec or wire.VmiSpec()
+    return (*whys, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
 
 
 def _of_hotplugs(status: wire.VmiStatus, vmi: Vmi) -> tuple[Why, ...]:
@@ -104,7 +104,7 @@ def _of_deletion(metadata: wire.VmiMetadata, deleted_at: Instant) -> Why:
     return Why(WhySource.DELETION, "Finalizers", message, deleted_at)
 
 
-def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
+def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """Why an attempt failed, or what keeps it Pending and restricts its target.
 
     For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
@@ -114,8 +114,8 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """
     if vmim.phase == "Succeeded":
         return ()
-    status = found.status or wire.VmimStatus()
-    said = [
+    status = wire_vmim.status or wire.VmimStatus()
+    whys = [
         _of_condition(WhySource.MIGRATION_CONDITION, condition)
         for condition in status.conditions or ()
         if condition.type in VMIM_CONDITIONS and condition.status == "True"
@@ -129,27 +129,27 @@ def of_vmim(found: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         if after:
             message = f"{message} (after {after})" if message else f"after {after}"
         at = correct_end(vmim.end, vmim.finished_at)
-        said.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
+        whys.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
     elif not vmim.finished:
-        spec = found.spec or wire.VmimSpec()
-        said += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
-    return tuple(said[-_PER_OBJECT:])
+        spec = wire_vmim.spec or wire.VmimSpec()
+        whys += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
+    return tuple(whys[-_PER_OBJECT:])
 
 
-def add_vmi_failure(found: wire.VmiObject, vmi: Vmi) -> Vmi:
+def add_vmi_failure(wire_vmi: wire.VmiObject, vmi: Vmi) -> Vmi:
     """Add why the VMI's last migration failed, if it did."""
-    state, wired = vmi.migration, found.status.migrationState if found.status else None
+    state, wired = vmi.migration, wire_vmi.status.migrationState if wire_vmi.status else None
     if state is None or wired is None or state.outcome is not Outcome.FAILED:
         return vmi
     failure = _classify(wired, aborted=bool(wired.abortRequested))
     return replace(vmi, migration=replace(state, failure=failure))
 
 
-def add_vmim_failure(found: wire.VmimObject, vmim: Vmim) -> Vmim:
+def add_vmim_failure(wire_vmim: wire.VmimObject, vmim: Vmim) -> Vmim:
     """Add why the migration failed, if it did."""
     if vmim.outcome is not Outcome.FAILED:
         return vmim
-    wired = (found.status.migrationState if found.status else None) or wire.ReportedState()
+    wired = (wire_vmim.status.migrationState if wire_vmim.status else None) or wire.ReportedState()
     return replace(vmim, failure=_classify(wired, aborted=vmim.aborted))
 
 
@@ -157,11 +157,11 @@ def _classify(state: wire.ReportedState, *, aborted: bool) -> EndReason:
     return classify_failure(state.mode or "", _text(state.failureReason), aborted=aborted)
 
 
-def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
+def read_end(wire_vmim: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
     """The record of a migration that has ended; None if it has not."""
     if not vmim.finished:
         return None
-    status = found.status or wire.VmimStatus()
+    status = wire_vmim.status or wire.VmimStatus()
     state = status.migrationState or wire.ReportedState()
     return EndedMigration(
         vmim=vmim,
@@ -174,31 +174,31 @@ def read_end(found: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
     )
 
 
-def of_pod(found: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
+def of_pod(wire_pod: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """Why the target pod of an attempt does not run, or that a pod is being deleted.
 
     After the deletion, KubeVirt 1.8.4 goes on with the migration: it fails, or the VM moves to that
     pod and is killed with it.
     """
-    status = found.status or wire.PodStatus()
-    deleted = _of_deleted_pod(pod, status, found.metadata.deletionGracePeriodSeconds)
+    status = wire_pod.status or wire.PodStatus()
+    deleted = _of_deleted_pod(pod, status, wire_pod.metadata.deletionGracePeriodSeconds)
     if pod.ready or not pod.migration_uid:
         return deleted
-    said = []
+    whys = []
     if word := _word(status.reason):
         changes = (parse_instant(c.lastTransitionTime) for c in status.conditions or ())
-        at = max((one for one in changes if one is not None), default=pod.created)
-        said.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
-    spec = found.spec or wire.PodSpec()
+        at = max((instant for instant in changes if instant is not None), default=pod.created)
+        whys.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
+    spec = wire_pod.spec or wire.PodSpec()
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
-            said.append(_of_scheduler(spec, condition))
-            said += _of_selector(NODE_SELECTOR, spec.nodeSelector)
-    said += _of_containers(status.initContainerStatuses)
-    said += _of_containers(status.containerStatuses)
+            whys.append(_of_scheduler(spec, condition))
+            whys += _of_selector(NODE_SELECTOR, spec.nodeSelector)
+    whys += _of_containers(status.initContainerStatuses)
+    whys += _of_containers(status.containerStatuses)
     if not pod.finished and not deleted:
-        said += _of_start(status)
-    return (*said[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
+        whys += _of_start(status)
+    return (*whys[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
 
 
 def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tuple[Why, ...]:
@@ -209,9 +209,9 @@ def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tupl
     if pod.deleted_at is None:
         return ()
     name = clean(pod.name, MESSAGE_LIMIT - 64)
-    said = [Why(WhySource.TARGET_CONTAINER, TERMINATING, f"{name} is being deleted")]
+    whys = [Why(WhySource.TARGET_CONTAINER, TERMINATING, f"{name} is being deleted")]
     if not pod.migration_uid:
-        said = []
+        whys = []
     if not pod.finished:
         target = next(
             (c for c in status.conditions or () if c.type == DISRUPTION), wire.Condition()
@@ -222,8 +222,8 @@ def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tupl
         text = f"the launcher pod {name} is being deleted{within}{why}"
         message = clean(text, MESSAGE_LIMIT)
         at = parse_instant(target.lastTransitionTime)
-        said.append(Why(WhySource.DELETION, _word(target.reason) or TERMINATING, message, at))
-    return tuple(said)
+        whys.append(Why(WhySource.DELETION, _word(target.reason) or TERMINATING, message, at))
+    return tuple(whys)
 
 
 def _of_scheduler(spec: wire.PodSpec, condition: wire.Condition) -> Why:
@@ -290,8 +290,8 @@ def _of_containers(raw: msgspec.Raw) -> Iterator[Why]:
             yield Why(WhySource.TARGET_CONTAINER, reason, _text(waiting.message))
         if ended is not None and ended.exitCode:
             code = f"exit code {ended.exitCode}"
-            said = _text(ended.message, MESSAGE_LIMIT - len(code) - 3)
-            message = f"{said} ({code})" if said else code
+            text = _text(ended.message, MESSAGE_LIMIT - len(code) - 3)
+            message = f"{text} ({code})" if text else code
             at = parse_instant(ended.finishedAt)
             yield Why(WhySource.TARGET_CONTAINER, _word(ended.reason), message, at)
 
@@ -324,10 +324,10 @@ def _time_phases(status: wire.VmimStatus) -> list[tuple[str, float]]:
     The final phase has no duration and is left out.
     """
     entered: dict[str, Instant] = {}
-    for one in status.phaseTransitionTimestamps or ():
-        at = parse_instant(one.phaseTransitionTimestamp)
-        if at is not None and one.phase:
-            entered.setdefault(one.phase, at)
+    for transition in status.phaseTransitionTimestamps or ():
+        at = parse_instant(transition.phaseTransitionTimestamp)
+        if at is not None and transition.phase:
+            entered.setdefault(transition.phase, at)
     return [
         (clean(phase, WORD_LIMIT), max(0.0, end - at))
         for (phase, at), (_, end) in pairwise(entered.items())

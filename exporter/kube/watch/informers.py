@@ -84,7 +84,7 @@ class Informers:
                     await self._synced.wait()
             except TimeoutError:
                 vmis = self.health.of(Resource.VMIS)
-                is_absent = any(one.restarts[Restart.ABSENT] for one in vmis)
+                is_absent = any(watch.restarts[Restart.ABSENT] for watch in vmis)
                 if is_absent and self.settings.wait_for_kubevirt:
                     continue
                 limit = f"within {self.settings.sync_timeout:g} s (kube.syncTimeout)"
@@ -93,14 +93,14 @@ class Informers:
     def not_synced(self, limit: str) -> NotSynced:
         """The error for VMIs that were not listed in time, with the reasons."""
         vmis = self.health.of(Resource.VMIS)
-        troubles = sorted({one.trouble for one in vmis if not one.synced and one.trouble})
+        troubles = sorted({watch.trouble for watch in vmis if not watch.synced and watch.trouble})
         why = "; ".join(troubles) or "the list did not end"
         return NotSynced(f"virtualmachineinstances were not synced {limit}: {why}")
 
     def _is_seen_elsewhere(self, watched: Watched) -> bool:
         """Whether the same resource is visible in another namespace."""
-        others = (one for one in self.health.of(watched.resource) if one is not watched)
-        return any(one.synced and not one.rejected for one in others)
+        others = (watch for watch in self.health.of(watched.resource) if watch is not watched)
+        return any(other.synced and not other.rejected for other in others)
 
     def _record_settled(self) -> None:
         """Note that a resource was listed or rejected."""
@@ -109,6 +109,6 @@ class Informers:
         if nodes_seen or health.is_rejected(Resource.NODES):
             self.store.apply(NodesSeen(nodes_seen), self.clock())
         vmis = health.of(Resource.VMIS)
-        if health.is_seen(Resource.VMIS) and all(one.settled for one in vmis):
+        if health.is_seen(Resource.VMIS) and all(watch.settled for watch in vmis):
             self._synced.set()
         self.settled()
