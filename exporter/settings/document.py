@@ -159,8 +159,8 @@ class Section:
             self.report(key, f"expected a list, got {entries!r}")
             return []
         return [
-            type(self)(f"{self._at(key)}[{number}]", one, self._faults, self._places)
-            for number, one in enumerate(entries)
+            type(self)(f"{self._at(key)}[{number}]", entry, self._faults, self._places)
+            for number, entry in enumerate(entries)
         ]
 
     def has(self, key: str) -> bool:

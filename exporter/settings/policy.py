@@ -54,7 +54,7 @@ def read_policy(section: Section, remarks: list[str]) -> Policy:
 
 def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, ...]:
     """The exceptions from the policy; values that an entry omits come from the policy."""
-    found: list[Override] = []
+    overrides: list[Override] = []
     for entry in entries:
         match = entry.section("match")
         override = Override(
@@ -67,16 +67,16 @@ def _read_overrides(entries: list[Section], policy: Policy) -> tuple[Override, .
         match.close()
         entry.close()
         _check_cap(entry, override.policy)
-        if _check_override(entry, override, found):
-            found.append(override)
-    return tuple(found)
+        if _check_override(entry, override, overrides):
+            overrides.append(override)
+    return tuple(overrides)
 
 
 def _check_override(entry: Section, override: Override, before: list[Override]) -> bool:
     """Report the faults of an entry; False if the entry does not say which VMs it matches."""
     if not override.name and not entry.is_wrong("name") and not entry.is_broken:
         entry.report("name", "expected a name, there is none")
-    if override.name and any(one.name == override.name for one in before):
+    if override.name and any(earlier.name == override.name for earlier in before):
         entry.report("name", f"{override.name!r} is the name of an earlier entry")
     if override.name == DEFAULT_POLICY:
         entry.report("name", f"{DEFAULT_POLICY!r} is the policy of VMs without an entry")
@@ -84,7 +84,7 @@ def _check_override(entry: Section, override: Override, before: list[Override]) 
         if not entry.is_broken:
             entry.report("match", "expected namespaces, vmiLabels or priorityClasses")
         return False
-    first = next((one.name for one in before if one.shadows(override)), None)
+    first = next((earlier.name for earlier in before if earlier.shadows(override)), None)
     if first is not None:
         entry.report("match", f"never reached: the earlier entry {first!r} matches all these VMs")
     return True

@@ -182,8 +182,8 @@ def _parse_link(value: object, names: tuple[str, ...]) -> str:
     places = ", ".join(f"{{{name}}}" for name in names)
     if not isinstance(value, str) or not _LINK.fullmatch(value):
         raise ValueError(f"expected an http or https URL, which may have {places}, got {value!r}")
-    found = _PLACE.findall(value)
-    if wrong := [name for name in found if name not in names]:
+    names_used = _PLACE.findall(value)
+    if wrong := [name for name in names_used if name not in names]:
         raise ValueError(f"expected only {places} in braces, got {{{wrong[0]}}}")
     if "{" in (rest := _PLACE.sub("", value)) or "}" in rest:
         raise ValueError(f"has a single brace: write %7B for {{ and %7D for }}, got {value!r}")
@@ -226,7 +226,7 @@ def parse_names(value: object) -> tuple[str, ...]:
 def parse_labels(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError(f"expected labels such as {{tier: gold}}, got {value!r}")
-    if wrong := [one for pair in value.items() for one in pair if not isinstance(one, str)]:
+    if wrong := [text for pair in value.items() for text in pair if not isinstance(text, str)]:
         raise ValueError(f"expected strings, got {wrong[0]!r}: put it in quotes")
     return tuple(value.items())
 

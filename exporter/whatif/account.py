@@ -121,7 +121,7 @@ class TimeSeries(Struct):
             if len(self.bins) % 2:
                 self.bins.append(0.0)
             self.bins = [
-                one + two for one, two in zip(self.bins[::2], self.bins[1::2], strict=True)
+                left + right for left, right in zip(self.bins[::2], self.bins[1::2], strict=True)
             ]
             self.width *= 2
         number = max(int((at - self.began) / self.width), 0)

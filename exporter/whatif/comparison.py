@@ -150,45 +150,45 @@ def _policy_rows(policies: list[Policy]) -> Iterator[tuple[str, list[str]]]:
             yield words.label.capitalize(), ["yes" if getattr(p, field) else "no" for p in policies]
     guards = [write_policy(policy)["guards"] for policy in policies]
     for key in guards[0]:
-        yield f"Guard {key}", ["on" if one[key] else "off" for one in guards]
+        yield f"Guard {key}", ["on" if guard[key] else "off" for guard in guards]
 
 
 def _migrations_per_vm(counts: list[MigrationCounts]) -> Iterator[tuple[str, list[str]]]:
     """How often VMs migrated, and apart from them the VMs whose migrations all failed."""
-    moved, failing = [one.per_vm for one in counts], [one.per_failing_vm for one in counts]
-    yield "VMs that migrated", [f"{one.total():,}" for one in moved]
-    yield "  per VM: mean", [f"{one.mean:.1f}" for one in moved]
+    moved, failing = [count.per_vm for count in counts], [count.per_failing_vm for count in counts]
+    yield "VMs that migrated", [f"{per_vm.total():,}" for per_vm in moved]
+    yield "  per VM: mean", [f"{per_vm.mean:.1f}" for per_vm in moved]
     for name, share in (("half have at most", 0.5), ("99 % have at most", 0.99)):
-        yield f"  per VM: {name}", [f"{one.quantile(share):,}" for one in moved]
-    yield "  per VM: most", [f"{max(one, default=0):,}" for one in moved]
+        yield f"  per VM: {name}", [f"{per_vm.quantile(share):,}" for per_vm in moved]
+    yield "  per VM: most", [f"{max(per_vm, default=0):,}" for per_vm in moved]
     if any(failing):
-        yield "VMs whose migrations all failed", [f"{one.total():,}" for one in failing]
-        sums = [sum(number * vms for number, vms in one.items()) for one in failing]
-        yield "  their migrations", [f"{one:,}" for one in sums]
+        yield "VMs whose migrations all failed", [f"{per_vm.total():,}" for per_vm in failing]
+        sums = [sum(number * vms for number, vms in per_vm.items()) for per_vm in failing]
+        yield "  their migrations", [f"{count:,}" for count in sums]
 
 
 def _draw_stuck(comparison: Comparison) -> Table:
     """Each stuck evacuation once, with the policies under which it was stuck; longest first."""
     table = _make_table("VM", "from", "requested", "alert after", "lasted", "at the alert", "in")
-    found: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
+    stays: dict[tuple[str, str, Instant], tuple[StuckEvacuation, list[str]]] = {}
     for account in comparison.accounts:
-        for one in account.stuck.longest:
-            key = (one.namespace, one.name, one.stuck_at)
-            found.setdefault(key, (one, []))[1].append(account.contender.name)
+        for stuck in account.stuck.longest:
+            key = (stuck.namespace, stuck.name, stuck.stuck_at)
+            stays.setdefault(key, (stuck, []))[1].append(account.contender.name)
 
     def lasted(entry: tuple[StuckEvacuation, list[str]]) -> Seconds:
-        one = entry[0]
-        return (comparison.ended if one.ended_at is None else one.ended_at) - one.requested_at
+        stuck = entry[0]
+        return (comparison.ended if stuck.ended_at is None else stuck.ended_at) - stuck.requested_at
 
-    for one, names in sorted(found.values(), key=lasted, reverse=True)[:STUCK_SHOWN]:
-        after = None if one.alerted_at is None else one.alerted_at - one.requested_at
+    for stuck, names in sorted(stays.values(), key=lasted, reverse=True)[:STUCK_SHOWN]:
+        after = None if stuck.alerted_at is None else stuck.alerted_at - stuck.requested_at
         table.add_row(
-            Text(escape(f"{one.namespace}/{one.name}")),
-            Text(escape(one.evacuation_node_name)),
-            write_instant(one.requested_at),
+            Text(escape(f"{stuck.namespace}/{stuck.name}")),
+            Text(escape(stuck.evacuation_node_name)),
+            write_instant(stuck.requested_at),
             "none" if after is None else _span(after),
-            "not over" if one.ended_at is None else _span(one.ended_at - one.requested_at),
-            f"{one.state}, {one.source}",
+            "not over" if stuck.ended_at is None else _span(stuck.ended_at - stuck.requested_at),
+            f"{stuck.state}, {stuck.source}",
             Text("all" if len(names) == len(comparison.accounts) else ", ".join(names)),
         )
     return table
@@ -210,7 +210,7 @@ def _draw_touched(comparison: Comparison) -> Table:
 
 
 def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
-    found, migrations = account.stuck, account.migrations
+    stuck_counts, migrations = account.stuck, account.migrations
     policy, stuck = account.contender.policy, account.contender.stuck
     return {
         "name": account.contender.name,
@@ -241,19 +241,19 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "vmsAtCap": account.vms_at_cap,
         },
         "stuck": {
-            "found": found.found,
-            "alerted": found.alerted,
-            "openAtEnd": found.open_at_end,
-            "byState": dict(sorted(found.by_state.items())),
-            "minutesToAlert": _distribution_json(found.minutes_to_alert),
-            "minutesAlerting": _distribution_json(found.minutes_alerting),
+            "found": stuck_counts.found,
+            "alerted": stuck_counts.alerted,
+            "openAtEnd": stuck_counts.open_at_end,
+            "byState": dict(sorted(stuck_counts.by_state.items())),
+            "minutesToAlert": _distribution_json(stuck_counts.minutes_to_alert),
+            "minutesAlerting": _distribution_json(stuck_counts.minutes_alerting),
             # All numbers of a stuck evacuation are instants.
             "longest": [
                 {
                     key: write_instant(value) if isinstance(value, float) else value
-                    for key, value in to_builtins(one).items()
+                    for key, value in to_builtins(evacuation).items()
                 }
-                for one in found.longest
+                for evacuation in stuck_counts.longest
             ],
         },
         "overTime": {

@@ -219,8 +219,8 @@ def record_series(
         span.end = _number(values[-1][1])
         span.outcome = max(span.outcome, _STATUSES.get(labels.get("status", ""), span.outcome))
     elif any(_number(value) for _, value in values):
-        found = Outcome.FAILED if metric == FAILED else Outcome.SUCCEEDED
-        span.outcome = max(span.outcome, found)
+        outcome = Outcome.FAILED if metric == FAILED else Outcome.SUCCEEDED
+        span.outcome = max(span.outcome, outcome)
 
 
 def to_events(spans: Spans, began: Instant, ended: Instant) -> Iterator[Recorded]:

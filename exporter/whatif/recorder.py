@@ -138,10 +138,12 @@ class Recorder:
             self._reason = find_reason(ended, None, ())
         if self._policy.overrides and changed.traits is not None:
             keys, labels = self._policy.matched_labels, changed.traits.read_labels()
-            found = {key: value for key, value in labels.items() if key in keys}
-            self._matched = {"labels": found} if found else {}
+            matched = {key: value for key, value in labels.items() if key in keys}
+            self._matched = {"labels": matched} if matched else {}
             priority_class = changed.traits.priority_class
-            if priority_class and any(one.priority_classes for one in self._policy.overrides):
+            if priority_class and any(
+                override.priority_classes for override in self._policy.overrides
+            ):
                 self._matched["priorityClass"] = priority_class
 
     def record_applied(self, change: Change, at: Instant, changed: int) -> None:

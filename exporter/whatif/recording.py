@@ -298,16 +298,16 @@ def _find_traits(traits: Traits) -> Traits | None:
 
 def _find_resource(head: _Line) -> Resource:
     kind = "" if head.object is None else head.object.kind
-    found = _RESOURCES.get(str(head.resource)) or _KINDS.get(str(kind))
-    if found is None:
+    resource = _RESOURCES.get(str(head.resource)) or _KINDS.get(str(kind))
+    if resource is None:
         raise InvalidObject(f"unknown resource {str(head.resource or kind)[:60]!r}")
-    return found
+    return resource
 
 
 def _latest_instant(line: bytes) -> Instant | None:
     made = _read_dates(line).object
     metadata = made.metadata
-    found: list[Instant] = []
+    instants: list[Instant] = []
     left = [metadata.creation_timestamp, metadata.managed_fields, made.status]
     while left:
         value = left.pop()
@@ -318,11 +318,11 @@ def _latest_instant(line: bytes) -> Instant | None:
         elif isinstance(value, str) and "T" in value[:12]:
             instant = parse_instant(value)
             if instant is not None:
-                found.append(instant)
+                instants.append(instant)
     gone_at = parse_instant(metadata.deletion_timestamp)
     if gone_at is not None:  # this is the end of the grace period, not the request to delete
-        found.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
-    return max(found, default=None)
+        instants.append(gone_at - (metadata.deletion_grace_period_seconds or 0.0))
+    return max(instants, default=None)
 
 
 def _is_json(text: bytes) -> bool:

@@ -225,7 +225,9 @@ class _World:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
-            touched={one.name: Touched(one.name) for one in contender.policy.overrides},
+            touched={
+                override.name: Touched(override.name) for override in contender.policy.overrides
+            },
         )
         self._counterfactual = Counterfactual(
             contender.policy,

@@ -28,13 +28,13 @@ def forget(evidence: Evidence, every: Seconds, now: Instant) -> Evidence:
     restarted_at = find_restart(every, now)
     records = evidence.history.records()
     older = sorted(
-        (one.known_end, key)
-        for key, one in records.items()
-        if one.known_end is not None and one.known_end <= restarted_at
+        (record.known_end, key)
+        for key, record in records.items()
+        if record.known_end is not None and record.known_end <= restarted_at
     )
     if not older:
         return evidence
     lost = {key for _, key in older[:-KEPT_BY_KUBEVIRT]}
     lost.update(key for _, key in older if records[key].outcome is not Outcome.SUCCEEDED)
-    kept = {key: one for key, one in records.items() if key not in lost}
+    kept = {key: record for key, record in records.items() if key not in lost}
     return replace(evidence, history=History(kept, evidence.history.revision + len(lost)))

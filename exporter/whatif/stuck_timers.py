@@ -56,13 +56,15 @@ class StuckTimers:
         """Run every timer before `now`, each at its own instant."""
         while self._next_timer < now:
             at = self._next_timer
-            for _, one in sorted(self._running.items()):
-                if one.timer <= at:
-                    vmi = one.vmi
+            for _, evacuation in sorted(self._running.items()):
+                if evacuation.timer <= at:
+                    vmi = evacuation.vmi
                     evidence = self.store.evidence(vmi.namespace, vmi.name, self.trust)
                     # The limit is not exceeded yet at `at`, but just after it.
                     self._diagnose(vmi.uid, evidence, math.nextafter(at, math.inf), at)
-            self._next_timer = min((one.timer for one in self._running.values()), default=math.inf)
+            self._next_timer = min(
+                (evacuation.timer for evacuation in self._running.values()), default=math.inf
+            )
 
     def check(self, evidence: Evidence, now: Instant) -> None:
         """A VMI changed: find out whether its evacuation began, ended or became stuck."""
@@ -72,78 +74,84 @@ class StuckTimers:
         """The recording is over; evacuations may still run."""
         for uid in list(self._running):
             self.end(uid, now, is_over=False)
-        self.stuck.longest = [one for _, _, one in sorted(self._longest, reverse=True)]
+        self.stuck.longest = [
+            evacuation for _, _, evacuation in sorted(self._longest, reverse=True)
+        ]
 
     def _diagnose(
         self, uid: str, evidence: Evidence | None, now: Instant, reported_at: Instant
     ) -> None:
         load = self.store.load(self.trust)
-        found = None if evidence is None else diagnose(evidence, self.policy, load, now)
-        one = self._running.get(uid)
+        diagnosis = None if evidence is None else diagnose(evidence, self.policy, load, now)
+        evacuation = self._running.get(uid)
         # The request time of an evacuation never becomes later (`engine.evidence.Marker`), so a
         # later time belongs to another evacuation. A VM that waits in a queue is no longer stuck
         # when the queue moves.
-        if one is not None and (
-            found is None
-            or found.node != one.node
-            or found.requested_at > one.requested_at
-            or (one.stuck_at is not None and not found.stuck)
+        if evacuation is not None and (
+            diagnosis is None
+            or diagnosis.node != evacuation.node
+            or diagnosis.requested_at > evacuation.requested_at
+            or (evacuation.stuck_at is not None and not diagnosis.stuck)
         ):
             self.end(uid, reported_at)
-            one = None
-        if found is None or evidence is None:
+            evacuation = None
+        if diagnosis is None or evidence is None:
             return
-        if one is None:
-            one = self._running[uid] = _Evacuation(evidence.vmi, found.node, found.requested_at)
-        one.requested_at = found.requested_at
-        fires_at = math.inf if one.stuck_at is None else one.stuck_at + ALERT_FOR
-        if found.stuck and (one.stuck_at is None or one.timer <= fires_at < now):
-            one.stuck_at = reported_at if one.stuck_at is None else one.stuck_at
-            one.diagnosis = found
-        timers = self._timers(evidence, found, one.stuck_at)
-        one.timer = min((at for at in timers if at >= now), default=math.inf)
-        self._next_timer = min(self._next_timer, one.timer)
+        if evacuation is None:
+            evacuation = self._running[uid] = _Evacuation(
+                evidence.vmi, diagnosis.node, diagnosis.requested_at
+            )
+        evacuation.requested_at = diagnosis.requested_at
+        fires_at = math.inf if evacuation.stuck_at is None else evacuation.stuck_at + ALERT_FOR
+        if diagnosis.stuck and (evacuation.stuck_at is None or evacuation.timer <= fires_at < now):
+            evacuation.stuck_at = (
+                reported_at if evacuation.stuck_at is None else evacuation.stuck_at
+            )
+            evacuation.diagnosis = diagnosis
+        timers = self._timers(evidence, diagnosis, evacuation.stuck_at)
+        evacuation.timer = min((at for at in timers if at >= now), default=math.inf)
+        self._next_timer = min(self._next_timer, evacuation.timer)
 
     def _timers(
-        self, evidence: Evidence, found: Diagnosis, stuck_at: Instant | None
+        self, evidence: Evidence, diagnosis: Diagnosis, stuck_at: Instant | None
     ) -> Iterator[Instant]:
         """When the clock alone makes an evacuation stuck, or lets the alert fire."""
         if stuck_at is not None:
             yield stuck_at + ALERT_FOR
             return
         policy, state = self.policy, evidence.vmi.migration
-        if found.due_at is not None:
-            yield found.due_at
+        if diagnosis.due_at is not None:
+            yield diagnosis.due_at
         for instant in () if state is None else (state.start, state.end):
             if instant is not None:
                 yield instant + policy.migration_timeout
 
     def end(self, uid: str, now: Instant, *, is_over: bool = True) -> None:
         """Count the VMI's evacuation if it was stuck; `is_over` is false if it still runs."""
-        one = self._running.pop(uid, None)
-        if one is None or one.stuck_at is None or one.diagnosis is None:
+        evacuation = self._running.pop(uid, None)
+        if evacuation is None or evacuation.stuck_at is None or evacuation.diagnosis is None:
             return
-        found, stuck = one.diagnosis, self.stuck
-        fires_at = one.stuck_at + ALERT_FOR
+        diagnosis, stuck = evacuation.diagnosis, self.stuck
+        fires_at = evacuation.stuck_at + ALERT_FOR
         alerted_at = fires_at if now >= fires_at else None
         stuck.found += 1
-        stuck.by_state[found.state] += 1
+        stuck.by_state[diagnosis.state] += 1
         stuck.open_at_end += not is_over
         if alerted_at is not None:
             stuck.alerted += 1
-            stuck.minutes_to_alert[int((alerted_at - one.requested_at) // 60)] += 1
+            stuck.minutes_to_alert[int((alerted_at - evacuation.requested_at) // 60)] += 1
             stuck.minutes_alerting[int((now - alerted_at) // 60)] += 1
         entry = StuckEvacuation(
-            namespace=one.vmi.namespace,
-            name=one.vmi.name,
-            evacuation_node_name=one.node,
-            source=found.source,
-            requested_at=one.requested_at,
-            stuck_at=one.stuck_at,
+            namespace=evacuation.vmi.namespace,
+            name=evacuation.vmi.name,
+            evacuation_node_name=evacuation.node,
+            source=diagnosis.source,
+            requested_at=evacuation.requested_at,
+            stuck_at=evacuation.stuck_at,
             alerted_at=alerted_at,
             ended_at=now if is_over else None,
-            state=found.state,
-            stuck_by=found.stuck_by,
+            state=diagnosis.state,
+            stuck_by=diagnosis.stuck_by,
         )
-        ranked = (now - one.stuck_at, -stuck.found, entry)
+        ranked = (now - evacuation.stuck_at, -stuck.found, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)

@@ -267,8 +267,8 @@ def advise_outlook(
     """What to do about a VM that a drain does not simply move; None if there is nothing to do."""
     obstacle = _find_outlook_step(evidence, outlook, conditions)
     if obstacle is None:
-        found = outlook.diagnosis
-        return None if found is None else advise(evidence, found, why, conditions)
+        diagnosis = outlook.diagnosis
+        return None if diagnosis is None else advise(evidence, diagnosis, why, conditions)
     cause = find_blocker(why)
     if outlook.ground is Ground.NO_NODE:
         cause = explain_no_node(evidence, conditions)
@@ -323,7 +323,9 @@ def write_action(
     node = vmi.node if diagnosis is None else diagnosis.node
     newest = attempt or next(iter(evidence.newest_failures()), None)
     target = evidence.find_target(attempt)
-    tried = [one.target_node for one in (attempt, *evidence.newest_failures()) if one is not None]
+    tried = [
+        vmim.target_node for vmim in (attempt, *evidence.newest_failures()) if vmim is not None
+    ]
     target_node = next(filter(None, ("" if target is None else target.node, *tried)), "")
     load, nodes, names = conditions.load, conditions.nodes, conditions.names
     limit = None if load is None else load.find_limit(vmi.node)

@@ -139,12 +139,12 @@ def _why_cooldown(evidence: Evidence, cooldown: Cooldown | None) -> str:
             return "it is not asked while a migration runs"
         return "no migration has ended"
     base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
-    said = f"migrations in the window: {cooldown.migrations_in_window}; base {write_span(base)}"
+    text = f"migrations in the window: {cooldown.migrations_in_window}; base {write_span(base)}"
     if backed > base:
-        said += f", backed off to {write_span(backed)}"
+        text += f", backed off to {write_span(backed)}"
     if effective < backed:
-        said += f", capped to {write_span(effective)}"
-    return f"{said}, from {write_instant(cooldown.end)} on"
+        text += f", capped to {write_span(effective)}"
+    return f"{text}, from {write_instant(cooldown.end)} on"
 
 
 EXPLANATIONS: dict[str, Callable[[Evidence, Cooldown | None], str]] = {

@@ -72,17 +72,17 @@ def of_vmi(wire_vmi: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     )
     if not is_followed:
         return hotplugs if condition is None else (*hotplugs, *_share(condition))
-    whys = [*hotplugs]
+    reasons = [*hotplugs]
     if vmi.deleted_at is not None:
-        whys.append(_of_deletion(wire_vmi.metadata, vmi.deleted_at))
+        reasons.append(_of_deletion(wire_vmi.metadata, vmi.deleted_at))
     if condition is not None:
-        whys.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
+        reasons.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
     was_cancelled = state is not None and bool(state.abortRequested)
     if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
-        whys.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
+        reasons.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
     spec = wire_vmi.spec or wire.VmiSpec()
-    return (*whys, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
+    return (*reasons, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
 
 
 def _of_hotplugs(status: wire.VmiStatus, vmi: Vmi) -> tuple[Why, ...]:
@@ -115,7 +115,7 @@ def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     if vmim.phase == "Succeeded":
         return ()
     status = wire_vmim.status or wire.VmimStatus()
-    whys = [
+    reasons = [
         _of_condition(WhySource.MIGRATION_CONDITION, condition)
         for condition in status.conditions or ()
         if condition.type in VMIM_CONDITIONS and condition.status == "True"
@@ -129,11 +129,11 @@ def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         if after:
             message = f"{message} (after {after})" if message else f"after {after}"
         at = correct_end(vmim.end, vmim.finished_at)
-        whys.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
+        reasons.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
     elif not vmim.finished:
         spec = wire_vmim.spec or wire.VmimSpec()
-        whys += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
-    return tuple(whys[-_PER_OBJECT:])
+        reasons += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
+    return tuple(reasons[-_PER_OBJECT:])
 
 
 def add_vmi_failure(wire_vmi: wire.VmiObject, vmi: Vmi) -> Vmi:
@@ -184,21 +184,21 @@ def of_pod(wire_pod: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     deleted = _of_deleted_pod(pod, status, wire_pod.metadata.deletionGracePeriodSeconds)
     if pod.ready or not pod.migration_uid:
         return deleted
-    whys = []
+    reasons = []
     if word := _word(status.reason):
         changes = (parse_instant(c.lastTransitionTime) for c in status.conditions or ())
         at = max((instant for instant in changes if instant is not None), default=pod.created)
-        whys.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
+        reasons.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
     spec = wire_pod.spec or wire.PodSpec()
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
-            whys.append(_of_scheduler(spec, condition))
-            whys += _of_selector(NODE_SELECTOR, spec.nodeSelector)
-    whys += _of_containers(status.initContainerStatuses)
-    whys += _of_containers(status.containerStatuses)
+            reasons.append(_of_scheduler(spec, condition))
+            reasons += _of_selector(NODE_SELECTOR, spec.nodeSelector)
+    reasons += _of_containers(status.initContainerStatuses)
+    reasons += _of_containers(status.containerStatuses)
     if not pod.finished and not deleted:
-        whys += _of_start(status)
-    return (*whys[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
+        reasons += _of_start(status)
+    return (*reasons[: _PER_OBJECT - len(deleted)], *(() if pod.finished else deleted))
 
 
 def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tuple[Why, ...]:
@@ -209,9 +209,9 @@ def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tupl
     if pod.deleted_at is None:
         return ()
     name = clean(pod.name, MESSAGE_LIMIT - 64)
-    whys = [Why(WhySource.TARGET_CONTAINER, TERMINATING, f"{name} is being deleted")]
+    reasons = [Why(WhySource.TARGET_CONTAINER, TERMINATING, f"{name} is being deleted")]
     if not pod.migration_uid:
-        whys = []
+        reasons = []
     if not pod.finished:
         target = next(
             (c for c in status.conditions or () if c.type == DISRUPTION), wire.Condition()
@@ -222,8 +222,8 @@ def _of_deleted_pod(pod: Pod, status: wire.PodStatus, grace: int | None) -> tupl
         text = f"the launcher pod {name} is being deleted{within}{why}"
         message = clean(text, MESSAGE_LIMIT)
         at = parse_instant(target.lastTransitionTime)
-        whys.append(Why(WhySource.DELETION, _word(target.reason) or TERMINATING, message, at))
-    return tuple(whys)
+        reasons.append(Why(WhySource.DELETION, _word(target.reason) or TERMINATING, message, at))
+    return tuple(reasons)
 
 
 def _of_scheduler(spec: wire.PodSpec, condition: wire.Condition) -> Why:

@@ -151,14 +151,14 @@ def judge(
     trust = health.read_trust(now)
     here = trust.of(review.namespace)
     available = health.ready and here.believes(Resource.VMIS)
-    found = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
-    if found is None and (not review.is_eviction or (available and here.sees(Resource.PODS))):
+    pair = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
+    if pair is None and (not review.is_eviction or (available and here.sees(Resource.PODS))):
         return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
     view.advance(now, trust)
-    entry = None if found is None else view.find(found[1].namespace, found[1].name)
-    if found is None or entry is None or not available:
+    entry = None if pair is None else view.find(pair[1].namespace, pair[1].name)
+    if pair is None or entry is None or not available:
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
-    pod, _ = found
+    pod, _ = pair
     evidence, verdict = entry.evidence, entry.verdict(None)
     if evidence.believed_at(now).is_target(pod):
         verdict = replace(verdict, reason=Reason.MIGRATION_IN_PROGRESS, not_before=None)

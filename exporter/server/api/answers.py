@@ -133,7 +133,9 @@ class EvacuationList:
         self._health = health
         self._reasons = reasons
         # Those of an evacuation are dropped when it ends, which may be before it is visited.
-        evacuating = (one.vmi for one in snapshot.unsettled if one.marker is not None)
+        evacuating = (
+            evidence.vmi for evidence in snapshot.unsettled if evidence.marker is not None
+        )
         self._whys = {vmi.uid: reasons(vmi) for vmi in evacuating}
         self._evacuations: list[EvacuationAnswer] = []
         self._moves: list[StuckMove] = []
@@ -145,9 +147,9 @@ class EvacuationList:
             if (diagnosis := conditions.diagnose(evidence)) is not None:
                 why = self._whys[vmi.uid]
                 self._evacuations.append(write_evacuation(evidence, diagnosis, conditions, why))
-            elif (found := conditions.diagnose_move(evidence)) is not None and found.stuck:
-                move = write_move(evidence, found, conditions, self._reasons(vmi))
-                fields = structs.asdict(move)
+            elif (move := conditions.diagnose_move(evidence)) is not None and move.stuck:
+                answer = write_move(evidence, move, conditions, self._reasons(vmi))
+                fields = structs.asdict(answer)
                 self._moves.append(
                     StuckMove(namespace=vmi.namespace, name=vmi.name, node=vmi.node, **fields)
                 )
@@ -156,14 +158,16 @@ class EvacuationList:
     def answer(self) -> EvacuationsAnswer:
         """The evacuations, the longest first, and the moves, the oldest first."""
         now = self._snapshot.conditions.now
-        found, moves, health = self._evacuations, self._moves, self._health
-        found.sort(key=lambda one: (-one.age_seconds, one.namespace, one.name))
-        moves.sort(key=lambda one: (one.since or to_datetime(now), one.namespace, one.name))
+        evacuations, moves, health = self._evacuations, self._moves, self._health
+        evacuations.sort(
+            key=lambda evacuation: (-evacuation.age_seconds, evacuation.namespace, evacuation.name)
+        )
+        moves.sort(key=lambda move: (move.since or to_datetime(now), move.namespace, move.name))
         return EvacuationsAnswer(
             as_of=to_datetime(now),
             observed_at=to_optional_datetime(health.observed_at),
-            stale=health.is_stale(now, (one.namespace for one in found)),
-            evacuations=found,
+            stale=health.is_stale(now, (evacuation.namespace for evacuation in evacuations)),
+            evacuations=evacuations,
             stuck_moves=moves,
             blind_spots=health.rejected_resources(),
         )
@@ -176,7 +180,7 @@ def list_nodes(
     return NodesAnswer(
         as_of=to_datetime(now),
         stale=health.is_stale(now, namespaces),
-        nodes=[write_node(one) for one in forecasts],
+        nodes=[write_node(forecast) for forecast in forecasts],
     )
 
 
@@ -215,24 +219,24 @@ def describe_drain(
     now = conditions.now
     return DrainAnswer(
         as_of=to_datetime(now),
-        stale=health.is_stale(now, (one.evidence.vmi.namespace for one in candidates)),
-        candidates=[_write_candidate(one, conditions) for one in candidates],
-        outlived=[_write_outlived(one, conditions) for one in forecast.outlived],
+        stale=health.is_stale(now, (candidate.evidence.vmi.namespace for candidate in candidates)),
+        candidates=[_write_candidate(candidate, conditions) for candidate in candidates],
+        outlived=[_write_outlived(outlived, conditions) for outlived in forecast.outlived],
         **structs.asdict(write_node(forecast)),
     )
 
 
-def _write_candidate(one: DrainCandidate, conditions: Conditions) -> NodeCandidate:
-    advice = advise_outlook(one.evidence, one.outlook, one.reasons, conditions)
+def _write_candidate(candidate: DrainCandidate, conditions: Conditions) -> NodeCandidate:
+    advice = advise_outlook(candidate.evidence, candidate.outlook, candidate.reasons, conditions)
     return fill(
         NodeCandidate,
-        one,
-        one.evidence.vmi,
-        _write_advice(advice, one.reasons),
-        reason=GROUNDS[one.outlook.ground],
-        state=None if one.outlook.diagnosis is None else one.outlook.diagnosis.state,
-        why=one.reasons,
-        last_duration_seconds=_round(one.last_duration),
+        candidate,
+        candidate.evidence.vmi,
+        _write_advice(advice, candidate.reasons),
+        reason=GROUNDS[candidate.outlook.ground],
+        state=None if candidate.outlook.diagnosis is None else candidate.outlook.diagnosis.state,
+        why=candidate.reasons,
+        last_duration_seconds=_round(candidate.last_duration),
     )
 
 
@@ -259,12 +263,12 @@ def _write_advice(advice: Advice | None, why: tuple[Why, ...]) -> SimpleNamespac
     )
 
 
-def _write_outlived(one: OutlivedPod, conditions: Conditions) -> OutlivedPodAnswer:
-    is_ending = one.pod.deleted_at is not None
+def _write_outlived(outlived: OutlivedPod, conditions: Conditions) -> OutlivedPodAnswer:
+    is_ending = outlived.pod.deleted_at is not None
     action = ACTIONS[Obstacle.STALE_POD if is_ending else Obstacle.OUTLIVED_POD]
-    sentence, command = write_action(action, one.evidence, conditions, outlived=one.pod)
-    vmi = one.evidence.vmi
-    return fill(OutlivedPodAnswer, vmi, pod=one.pod.name, next_step=sentence, command=command)
+    sentence, command = write_action(action, outlived.evidence, conditions, outlived=outlived.pod)
+    vmi = outlived.evidence.vmi
+    return fill(OutlivedPodAnswer, vmi, pod=outlived.pod.name, next_step=sentence, command=command)
 
 
 def describe_status(

@@ -106,18 +106,18 @@ class BlockedSet:
 
     async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
         view, now = self.view, await self.update_view()
-        found = view.list_blocked()
+        blocked_entries = view.list_blocked()
         changes_at = min(view.changes_at(), now + MOVES_EVERY if view.moves else math.inf)
         reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)
         wanted = sorted(Checkpoint) if checkpoint is None else [checkpoint]
         entries: list[BlockedVmi] = []
         encoded: list[bytes] = []
         digest = hashlib.sha256()
-        while some := [*islice(found, SLICE)]:
+        while some := [*islice(blocked_entries, SLICE)]:
             await asyncio.sleep(0)
             begin = len(entries)
-            for entry, one in product(some, wanted):
-                verdict, vmi = entry.verdict(one), entry.evidence.vmi
+            for entry, point in product(some, wanted):
+                verdict, vmi = entry.verdict(point), entry.evidence.vmi
                 if verdict.reason is not None:
                     end = verdict.not_before
                     blocked = BlockedVmi(
@@ -125,7 +125,7 @@ class BlockedSet:
                         name=vmi.name,
                         vmi_uid=vmi.uid,
                         node=vmi.node,
-                        checkpoint=one,
+                        checkpoint=point,
                         reason=verdict.reason,
                         not_before=None if end is None else to_release(end),
                     )

@@ -128,7 +128,7 @@ def _write_history(history: History, in_window: list[Ending]) -> list[MigrationA
     )
     dated = []
     # Records without a UID come last. If two records are of the same ending, only the first counts.
-    for key, record in sorted(history.records().items(), key=lambda one: one[0].startswith("@")):
+    for key, record in sorted(history.records().items(), key=lambda item: item[0].startswith("@")):
         start, end = record.known_start, record.known_end
         if end is None and start is None:
             continue  # handed off, but not begun
@@ -149,5 +149,5 @@ def _write_history(history: History, in_window: list[Ending]) -> list[MigrationA
             requested_by=convert_attributes(record.requested_by, RequesterAnswer | None),
         )
         dated.append((end or start or 0.0, answer))
-    dated.sort(key=lambda one: one[0])
+    dated.sort(key=lambda pair: pair[0])
     return [answer for _, answer in dated]

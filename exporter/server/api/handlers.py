@@ -145,7 +145,7 @@ class Service:
             VerdictsAnswer(
                 as_of=to_datetime(now),
                 observed_at=to_optional_datetime(self.health.observed_at),
-                stale=self.health.is_stale(now, (one.namespace for one in candidates)),
+                stale=self.health.is_stale(now, (candidate.namespace for candidate in candidates)),
                 verdicts=self._judge(asked, candidates, now),
             )
         )
@@ -180,7 +180,7 @@ class Service:
         """GET /v1/vmis?name=NAME."""
         self._require_ready()
         name = read_asked_name(request)
-        namespaces = sorted(namespace for namespace, one in self.store.keys() if one == name)  # noqa: SIM118 (a Store is no mapping)
+        namespaces = sorted(namespace for namespace, vmi in self.store.keys() if vmi == name)  # noqa: SIM118 (a Store is no mapping)
         return _json(VmisAnswer(namespaces=namespaces))
 
     async def answer_vmi(self, request: web.Request) -> web.Response:
@@ -220,13 +220,13 @@ class Service:
         """`describe_vmi` for those of these VMIs that exist. Other tasks run after each VMI, so
         each is described at an instant of its own.
         """
-        found = {}
+        answers = {}
         for key in keys:
             answer = self.describe_vmi(*key, self.clock())
             if answer is not None:
-                found[key] = answer
+                answers[key] = answer
             await asyncio.sleep(0)
-        return found
+        return answers
 
     async def answer_evacuations(self, _request: web.Request) -> web.Response:
         """GET /v1/evacuations."""
@@ -240,9 +240,9 @@ class Service:
 
     async def describe_evacuations(self, snapshot: Snapshot) -> EvacuationsAnswer:
         """Every evacuation with its diagnosis, and every other stuck move."""
-        found = EvacuationList(snapshot, self.health, reasons=self.store.reasons)
-        await run_in_slices(found, most=DIAGNOSED)
-        return found.answer()
+        evacuations = EvacuationList(snapshot, self.health, reasons=self.store.reasons)
+        await run_in_slices(evacuations, most=DIAGNOSED)
+        return evacuations.answer()
 
     async def count_outcomes(self, snapshot: Snapshot) -> OutcomeCount:
         """The drain outcomes of all VMIs."""
@@ -346,7 +346,7 @@ class Service:
         A VMI that changes meanwhile is read before or after its change. Both are good enough for a
         lower bound.
         """
-        found, trust = defaultdict(list), self.health.read_trust(self.clock())
+        durations, trust = defaultdict(list), self.health.read_trust(self.clock())
         for count, key in enumerate(list(self.store.keys())):
             if count % SLICE == 0:
                 await asyncio.sleep(0)
@@ -355,8 +355,8 @@ class Service:
                 continue
             duration = find_duration(evidence, self.store.kubevirt)
             if duration is not None:
-                found[evidence.vmi.node].append(duration)
-        return found
+                durations[evidence.vmi.node].append(duration)
+        return durations
 
     def _require_ready(self) -> None:
         if self.closing:

@@ -316,14 +316,14 @@ def _describe_fields(schema: dict[str, Any], struct: type[Struct]) -> None:
     if issubclass(struct, PolicyValues):
         # The settings have defaults, but an answer is always written whole.
         schema["required"] = [f.encode_name for f in structs.fields(struct) if f.default != UNSET]
-        for one in properties.values():
-            one.pop("default", None)
+        for value in properties.values():
+            value.pop("default", None)
 
 
 def read_meanings(struct: type[Struct]) -> dict[str, str]:
     """The meaning of each field: the string under it."""
-    ours = (one for one in struct.__mro__ if one.__module__.startswith("exporter."))
-    bodies = (_read_bodies(one.__module__)[one.__name__] for one in ours)
+    ours = (parent for parent in struct.__mro__ if parent.__module__.startswith("exporter."))
+    bodies = (_read_bodies(parent.__module__)[parent.__name__] for parent in ours)
     return {
         field.target.id: " ".join(ast.literal_eval(below.value).split())
         for body in bodies
@@ -338,7 +338,7 @@ def read_meanings(struct: type[Struct]) -> dict[str, str]:
 def _read_bodies(module: str) -> dict[str, list[ast.stmt]]:
     """The bodies of the classes in our modules."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {one.name: one.body for one in tree.body if isinstance(one, ast.ClassDef)}
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _operation(route: Route) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def accepts_gzip(request: web.Request) -> bool:
     accepted = ",".join(request.headers.getall(hdrs.ACCEPT_ENCODING, [])).lower().split(",")
     weights = {
         coding.strip(): weight.strip()
-        for coding, _, weight in (one.partition(";") for one in accepted)
+        for coding, _, weight in (entry.partition(";") for entry in accepted)
     }
     # The weight 0 means "not acceptable" (RFC 9110, 12.4.2).
     return weights.get("gzip", "q=0").rstrip("0.") != "q="

@@ -78,17 +78,17 @@ class _Cache(Generic[_Answer]):
         self._answers: dict[Hashable, tuple[Seconds, _Answer, str]] = {}
 
     def get(self, key: Hashable, *, younger_than: Seconds) -> _Answer | None:
-        found = self._answers.get(key)
-        if found is None or self._clock() - found[0] >= younger_than:
+        entry = self._answers.get(key)
+        if entry is None or self._clock() - entry[0] >= younger_than:
             return None
-        return found[1]
+        return entry[1]
 
     def put(self, key: Hashable, answer: _Answer, owner: str) -> None:
         self.drop(key)
         self._answers[key] = (self._clock(), answer, owner)
         if len(self._answers) > REMEMBERED:
-            ((most, _),) = Counter(one for _, _, one in self._answers.values()).most_common(1)
-            self.drop(next(key for key, (_, _, one) in self._answers.items() if one == most))
+            ((most, _),) = Counter(holder for _, _, holder in self._answers.values()).most_common(1)
+            self.drop(next(key for key, (_, _, holder) in self._answers.items() if holder == most))
 
     def drop(self, key: Hashable) -> None:
         self._answers.pop(key, None)

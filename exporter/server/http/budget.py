@@ -75,7 +75,7 @@ class ConnectionBudget:
         if connection in self._open[connection.listener]:
             self._count(connection, connection.cost + count)
             while self._held > BUDGET:
-                self._close_one(chain(*self._open.values()), lambda one: one.held)
+                self._close_one(chain(*self._open.values()), lambda connection: connection.held)
 
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection. A second call does nothing."""
@@ -95,11 +95,12 @@ class ConnectionBudget:
     ) -> None:
         candidates = [*connections]
         totals: Counter[str] = Counter()
-        for one in candidates:
-            totals[one.peer] += weigh(one)
+        for connection in candidates:
+            totals[connection.peer] += weigh(connection)
         most = max(totals.values())
         chosen = min(
-            (one for one in candidates if totals[one.peer] == most), key=lambda one: one.since
+            (connection for connection in candidates if totals[connection.peer] == most),
+            key=lambda connection: connection.since,
         )
         self.remove(chosen)
         self._counters.rejected_connections[chosen.listener] += 1

@@ -70,8 +70,8 @@ class Listener:
                 bound += listening
                 secured = None if address.path else certificates
                 jobs += [
-                    self._start("listener", partial(connections.accept, one, secured))
-                    for one in listening
+                    self._start("listener", partial(connections.accept, listener, secured))
+                    for listener in listening
                 ]
                 url = f"unix:{Path(address.path)}"
                 if not address.path:
@@ -87,8 +87,8 @@ class Listener:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            for one in bound:
-                one.close()
+            for listener in bound:
+                listener.close()
             await connections.close(DRAIN / 2)
             await runner.cleanup()
             _remove_paths(self.addresses[: len(urls)])
@@ -139,19 +139,19 @@ async def _bind_port(address: Address) -> list[socket.socket]:
 
     Raises OSError, or UnicodeError for an invalid host name.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
+    addresses = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     bound: list[socket.socket] = []
     port = address.port
     try:
-        for family, _, _, _, (host, *_) in dict.fromkeys(found):
+        for family, _, _, _, (host, *_) in dict.fromkeys(addresses):
             bound.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
             bound[-1].settimeout(0.0)
             port = bound[-1].getsockname()[1]
     except OSError:
-        for one in bound:
-            one.close()
+        for listener in bound:
+            listener.close()
         raise
     return bound
 
