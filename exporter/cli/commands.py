@@ -45,13 +45,13 @@ def explain(arguments: argparse.Namespace) -> Exit:
 
     namespace, name = arguments.vmi
 
-    async def ask(exporter: "Exporter") -> str:
+    async def read_text(exporter: "Exporter") -> str:
         body = await exporter.read_vmi(namespace or await exporter.find_namespace(name), name)
         if arguments.json:
             return _indent(decode_answer(body, dict))
         return show_vmi(decode_answer(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))
 
-    return _ask(arguments, ask)
+    return _ask(arguments, read_text)
 
 
 def status(arguments: argparse.Namespace) -> Exit:
@@ -66,7 +66,7 @@ def status(arguments: argparse.Namespace) -> Exit:
 
     code_of_answer = Exit.OK
 
-    async def ask(exporter: "Exporter") -> str:
+    async def read_text(exporter: "Exporter") -> str:
         nonlocal code_of_answer
         body = await exporter.read("/v1/status")
         ready = decode_answer(body, dict).get("ready")
@@ -85,7 +85,7 @@ def status(arguments: argparse.Namespace) -> Exit:
             _find_screen(arguments),
         )
 
-    code = _ask(arguments, ask)
+    code = _ask(arguments, read_text)
     return code_of_answer if code is Exit.OK else code
 
 
@@ -102,7 +102,7 @@ def node(arguments: argparse.Namespace) -> Exit:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")
     code_of_answer = Exit.OK
 
-    async def ask(exporter: "Exporter") -> str:
+    async def read_text(exporter: "Exporter") -> str:
         nonlocal code_of_answer
         screen = _find_screen(arguments)
         if arguments.node is None:
@@ -131,7 +131,7 @@ def node(arguments: argparse.Namespace) -> Exit:
             text = show_drain(drain, screen)
         return _indent(decode_answer(body, dict)) if arguments.json else text
 
-    code = _ask(arguments, ask)
+    code = _ask(arguments, read_text)
     return code_of_answer if code is Exit.OK else code
 
 
@@ -306,7 +306,7 @@ Ctrl-C ends it.
 """
 
 
-def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[str]]) -> Exit:
+def _ask(arguments: argparse.Namespace, read_text: Callable[["Exporter"], Awaitable[str]]) -> Exit:
     """Query the exporter that the arguments name, and print the answer.
 
     Raises `CannotAsk`, `NoSuchVmi` or `NoSuchNode`.
@@ -316,7 +316,7 @@ def _ask(arguments: argparse.Namespace, ask: Callable[["Exporter"], Awaitable[st
 
     async def answer() -> str:
         async with connect(endpoint) as exporter:
-            return await ask(exporter)
+            return await read_text(exporter)
 
     try:
         endpoint = Endpoint(

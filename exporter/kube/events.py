@@ -38,7 +38,7 @@ from exporter.kube.lease import Lease
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
 from exporter.text import write_instant, write_span
-from exporter.words.advice import advise
+from exporter.words.advice import choose_advice
 from exporter.words.verdicts import REASONS
 
 
@@ -231,7 +231,7 @@ def write_stuck(
     """A stuck evacuation: its requester, its state, what to do, the cause, and other reasons."""
     diagnosis = episode.diagnosis
     age = write_span(conditions.now - diagnosis.requested_at, units=2)
-    advice = advise(evidence, diagnosis, reasons, conditions)
+    advice = choose_advice(evidence, diagnosis, reasons, conditions)
     cause, requester = advice.cause, evidence.requested_by
     by = "" if requester is None else f", requested by {requester.user},"
     whys = [] if cause is None else [cause]

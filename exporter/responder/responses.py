@@ -18,7 +18,7 @@ from exporter.engine.facts.model import Eviction, Instant, Pod, Resource, Second
 from exporter.engine.facts.policy import Policy, Reason, Verdict
 from exporter.engine.verdicts.rules import decide_both
 from exporter.text import write_optional_release
-from exporter.words.advice import Advice, advise, advise_outlook
+from exporter.words.advice import Advice, choose_advice, choose_outlook_advice
 from exporter.words.evacuations import GROUNDS
 from exporter.words.verdicts import describe_block
 
@@ -73,7 +73,7 @@ def respond(
     if not is_target and (pod.node != vmi.node or diagnosis is not None):
         message = f"{place} is on {vmi.node}, and its pod on {pod.node} has not ended yet."
         if pod.node == vmi.node and diagnosis is not None:
-            advice = advise(evidence, diagnosis, why, conditions)
+            advice = choose_advice(evidence, diagnosis, why, conditions)
             message = (
                 f"{place} leaves {diagnosis.node}: {diagnosis.state}, failed attempts:"
                 f" {diagnosis.failed_attempts}. {_write_advice(advice)}"
@@ -121,7 +121,7 @@ def _describe_outlook(
 ) -> str:
     vmi = evidence.vmi
     message = f"If {vmi.namespace}/{vmi.name} is evicted, it {GROUNDS[outlook.ground]}."
-    advice = advise_outlook(evidence, outlook, why, conditions)
+    advice = choose_outlook_advice(evidence, outlook, why, conditions)
     return message if advice is None else f"{message} {_write_advice(advice)}"
 
 

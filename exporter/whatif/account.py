@@ -104,18 +104,18 @@ class TimeSeries(Struct):
 
     def add(self, at: Instant, amount: float) -> None:
         """Add an amount at one instant."""
-        number = self.extend(at)
+        number = self.find_or_make_bin(at)
         self.bins[number] += amount
 
     def spread(self, since: Instant, until: Instant) -> None:
         """Add to each bin the number of its seconds that lie between `since` and `until`."""
-        last = self.extend(until)
-        for number in range(self.extend(since), last + 1):
+        last = self.find_or_make_bin(until)
+        for number in range(self.find_or_make_bin(since), last + 1):
             begins = self.began + number * self.width
             overlap = min(until, begins + self.width) - max(since, begins)
             self.bins[number] += max(overlap, 0.0)
 
-    def extend(self, at: Instant) -> int:
+    def find_or_make_bin(self, at: Instant) -> int:
         """The index of the bin for `at`; the bin is made if it does not exist yet."""
         while at - self.began >= self.width * MAX_BINS:
             if len(self.bins) % 2:

@@ -327,7 +327,7 @@ class _World:
         self._totals.close(self._now)
         self._timers.close(self._now)
         for series in self._account.series:
-            series.extend(self._now)
+            series.find_or_make_bin(self._now)
         return self._account
 
     def _override(self, vmi: Vmi) -> Vmi:

@@ -236,7 +236,7 @@ ACTIONS: Mapping[State | Obstacle, Action] = {
 }
 
 
-def advise(
+def choose_advice(
     evidence: Evidence,
     diagnosis: Diagnosis | Move,
     why: tuple[Why, ...],
@@ -261,14 +261,14 @@ def advise(
     return Advice(sentence, command, name_step(obstacle), cause)
 
 
-def advise_outlook(
+def choose_outlook_advice(
     evidence: Evidence, outlook: Outlook, why: tuple[Why, ...], conditions: Conditions
 ) -> Advice | None:
     """What to do about a VM that a drain does not simply move; None if there is nothing to do."""
     obstacle = _find_outlook_step(evidence, outlook, conditions)
     if obstacle is None:
         diagnosis = outlook.diagnosis
-        return None if diagnosis is None else advise(evidence, diagnosis, why, conditions)
+        return None if diagnosis is None else choose_advice(evidence, diagnosis, why, conditions)
     cause = find_blocker(why)
     if outlook.ground is Ground.NO_NODE:
         cause = explain_no_node(evidence, conditions)

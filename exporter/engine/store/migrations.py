@@ -89,7 +89,7 @@ class VmimIndex:
             self._unfinished[vmim.namespace, vmim.name] = binding
         return binding
 
-    def remove(self, binding: Binding) -> None:
+    def remove_binding(self, binding: Binding) -> None:
         """Remove a VMIM from the index; it waits if its VMI may not have been read yet."""
         vmim, vmi_key = binding.vmim, binding.vmi_key
         self._count_failure(vmim, -1)

@@ -455,7 +455,7 @@ class Store:
         if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
             self._end(record, at)
         elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
-            self._vmims.remove(binding)  # its record stays in the history
+            self._vmims.remove_binding(binding)  # its record stays in the history
             self._reasons.remove(binding.vmim, binding.owner, at)
             self._record_evidence(self._vmis.by_key.get(binding.vmi_key))
         elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):

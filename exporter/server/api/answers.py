@@ -51,8 +51,8 @@ from exporter.text import to_datetime, to_optional_datetime, to_release
 from exporter.words.advice import (
     ACTIONS,
     Advice,
-    advise,
-    advise_outlook,
+    choose_advice,
+    choose_outlook_advice,
     describe_cancel,
     write_action,
     write_cancel,
@@ -227,7 +227,9 @@ def describe_drain(
 
 
 def _write_candidate(candidate: DrainCandidate, conditions: Conditions) -> NodeCandidate:
-    advice = advise_outlook(candidate.evidence, candidate.outlook, candidate.reasons, conditions)
+    advice = choose_outlook_advice(
+        candidate.evidence, candidate.outlook, candidate.reasons, conditions
+    )
     return fill(
         NodeCandidate,
         candidate,
@@ -246,7 +248,7 @@ def write_obstruction(
     """Why a drain would not simply move a VMI; None if it would."""
     if outlook.ground is Ground.MIGRATES:
         return None
-    advice = _write_advice(advise_outlook(evidence, outlook, why, conditions), why)
+    advice = _write_advice(choose_outlook_advice(evidence, outlook, why, conditions), why)
     return fill(ObstructionAnswer, advice, reason=GROUNDS[outlook.ground])
 
 
@@ -339,7 +341,7 @@ def write_evacuation(
 ) -> EvacuationAnswer:
     """The evacuation of a VMI; `why` are the reasons in the cluster's own words."""
     vmi, backoff, now = evidence.vmi, diagnosis.backoff, conditions.now
-    advice = advise(evidence, diagnosis, why, conditions)
+    advice = choose_advice(evidence, diagnosis, why, conditions)
     return fill(
         EvacuationAnswer,
         vmi,
@@ -375,7 +377,7 @@ def write_move(
     evidence: Evidence, move: Move, conditions: Conditions, why: tuple[Why, ...]
 ) -> MoveAnswer:
     """The move of a VMI without an evacuation; `why` are the cluster's reasons."""
-    advice = advise(evidence, move, why, conditions)
+    advice = choose_advice(evidence, move, why, conditions)
     by = evidence.requested_by
     return fill(MoveAnswer, move, advice, why=why, next_step=advice.sentence, requested_by=by)
 

@@ -14,12 +14,12 @@ from aiohttp.http import HttpProcessingError
 from exporter.engine.facts.model import Seconds
 from exporter.server.http.budget import Connection, ConnectionBudget
 from exporter.server.http.certificates import Certificates
-from exporter.server.http.passage import (
+from exporter.server.http.protocol import (
     LINGERING,
     LONGEST_LINE,
     RECEIVED_AT_ONCE,
-    Passage,
-    find_passage,
+    ConnectionProtocol,
+    find_protocol,
 )
 from exporter.settings import Limits
 
@@ -99,10 +99,12 @@ class Connections:
             self.listener, peer, tls is not None, cost, abort=this.cancel, since=loop.time()
         )
         self.budget.add(connection, most=self.limits.connections)
-        passage = Passage(self.http, self.budget, connection, patience=self.limits.request_timeout)
+        protocol = ConnectionProtocol(
+            self.http, self.budget, connection, patience=self.limits.request_timeout
+        )
         try:
             await loop.connect_accepted_socket(
-                lambda: passage,
+                lambda: protocol,
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else HANDSHAKE,
@@ -112,11 +114,11 @@ class Connections:
             error.__traceback__ = None  # its frames are in a reference cycle with the connection
             accepted.close()
         finally:
-            if not passage.is_made:
+            if not protocol.is_made:
                 self.budget.remove(connection)
 
     def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-        return find_passage(request).answer(request, self.server.request_handler)
+        return find_protocol(request).answer(request, self.server.request_handler)
 
 
 def _make_logger() -> logging.Logger:

@@ -17,7 +17,7 @@ from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, 
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
-from exporter.words.advice import ACTIONS, advise, write_cancel
+from exporter.words.advice import ACTIONS, choose_advice, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
@@ -110,7 +110,7 @@ STALLED = {"start": NOW - 10_000.0}
 
 def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> State | Obstacle:
     """The obstacle to which the advised action belongs."""
-    advice = advise(evidence, diagnosis(evidence, **seen), why, UNKNOWN)
+    advice = choose_advice(evidence, diagnosis(evidence, **seen), why, UNKNOWN)
     found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
     assert len(found) == 1
     return found[0]
@@ -121,7 +121,7 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
     """The advice for every situation has one sentence and one command."""
     found = diagnosis(evidence)
     for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
-        advice = advise(evidence, found, why, UNKNOWN)
+        advice = choose_advice(evidence, found, why, UNKNOWN)
         assert advice.sentence.endswith(".")
         assert ". " not in advice.sentence
         assert "{" not in advice.sentence
@@ -152,7 +152,7 @@ def test_the_cause_decides(
     _, case = CASES[evidence]
 
     assert find(case, why) is obstacle
-    assert advise(case, diagnosis(case), why, UNKNOWN).cause == cause
+    assert choose_advice(case, diagnosis(case), why, UNKNOWN).cause == cause
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
 
     def advised(*nodes: str) -> str:
         evidence = failed(*nodes)
-        return advise(evidence, diagnosis(evidence), (LATE,), UNKNOWN).sentence
+        return choose_advice(evidence, diagnosis(evidence), (LATE,), UNKNOWN).sentence
 
     assert advised("n9", "n3", "n3", "n3").endswith(
         "; the last 3 attempts failed on n3: if those of other VMs fail there too, cordon it, and"
@@ -200,7 +200,7 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
     aborted = a_failed_attempt(9, 1, target_node="n3", aborted=True)
     twice = failed("n3", "n3")
     twice = replace(twice, vmims=(*twice.vmims, aborted))
-    assert "failed on" not in advise(twice, diagnosis(twice), (LATE,), UNKNOWN).sentence
+    assert "failed on" not in choose_advice(twice, diagnosis(twice), (LATE,), UNKNOWN).sentence
 
 
 def test_the_pods_that_attach_volumes_are_waited_for() -> None:
@@ -271,7 +271,7 @@ def test_only_a_copy_beyond_kubevirts_own_limit_is_to_be_aborted(
     assert found.state is State.MIGRATION_STALLED
     assert find(evidence) is obstacle
     deletes = " delete virtualmachineinstancemigration kubevirt-evacuation-1"
-    assert advise(evidence, found, (), UNKNOWN).command.endswith(deletes) is (
+    assert choose_advice(evidence, found, (), UNKNOWN).command.endswith(deletes) is (
         obstacle is Obstacle.STALLED
     )
 
@@ -294,7 +294,7 @@ ENDING = replace(STALE, deleted_at=NOW - 60.0)
 def test_more_active_pods_name_the_one_that_runs_the_vm(pods: tuple[Pod, ...], place: str) -> None:
     """With several active pods the action names the pod that must not be deleted."""
     evidence = an_evacuation(pods=pods)
-    sentence = advise(evidence, diagnosis(evidence), (), UNKNOWN).sentence
+    sentence = choose_advice(evidence, diagnosis(evidence), (), UNKNOWN).sentence
 
     assert sentence.endswith(f"delete the stale pod, but never {place}, which runs the VM.")
 
@@ -306,7 +306,7 @@ def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
     kubectl.chmod(0o755)
     odd = "n'1 $(id)"
     evidence = an_evacuation(vmi={"name": odd, "migratable": False})
-    command = advise(evidence, diagnosis(evidence), (), UNKNOWN).command
+    command = choose_advice(evidence, diagnosis(evidence), (), UNKNOWN).command
     ran = [
         subprocess.run(
             ["sh", "-c", one],
@@ -363,7 +363,7 @@ def test_lost_and_silent_places(
     evidence = an_evacuation(age=9000, pods=pods)
 
     assert find(evidence, why) is obstacle
-    assert advise(evidence, diagnosis(evidence), why, UNKNOWN).cause == cause
+    assert choose_advice(evidence, diagnosis(evidence), why, UNKNOWN).cause == cause
 
 
 def test_a_vm_that_was_lost_in_post_copy_has_to_be_restarted() -> None:

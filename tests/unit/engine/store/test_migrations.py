@@ -12,7 +12,7 @@ def put_and_remove(vmims: VmimIndex, vmim: Vmim, *, proven: bool = False) -> Non
     """Add and delete a VMIM."""
     binding = vmims.put(vmim)
     binding.proven = proven
-    vmims.remove(binding)
+    vmims.remove_binding(binding)
 
 
 def waiting(vmims: VmimIndex, name: str = "db1") -> list[str]:

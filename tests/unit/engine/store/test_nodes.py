@@ -19,7 +19,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.nodes import NodeIndex
-from exporter.words.advice import advise
+from exporter.words.advice import choose_advice
 from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
 from tests.support.stores import ClockedStore, a_trust, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_movable
@@ -102,7 +102,7 @@ def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
             store.retain(Resource.NODES, {"": {"n2"}}, None)
     assert diagnosis_of(store).leftover
     (evidence,) = store.evacuating()
-    assert advise(evidence, diagnosis_of(store), (), conditions(store)).sentence.startswith(
+    assert choose_advice(evidence, diagnosis_of(store), (), conditions(store)).sentence.startswith(
         "Cancel the evacuation if"
     )
     store.put(a_cordon(cordoned_at=NOW - 30.0))
@@ -115,7 +115,9 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()
     assert diagnosis_of(store).leftover
-    assert "Cancel" not in advise(evidence, diagnosis_of(store), (), conditions(store)).sentence
+    assert (
+        "Cancel" not in choose_advice(evidence, diagnosis_of(store), (), conditions(store)).sentence
+    )
 
 
 def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:

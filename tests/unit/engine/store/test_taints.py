@@ -25,7 +25,7 @@ from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.tracker import ENDS_AFTER
-from exporter.words.advice import advise
+from exporter.words.advice import choose_advice
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore, a_verdict_view
 
@@ -217,7 +217,7 @@ def test_a_taint_that_was_left_behind(*, evicted: bool) -> None:
     if evicted:
         assert found.source is Source.UNKNOWN
     assert found.leftover
-    advice = advise(next(store.evacuating()), found, (), see(store))
+    advice = choose_advice(next(store.evacuating()), found, (), see(store))
     assert "Remove the taint kubevirt.io/drain from n1" in advice.sentence
     assert advice.command == "kubectl taint nodes n1 kubevirt.io/drain:NoSchedule-"
 

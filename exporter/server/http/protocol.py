@@ -41,7 +41,7 @@ SERVER = "kubevirt-eviction-exporter"
 _Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
 
 _END = b"\r\n\r\n"
-_PASSAGE = "passage"
+_PROTOCOL = "protocol"
 
 
 class _Stage(Enum):
@@ -66,7 +66,7 @@ class _TlsTransport(Protocol):
     def set_read_buffer_limits(self, high: int) -> None: ...
 
 
-class Passage(asyncio.Protocol):
+class ConnectionProtocol(asyncio.Protocol):
     """The protocol of a connection, in front of a protocol that `server` makes.
 
     Its requests must be handled by `answer`.
@@ -322,19 +322,21 @@ class Passage(asyncio.Protocol):
 class _Outgoing(asyncio.Transport):
     """The transport of aiohttp's protocol. It writes answers, and replaces those of aiohttp."""
 
-    def __init__(self, passage: Passage, transport: asyncio.Transport) -> None:
+    def __init__(self, protocol: ConnectionProtocol, transport: asyncio.Transport) -> None:
         super().__init__()
-        self._passage = passage
+        self._protocol = protocol
         self._transport = transport
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._passage if name == _PASSAGE else self._transport.get_extra_info(name, default)
+        return (
+            self._protocol if name == _PROTOCOL else self._transport.get_extra_info(name, default)
+        )
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._passage.is_answering:
+        if self._protocol.is_answering:
             self._transport.write(data)
         else:
-            self._passage.refuse(_read_refusal(bytes(data)))
+            self._protocol.refuse(_read_refusal(bytes(data)))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))
@@ -343,21 +345,21 @@ class _Outgoing(asyncio.Transport):
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._passage.close()
+        self._protocol.close()
 
     def pause_reading(self) -> None:
-        self._passage.pause(paused=True)
+        self._protocol.pause(paused=True)
 
     def resume_reading(self) -> None:
-        self._passage.pause(paused=False)
+        self._protocol.pause(paused=False)
 
 
-def find_passage(request: web.BaseRequest) -> Passage:
-    """The passage that a request came through. Raises ConnectionError if its caller has gone."""
-    passage: Passage | None = request.get_extra_info(_PASSAGE)
-    if passage is None:
+def find_protocol(request: web.BaseRequest) -> ConnectionProtocol:
+    """The protocol that a request came through. Raises ConnectionError if its caller has gone."""
+    protocol: ConnectionProtocol | None = request.get_extra_info(_PROTOCOL)
+    if protocol is None:
         raise ConnectionResetError("the caller has gone")
-    return passage
+    return protocol
 
 
 def _too_long(part: bytes) -> Refusal:

@@ -12,7 +12,7 @@ from aiohttp import web
 from exporter.counters import Counters
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.passage import LONGEST_LINE
+from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
 from tests.cluster import PATIENCE, poll
 
