@@ -172,7 +172,7 @@ class Stuck(Struct):
     end, in whole minutes. `longest` has the evacuations that lasted longest, the longest first.
     """
 
-    found: int = 0
+    count: int = 0
     alerted: int = 0
     open_at_end: int = 0
     by_state: Counter[State] = field(default_factory=Counter)

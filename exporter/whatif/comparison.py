@@ -131,7 +131,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     whole = comparison.vm_seconds
     yield "  of all VMs' time", each(lambda a: f"{share_of(a.cooldown_seconds, whole):.2%}")
     yield "VMs that reached the cap", each(lambda a: f"{a.vms_at_cap:,}")
-    yield "Stuck evacuations found", each(lambda a: f"{a.stuck.found:,}")
+    yield "Stuck evacuations found", each(lambda a: f"{a.stuck.count:,}")
     yield "  of them alerted", each(lambda a: f"{a.stuck.alerted:,}")
     for name, pick in (
         ("request to alert", lambda a: a.stuck.minutes_to_alert),
@@ -241,7 +241,7 @@ def _account_json(account: Account, comparison: Comparison) -> dict[str, Any]:
             "vmsAtCap": account.vms_at_cap,
         },
         "stuck": {
-            "found": stuck_counts.found,
+            "found": stuck_counts.count,
             "alerted": stuck_counts.alerted,
             "openAtEnd": stuck_counts.open_at_end,
             "byState": dict(sorted(stuck_counts.by_state.items())),

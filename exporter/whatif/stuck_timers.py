@@ -134,7 +134,7 @@ class StuckTimers:
         diagnosis, stuck = evacuation.diagnosis, self.stuck
         fires_at = evacuation.stuck_at + ALERT_FOR
         alerted_at = fires_at if now >= fires_at else None
-        stuck.found += 1
+        stuck.count += 1
         stuck.by_state[diagnosis.state] += 1
         stuck.open_at_end += not is_over
         if alerted_at is not None:
@@ -153,5 +153,5 @@ class StuckTimers:
             state=diagnosis.state,
             stuck_by=diagnosis.stuck_by,
         )
-        ranked = (now - evacuation.stuck_at, -stuck.found, entry)
+        ranked = (now - evacuation.stuck_at, -stuck.count, entry)
         (heappush if len(self._longest) < LONGEST_KEPT else heappushpop)(self._longest, ranked)

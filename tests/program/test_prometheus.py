@@ -108,7 +108,7 @@ class TestEvents:
         found = account(*spans, name="none")
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 960 + RETRIED_WITHIN, "")]
-        assert (found.asked, found.migrations.failed, found.stuck.found) == (1, 4, 1)
+        assert (found.asked, found.migrations.failed, found.stuck.count) == (1, 4, 1)
 
     def test_attempts_that_never_began_are_seen_by_their_failure(self) -> None:
         """A failure without a start counts as a failed attempt."""
@@ -120,7 +120,7 @@ class TestEvents:
             span.start = None
         found = account(*spans)
 
-        assert (found.asked, found.migrations.ended, found.stuck.found) == (1, 0, 1)
+        assert (found.asked, found.migrations.ended, found.stuck.count) == (1, 0, 1)
 
     def test_what_had_ended_before_is_history_from_the_start(self) -> None:
         """Migrations before the range count for the cooldown."""

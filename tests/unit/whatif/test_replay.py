@@ -253,8 +253,8 @@ class TestEvictions:
             tale.attempt(minutes * MINUTE, fails=True)
         ours, none = tale.played(3 * HOUR, OURS, NONE).accounts
 
-        assert (ours.stuck.found, ours.migrations.ended) == (0, 1)
-        assert (none.stuck.found, none.migrations.ended) == (1, 5)
+        assert (ours.stuck.count, ours.migrations.ended) == (0, 1)
+        assert (none.stuck.count, none.migrations.ended) == (1, 5)
 
     @pytest.mark.parametrize("late", [False, True], ids=["before", "after-its-vmi"])
     def test_a_migration_by_hand_during_a_blocked_evacuation_happens(
@@ -469,7 +469,7 @@ class TestStuck:
         tale.attempt(90 * MINUTE + 11)
         stuck = tale.account(3 * HOUR).stuck
 
-        assert (stuck.found, stuck.alerted, stuck.open_at_end) == (1, 1, 0)
+        assert (stuck.count, stuck.alerted, stuck.open_at_end) == (1, 1, 0)
         assert stuck.minutes_to_alert == {35: 1}
         assert stuck.minutes_alerting == {56: 1}
         assert stuck.longest[0].ended_at == NOW + 90 * MINUTE + 10 + 61
@@ -480,7 +480,7 @@ class TestStuck:
         tale.mark(90 * MINUTE + 10)
         stuck = tale.account(3 * HOUR).stuck
 
-        assert (stuck.found, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
+        assert (stuck.count, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
         assert stuck.minutes_to_alert == {35: 2}
         assert [one.requested_at for one in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
 
@@ -490,7 +490,7 @@ class TestStuck:
         tale.change(33 * MINUTE, evacuation_node="", eviction_requested_at=None)
         stuck = tale.account(HOUR).stuck
 
-        assert (stuck.found, stuck.alerted) == (1, 0)
+        assert (stuck.count, stuck.alerted) == (1, 0)
         assert stuck.longest[0].alerted_at is None
 
     def test_the_longest_are_listed_and_all_are_counted(self) -> None:
@@ -501,7 +501,7 @@ class TestStuck:
             tale.mark(number + 1.0, name)
         stuck = tale.account(2 * HOUR).stuck
 
-        assert stuck.found == 150
+        assert stuck.count == 150
         assert [one.name for one in stuck.longest] == names[:100]
 
 
