@@ -158,14 +158,14 @@ class TestDenialPeriods:
         periods, vmi = DenialPeriods(), a_vmi(node="n1")
         for at in (0, 1000, 2500):
             periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + at)
-        found = periods.find(vmi, NOW + 2500 + 1800)
-        assert found is not None
-        assert found.since == NOW
+        period = periods.find(vmi, NOW + 2500 + 1800)
+        assert period is not None
+        assert period.since == NOW
 
         periods.extend(vmi, Reason.COOLDOWN, 1800.0, NOW + 2500 + 1801)
-        found = periods.find(vmi, NOW + 2500 + 1801)
-        assert found is not None
-        assert found.since == NOW + 2500 + 1801
+        period = periods.find(vmi, NOW + 2500 + 1801)
+        assert period is not None
+        assert period.since == NOW + 2500 + 1801
 
     def test_a_vmi_that_has_moved_has_a_new_period(self) -> None:
         """A period belongs to one VMI on one node."""

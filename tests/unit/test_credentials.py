@@ -97,16 +97,16 @@ def test_trust_is_the_system_s_unless_a_file_says_otherwise(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot be read: No such file"), ("words", "not PEM")]
+    ("content", "text"), [(None, "cannot be read: No such file"), ("words", "not PEM")]
 )
 def test_a_file_that_is_no_authority_is_told(
-    tmp_path: Path, content: str | None, said: str
+    tmp_path: Path, content: str | None, text: str
 ) -> None:
     """The error for an invalid CA file names its option."""
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(CannotAsk, match=f"--ca-file {file}: {said}"):
+    with pytest.raises(CannotAsk, match=f"--ca-file {file}: {text}"):
         make_ssl_context(file)
 
 

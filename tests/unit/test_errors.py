@@ -16,13 +16,17 @@ SEPARATE = ("exporter.__main__", "exporter.demo")
 
 def find_errors() -> set[type[Exception]]:
     """Every class of an error in the package."""
-    found = set()
+    errors = set()
     for module in pkgutil.walk_packages(exporter.__path__, "exporter."):
         if not module.name.startswith(SEPARATE):
-            for one in vars(import_module(module.name)).values():
-                if isclass(one) and issubclass(one, Exception) and one.__module__ == module.name:
-                    found.add(one)
-    return found
+            for value in vars(import_module(module.name)).values():
+                if (
+                    isclass(value)
+                    and issubclass(value, Exception)
+                    and value.__module__ == module.name
+                ):
+                    errors.add(value)
+    return errors
 
 
 def describe(error: type[Exception]) -> tuple[str, str, str, str]:
@@ -52,10 +56,10 @@ def read_tree() -> set[tuple[str, str, str, str]]:
 
 def test_the_tree_has_every_error() -> None:
     """Every error is in the tree: below its base, with its exit code and its module."""
-    found = find_errors()
+    errors = find_errors()
 
-    assert len(found) > 20
-    assert read_tree() == {describe(error) for error in found}
+    assert len(errors) > 20
+    assert read_tree() == {describe(error) for error in errors}
 
 
 def test_every_error_has_one_root() -> None:

@@ -72,8 +72,8 @@ def both(*edits: Edit) -> Edit:
     """All of these changes."""
 
     def edit(kind: str, value: dict[str, Any]) -> None:
-        for one in edits:
-            one(kind, value)
+        for edit in edits:
+            edit(kind, value)
 
     return edit
 
@@ -85,7 +85,7 @@ def ended_in(phase: str) -> Edit:
         state = value.get("status", {})
         if kind == "virtualmachineinstancemigrations" and state["phase"] == "Failed":
             entered = state["phaseTransitionTimestamps"]
-            last = [one["phase"] for one in entered].index(phase)
+            last = [transition["phase"] for transition in entered].index(phase)
             state["phaseTransitionTimestamps"] = [*entered[: last + 1], entered[-1]]
 
     return edit
@@ -386,13 +386,13 @@ VARIANTS: dict[str, tuple[str, Edit, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("report", "edit", "said", "unsaid"), VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(("report", "edit", "texts", "unsaid"), VARIANTS.values(), ids=VARIANTS)
 def test_a_variant_is_answered(
-    report: str, edit: Edit, said: tuple[str, ...], unsaid: tuple[str, ...]
+    report: str, edit: Edit, texts: tuple[str, ...], unsaid: tuple[str, ...]
 ) -> None:
     """Another member of a kind gets the cause and the step of that kind."""
     text = play(report, edit)
-    for part in said:
+    for part in texts:
         assert part in text
     for part in unsaid:
         assert part not in text

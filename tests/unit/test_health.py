@@ -192,7 +192,7 @@ def test_there_is_a_watch_for_each_namespace() -> None:
 
     def places(*namespaces: str) -> list[tuple[Resource, str | None]]:
         watches = list_watches(namespaces, (Resource.VMIS, Resource.NODES))
-        return [(one.resource, one.namespace) for one in watches]
+        return [(watch.resource, watch.namespace) for watch in watches]
 
     assert places() == [(Resource.VMIS, None), (Resource.NODES, None)]
     assert places("a", "b") == [
@@ -206,7 +206,7 @@ def test_a_step_of_the_wall_clock_moves_the_contacts() -> None:
     """After the clock was set, the last contacts are as long ago as before."""
     state = health(watched(Resource.VMIS), watched(Resource.PODS, synced=False, contact=None))
     state.shift(-60.0)
-    assert [one.contact for one in state.watched] == [NOW - 61.0, None]
+    assert [watch.contact for watch in state.watched] == [NOW - 61.0, None]
 
 
 @pytest.mark.parametrize("missing", [{"contact": NOW - 9999.0}, {"rejected": "403"}])
@@ -245,16 +245,22 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     )
     asked: list[tuple[str, ...]] = [(), ("a",), ("a", "elsewhere"), ("b",), ("a", "b")]
     assert state.staleness(NOW) is Staleness.FRESH
-    assert [state.is_stale(NOW, one) for one in asked] == [False, False, False, True, True]
+    assert [state.is_stale(NOW, namespaces) for namespaces in asked] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert state.lost_namespaces == {"b"}
 
 
 def test_restarts_are_counted_by_reason() -> None:
     """The restarts of each watch are counted by reason."""
-    one, other = watched(Resource.VMIS), watched(Resource.PODS)
-    one.restarts[Restart.EXPIRED] += 1
-    assert (one.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
-    assert one.settled
+    first, other = watched(Resource.VMIS), watched(Resource.PODS)
+    first.restarts[Restart.EXPIRED] += 1
+    assert (first.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
+    assert first.settled
 
 
 def test_what_has_not_begun() -> None:
@@ -264,7 +270,7 @@ def test_what_has_not_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "seen"),
+    ("watch", "seen"),
     [
         pytest.param({}, NOW - 1.0, id="all-namespaces"),
         pytest.param({"namespace": "a"}, NOW - 1.0, id="this-one"),
@@ -273,9 +279,9 @@ def test_what_has_not_begun() -> None:
         pytest.param({"namespace": "a", "contact": None}, None, id="never-heard"),
     ],
 )
-def test_seen_through(one: dict[str, Any], seen: float | None) -> None:
+def test_seen_through(watch: dict[str, Any], seen: float | None) -> None:
     """A namespace is seen up to the last contact of its synced watch."""
-    state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **one))
+    state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **watch))
     assert state.seen_through(Resource.VMIMS, "a") == seen
 
 
@@ -287,8 +293,10 @@ def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
     assert not state.read_trust(NOW + 779.0).believes(Resource.NODES)
     assert dead_in(state, now=NOW + 779.0) == {Resource.VMIS}
     assert not state.read_trust(NOW).believes(Resource.BUDGETS)
-    for one in ({"synced": False}, {"rejected": "403"}):
-        assert not health(watched(Resource.NODES, **one)).read_trust(NOW).believes(Resource.NODES)
+    for fields in ({"synced": False}, {"rejected": "403"}):
+        assert (
+            not health(watched(Resource.NODES, **fields)).read_trust(NOW).believes(Resource.NODES)
+        )
     both = [watched(Resource.BUDGETS, namespace=name) for name in ("a", "b")]
     assert health(*both).read_trust(NOW).believes(Resource.BUDGETS)
     both[1].rejected = "403"

@@ -64,7 +64,7 @@ async def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "history"
     others = [msgspec.structs.replace(WHOLE, uid=f"uid-{n}") for n in range(2 * SLICE)]
     writer = await write(path, WHOLE, *others)
-    assert read(path) == ({one.uid: one for one in (WHOLE, *others)}, 0, ["history_read"])
+    assert read(path) == ({saved.uid: saved for saved in (WHOLE, *others)}, 0, ["history_read"])
     assert (writer.status.written_at, writer.status.vmis) == (NOW, 1 + len(others))
     assert path.stat().st_mode & 0o777 == 0o600
     assert not path.with_name("history.part").exists()

@@ -45,18 +45,18 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
         page = (await api.get("/")).body.decode()
         vm_page = (await api.get(f"/vmis/{NAMESPACE}/db1")).body.decode()
     assert verdict["reason"] == reason
-    assert {one["reason"] for one in blocked.json["blocked"]} == {reason}
-    assert [one["reason"] for one in explained.json["rules"] if one["blocks"]] == [reason]
+    assert {entry["reason"] for entry in blocked.json["blocked"]} == {reason}
+    assert [rule["reason"] for rule in explained.json["rules"] if rule["blocks"]] == [reason]
     assert f'descheduler_kubevirt_vmis{{node="n1",verdict="{reason}"}} 1.0' in metrics
     counted = f'{{namespace="{NAMESPACE}",node="n1",reason="{reason}"}} 1.0'
     assert f"descheduler_kubevirt_eviction_blocks_total{counted}" in metrics
-    for one in (page, vm_page):
-        assert f'<code data-field="reason">{reason}</code>' in one
+    for html in (page, vm_page):
+        assert f'<code data-field="reason">{reason}</code>' in html
 
     vmi = msgspec.json.decode(explained.body, type=VmiAnswer)
-    said = show_vmi(vmi, PIPED)
-    assert f" may not be moved now: {REASONS[reason].held}" in said.splitlines()[0]
-    assert f"  {next(rule.rule for rule in vmi.rules if rule.blocks)} " in said
+    text = show_vmi(vmi, PIPED)
+    assert f" may not be moved now: {REASONS[reason].held}" in text.splitlines()[0]
+    assert f"  {next(rule.rule for rule in vmi.rules if rule.blocks)} " in text
     held = show_status(
         msgspec.json.decode(status.body, type=StatusAnswer),
         None,

@@ -63,14 +63,14 @@ def read_objects(recorded: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 def test_the_words_fit_what_was_recorded(name: str) -> None:
     """`explain` names the cause and the step of what really happened."""
     recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    after, said, unsaid = WORDS[name]
+    after, texts, unsaid = WORDS[name]
     now = (parse_instant(recorded["now"]) or 0.0) + after
     metadata = recorded["vmi"]["metadata"]
     service = serve(read_objects(recorded), now)
     vmi = service.describe_vmi(metadata["namespace"], metadata["name"], now)
     assert vmi is not None
     text = show_vmi(vmi, Screen())
-    for part in said:
+    for part in texts:
         assert part in text
     for part in unsaid:
         assert part not in text

@@ -43,7 +43,7 @@ def test_a_command_with_a_comment_is_no_heading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "text"),
     [
         ("Unknown", f"no runbook 'Unknown', only {', '.join(NAMES)}"),
         ("../runbooks/KubeVirtVMChurning", "no runbook '../runbooks/KubeVirtVMChurning', only"),
@@ -54,9 +54,9 @@ def test_a_command_with_a_comment_is_no_heading() -> None:
         ("KubeVirtVMChurning#x", "KubeVirtVMChurning has no step 'x', only a whole text"),
     ],
 )
-def test_what_does_not_exist_is_answered_with_what_does(reference: str, said: str) -> None:
+def test_what_does_not_exist_is_answered_with_what_does(reference: str, text: str) -> None:
     """The error names the runbooks, or the steps of this one."""
     with pytest.raises(ValueError, match=r"^no runbook|has no step") as error:
         read_runbook(reference)
 
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(text)

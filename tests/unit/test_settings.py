@@ -158,17 +158,17 @@ def flatten(settings: object, path: str = "") -> dict[str, object]:
         values = vars(settings)
     else:
         return {path: settings}
-    found: dict[str, object] = {}
+    leaves: dict[str, object] = {}
     for name, value in values.items():
-        found |= flatten(value, f"{path}.{name}".lstrip("."))
-    return found
+        leaves |= flatten(value, f"{path}.{name}".lstrip("."))
+    return leaves
 
 
 def test_every_key(tmp_path: Path) -> None:
     """Every key is read, and sets its field."""
     settings = load_settings(written(tmp_path, WHOLE))
-    found, defaults = flatten(settings), flatten(Settings())
-    assert {path for path, value in found.items() if value == defaults[path]} == {
+    used, defaults = flatten(settings), flatten(Settings())
+    assert {path for path, value in used.items() if value == defaults[path]} == {
         "policy.block",
         "policy.overrides",
         "tls_metrics.client_ca_file",
@@ -446,7 +446,7 @@ MATCHES = json.loads(
 )
 
 
-@pytest.mark.parametrize("case", MATCHES, ids=[one["case"] for one in MATCHES])
+@pytest.mark.parametrize("case", MATCHES, ids=[case["case"] for case in MATCHES])
 def test_which_override_a_vm_gets(case: dict[str, Any]) -> None:
     """A VM gets the first override whose keys all match."""
     policy = read_settings({"policy": {"overrides": case["overrides"]}}).policy
@@ -482,4 +482,4 @@ def test_an_entry_that_is_narrower_in_one_key_is_reached() -> None:
     narrow = {"name": "a", "match": {"namespaces": ["db-*"], "vmiLabels": {"tier": "gold"}}}
     wide = {"name": "b", "match": {"namespaces": ["db-*"]}}
     policy = read_settings({"policy": {"overrides": [narrow, wide]}}).policy
-    assert [one.name for one in policy.overrides] == ["a", "b"]
+    assert [override.name for override in policy.overrides] == ["a", "b"]

@@ -98,7 +98,7 @@ def status_of(
         health,
         vmis=100,
         drain={DrainOutcome.LEAVES: 98, DrainOutcome.STAYS: 2},
-        blocked=Counter(one.reason for one in blocked),
+        blocked=Counter(vmi.reason for vmi in blocked),
         reasons=list_reasons(Policy()),
         prevented=prevented or PreventedMoves(),
         started_at=NOW - 7_200.0,
@@ -114,10 +114,10 @@ def status_of(
     snapshot = Snapshot(
         conditions=conditions, mobilities={}, unsettled=evacuating, guarded=(), drains={}
     )
-    found = EvacuationList(snapshot, health, reasons=lambda _vmi: why)
-    for _ in found:
+    evacuation_list = EvacuationList(snapshot, health, reasons=lambda _vmi: why)
+    for _ in evacuation_list:
         pass
-    evacuations = found.answer()
+    evacuations = evacuation_list.answer()
     answer = BlockedAnswer(
         as_of=to_datetime(now), stale=False, max_age_seconds=90.0, blocked=list(blocked)
     )

@@ -56,7 +56,7 @@ def test_wrong_arguments_exit_with_2(arguments: str, capsys: pytest.CaptureFixtu
 def list_parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command by its name; the name of the main job is ""."""
     parser = make_parser()
-    subparsers = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))  # noqa: SLF001 (argparse lists them nowhere else)
+    subparsers = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))  # noqa: SLF001 (argparse lists them nowhere else)
     (commands,) = subparsers
     return {"": parser, **commands.choices}
 

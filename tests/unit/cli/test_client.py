@@ -67,7 +67,7 @@ async def trouble(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ({"url": "localhost:9810"}, "expected http://HOST:PORT"),
         ({"url": "unix:query.sock"}, "expected http://HOST:PORT"),
@@ -76,12 +76,12 @@ async def trouble(endpoint: Endpoint) -> str:
         ({"key_file": Path("key")}, "--cert-file"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     """The error for invalid options says what is expected, and has no password."""
     with pytest.raises(InvalidEndpoint) as refused:
         Endpoint(**options)
 
-    assert said in str(refused.value)
+    assert text in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
@@ -163,20 +163,20 @@ async def test_a_bad_pair_is_told(tmp_path: Path) -> None:
     """The error for an invalid certificate and key names the options."""
     write_certificate(tmp_path, "one")
     certificate = tmp_path / "one.crt"
-    for key, said in ((None, "not PEM, not a matching pair"), (tmp_path / "none", "No such file")):
+    for key, text in ((None, "not PEM, not a matching pair"), (tmp_path / "none", "No such file")):
         told = await trouble(Endpoint("https://localhost:1", cert_file=certificate, key_file=key))
 
         assert f"--cert-file {certificate}, --key-file {key}: " in told
-        assert said in told
+        assert text in told
 
 
 async def test_https_to_a_plain_listener_is_explained() -> None:
     """If the URL has https:// but the listener has no TLS, the error suggests http://."""
     async with serving(answering()) as url:
-        said = await trouble(Endpoint(url.replace("http", "https")))
+        text = await trouble(Endpoint(url.replace("http", "https")))
 
-    assert "does not speak TLS" in said
-    assert "is it http://?" in said
+    assert "does not speak TLS" in text
+    assert "is it http://?" in text
 
 
 async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_sends_the_token_of_the_file(tmp_path: Path) -> None:
         (tmp_path / "token").write_text("second")
         await exporter.read("/b")
 
-    assert [one.headers["Authorization"] for one in app[ASKED]] == [
+    assert [request.headers["Authorization"] for request in app[ASKED]] == [
         "Bearer first",
         "Bearer second",
     ]
@@ -212,10 +212,10 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
     """If nothing listens at the URL, the error names the URL and how to set another one."""
     port = free_port()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/nothing.sock"):
-        said = await trouble(Endpoint(url))
+        text = await trouble(Endpoint(url))
 
-        assert f"{url} cannot be reached" in said
-        assert "--url URL or KUBEVIRT_EVICTION_EXPORTER_URL" in said
+        assert f"{url} cannot be reached" in text
+        assert "--url URL or KUBEVIRT_EVICTION_EXPORTER_URL" in text
 
 
 NO_ANSWERS = {
@@ -236,20 +236,20 @@ NO_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("app", "said"), NO_ANSWERS.values(), ids=NO_ANSWERS)
-async def test_an_unusable_answer_is_explained(app: web.Application, said: str) -> None:
+@pytest.mark.parametrize(("app", "text"), NO_ANSWERS.values(), ids=NO_ANSWERS)
+async def test_an_unusable_answer_is_explained(app: web.Application, text: str) -> None:
     """The error for an unusable answer says what is wrong or what to do."""
     async with serving(app) as url:
-        assert said in await trouble(Endpoint(url))
+        assert text in await trouble(Endpoint(url))
 
 
 async def test_a_token_that_is_refused_is_told(tmp_path: Path) -> None:
     """The error for a rejected token says that the token may have expired."""
     (tmp_path / "token").write_text("old")
     async with serving(refusing(401, "Unauthenticated", "unknown token")) as url:
-        said = await trouble(Endpoint(url, token_file=tmp_path / "token"))
+        text = await trouble(Endpoint(url, token_file=tmp_path / "token"))
 
-    assert "may have expired" in said
+    assert "may have expired" in text
 
 
 async def test_an_exporter_that_is_not_ready_is_told() -> None:

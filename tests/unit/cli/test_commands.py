@@ -108,7 +108,7 @@ policy:
 
 
 @pytest.mark.parametrize(
-    ("vmi", "said"),
+    ("vmi", "text"),
     [
         pytest.param(
             ("db-1", "pg"), "the entry dbs of policy.overrides: migrationCooldown 1h,", id="entry"
@@ -119,24 +119,24 @@ policy:
     ],
 )
 def test_which_policy_a_vm_gets_by_its_namespace(
-    tmp_path: Path, vmi: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, vmi: tuple[str, str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`check --explain` needs no cluster if the namespace decides about the policy."""
     path = written(tmp_path, OVERRIDES)
 
     assert check(path, vmi, tmp_path / "no-kubeconfig") is Exit.OK
-    assert f"{'/'.join(vmi)}: {said}" in capsys.readouterr().out
+    assert f"{'/'.join(vmi)}: {text}" in capsys.readouterr().out
 
 
 def test_a_vm_whose_labels_decide_has_to_be_read(tmp_path: Path) -> None:
     """If labels decide, `check --explain` without credentials says that it must read the VM."""
     path = written(tmp_path, OVERRIDES)
-    said = (
+    text = (
         "shop/a: its labels or priority class decide which entry applies, but the VMI cannot be"
         " read:"
     )
 
-    with pytest.raises(NoCredentials, match=f"^{said}"):
+    with pytest.raises(NoCredentials, match=f"^{text}"):
         check(path, ("shop", "a"), tmp_path / "no-kubeconfig")
 
 
@@ -293,7 +293,7 @@ async def test_status_before_the_sync_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "text"),
     [
         ("explain shop/db9", Exit.NO_SUCH_VMI, "no VMI 'db9'"),
         ("explain db9", Exit.NO_SUCH_VMI, "no VMI 'db9' in any namespace"),
@@ -305,13 +305,13 @@ async def test_status_before_the_sync_is_an_answer() -> None:
     ],
 )
 async def test_what_cannot_be_answered_has_its_code(
-    exporter: str, arguments: str, code: Exit, said: str
+    exporter: str, arguments: str, code: Exit, text: str
 ) -> None:
     """Each kind of error has its exit code, and a message on standard error."""
     done, out, err = await run_command(*arguments.split(), KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
 
     assert (done, out) == (code, "")
-    assert said in err
+    assert text in err
     assert "Traceback" not in err
 
 
@@ -362,8 +362,10 @@ async def test_a_closed_pipe_is_no_error(exporter: str) -> None:
 def draining(*left: int) -> web.Application:
     """A server whose node n1 is drained; the last answer is repeated."""
     answers = [
-        msgspec.json.encode(drain_of(a_drain(*(NOW - 60.0 - n for n in range(one)), remaining=2)))
-        for one in left
+        msgspec.json.encode(
+            drain_of(a_drain(*(NOW - 60.0 - n for n in range(number)), remaining=2))
+        )
+        for number in left
     ]
 
     async def answer(_: web.Request) -> web.Response:
@@ -404,7 +406,10 @@ async def test_a_watched_drain_as_json() -> None:
         await process.wait()
 
     answers = [json.loads(line) for line in lines]
-    assert [(one["node"], one["drain"]["left"]) for one in answers] == [("n1", 1), ("n1", 2)]
+    assert [(answer["node"], answer["drain"]["left"]) for answer in answers] == [
+        ("n1", 1),
+        ("n1", 2),
+    ]
 
 
 DEEP = b'{"a":' + b"[" * 100_000
@@ -412,7 +417,7 @@ WIDE = b'{"a":"' + b"x" * (65 * 2**20) + b'"}'
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "headers", "said"),
+    ("status", "body", "headers", "text"),
     [
         pytest.param(200, DEEP, {}, "nested too deeply", id="nested"),
         pytest.param(503, DEEP, {}, "nested too deeply", id="nested-error"),
@@ -423,7 +428,7 @@ WIDE = b'{"a":"' + b"x" * (65 * 2**20) + b'"}'
     ],
 )
 async def test_an_answer_that_is_too_much(
-    status: int, body: bytes, headers: dict[str, str], said: str
+    status: int, body: bytes, headers: dict[str, str], text: str
 ) -> None:
     """An answer that is nested or larger than 64 MiB is an error in one sentence."""
     app = answering(status, body, headers=headers)
@@ -431,7 +436,7 @@ async def test_an_answer_that_is_too_much(
         code, out, err = await run_command("status", "--url", url)
 
     assert (code, out, err.count("\n")) == (Exit.CANNOT_ASK, "", 1)
-    assert said in err
+    assert text in err
     assert app[ASKED][0].headers["Accept-Encoding"] == "identity"
 
 

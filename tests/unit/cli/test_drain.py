@@ -111,7 +111,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "text"),
     [
         pytest.param(
             [a_movable(1)],
@@ -152,10 +152,10 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
         ),
     ],
 )
-def test_the_bound_has_its_arithmetic(facts: list[Any], said: str) -> None:
+def test_the_bound_has_its_arithmetic(facts: list[Any], text: str) -> None:
     """The least time of a drain is shown with the durations and limits that determine it."""
     store = a_store(KubeVirtSettings(MigrationLimits(5, 2)), *facts)
-    assert write_bound(drain_of(store)) == said
+    assert write_bound(drain_of(store)) == text
 
 
 def test_a_cordoned_node_is_named_so() -> None:
@@ -163,7 +163,7 @@ def test_a_cordoned_node_is_named_so() -> None:
     store = a_mixed_store()
     store.retain(Resource.NODES, {}, None)
     conditions = read_conditions(store, StuckPolicy(), Trust(), NOW)
-    for node, said in (
+    for node, text in (
         (a_cordon(), "has been cordoned since 2027-01-15T07:55:00Z (5m ago)"),
         (a_cordon(cordoned_at=None), "is cordoned"),
         (
@@ -173,7 +173,7 @@ def test_a_cordoned_node_is_named_so() -> None:
     ):
         store.put(node)
         answer = describe_drain(*forecast_node(store, "n1", conditions), conditions, some_health())
-        assert f"\nIt {said}.\n" in show_drain(answer, PIPED)
+        assert f"\nIt {text}.\n" in show_drain(answer, PIPED)
 
 
 def test_silence_is_a_warning() -> None:

@@ -86,7 +86,7 @@ def a_move(
 
 
 @pytest.mark.parametrize(
-    ("counted", "said"),
+    ("counted", "text"),
     [
         ([], "0 migrations"),
         ([a_move("succeeded")], "1 migration"),
@@ -107,9 +107,9 @@ def a_move(
         ),
     ],
 )
-def test_failures_that_count_are_named(counted: list[MigrationAnswer], said: str) -> None:
+def test_failures_that_count_are_named(counted: list[MigrationAnswer], text: str) -> None:
     """What counts says how many attempts of how many evacuations have failed."""
-    assert count_migrations(counted) == said
+    assert count_migrations(counted) == text
 
 
 def test_the_policy_of_a_vm_is_named() -> None:

@@ -92,7 +92,7 @@ def test_a_pod_that_is_not_ready_is_better_than_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pods", "code", "said"),
+    ("pods", "code", "text"),
     [
         ([], 0, "found no pod with the label"),
         ([PENDING, PENDING], 0, "found 2 pods, none of them is running"),
@@ -100,11 +100,11 @@ def test_a_pod_that_is_not_ready_is_better_than_none(tmp_path: Path) -> None:
         ([], 1, "is forbidden; docs/operate.md has the role that is needed (with"),
     ],
 )
-def test_why_there_is_no_answer(pods: list[object], code: int, said: str, tmp_path: Path) -> None:
+def test_why_there_is_no_answer(pods: list[object], code: int, text: str, tmp_path: Path) -> None:
     """Without a pod, the plugin says what it looked for, and exits with 1."""
     done, calls = call(tmp_path, "status", pods=pods, code=code)
 
-    assert said in done.stderr
+    assert text in done.stderr
     assert (len(calls), done.returncode) == (1, 1)
 
 

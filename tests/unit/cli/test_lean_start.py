@@ -58,7 +58,7 @@ def test_the_machines_certificates_are_not_read() -> None:
 @pytest.mark.parametrize("before", ["'/somewhere/ca.crt'", "None"])
 def test_everything_is_as_before_afterwards(before: str) -> None:
     """After `lean_imports` the environment, rich and the garbage collector are as before."""
-    said = run(
+    text = run(
         f"""
         import gc, os, sys
         os.environ.pop("SSL_CERT_FILE", None)
@@ -70,7 +70,7 @@ def test_everything_is_as_before_afterwards(before: str) -> None:
         print(gc.isenabled())
         """
     )
-    assert said.split() == ["True", "True"]
+    assert text.split() == ["True", "True"]
 
 
 def test_rich_stays_loaded_if_it_was() -> None:

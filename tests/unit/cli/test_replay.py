@@ -79,10 +79,10 @@ class TestSources:
         file = tmp_path / "recording"
         file.write_bytes(gzip.compress(a_recording()) if zipped else a_recording())
         with open_recording(file) as source:
-            found = play(source, [BUILTIN["ours"]], StringIO())
+            comparison = play(source, [BUILTIN["ours"]], StringIO())
             assert source.whole == source.done(0.0) == file.stat().st_size
 
-        assert (found.accounts[0].allowed, found.accounts[0].blocked.total()) == (1, 1)
+        assert (comparison.accounts[0].allowed, comparison.accounts[0].blocked.total()) == (1, 1)
 
     def test_standard_input_is_played(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """`-` replays the standard input."""
@@ -98,10 +98,10 @@ class TestSources:
         writer = Thread(target=pipe.write_bytes, args=(a_recording(),))
         writer.start()
         with open_recording(pipe) as source:
-            found = play(source, [BUILTIN["ours"]], StringIO())
+            comparison = play(source, [BUILTIN["ours"]], StringIO())
         writer.join()
 
-        assert (source.whole, found.accounts[0].asked) == (None, 2)
+        assert (source.whole, comparison.accounts[0].asked) == (None, 2)
 
     def test_missing_standard_input_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Missing standard input is an error, as in `replay - <&-`."""
@@ -158,24 +158,24 @@ def test_a_truncated_recording_is_reported(*, zipped: bool) -> None:
     whole = a_recording()
     torn = gzip.compress(whole)[:-8] if zipped else whole[:-10]
     last = read_file(torn)[0][-1]
-    for body, said in (
+    for body, text in (
         (gzip.compress(whole) if zipped else whole, ""),
         (torn, f"the recording is truncated: read to {write_instant(last.at)}\n"),
     ):
         errors = StringIO()
         play(whatif.from_file(a_file(body)), [BUILTIN["ours"]], errors)
 
-        assert errors.getvalue() == said
+        assert errors.getvalue() == text
 
 
 def test_no_progress_bar_without_a_terminal() -> None:
     """Without a terminal there is no progress bar."""
     errors = StringIO()
-    found = play(whatif.from_file(a_file(a_recording())), [BUILTIN["ours"]], errors)
-    whatif.print_cost(found, 1.25, errors)
+    comparison = play(whatif.from_file(a_file(a_recording())), [BUILTIN["ours"]], errors)
+    whatif.print_cost(comparison, 1.25, errors)
 
     (line,) = errors.getvalue().splitlines()
-    assert line.startswith(f"replayed 0.0417 days, {found.events} events in 1.2 s, ")
+    assert line.startswith(f"replayed 0.0417 days, {comparison.events} events in 1.2 s, ")
     assert line.endswith(" MiB at most")
 
 

@@ -204,7 +204,7 @@ def test_a_query_keeps_clusters_apart(panel: Panel) -> None:
 def test_the_cluster_is_shown_for_a_fleet() -> None:
     """The files in `fleet/` differ only because they show the variable `cluster`."""
     for path in FOLDER.glob("*.json"):
-        hidden, shown = (json.loads((one / path.name).read_text()) for one in (FOLDER, FLEET))
+        hidden, shown = (json.loads((folder / path.name).read_text()) for folder in (FOLDER, FLEET))
         assert shown["templating"]["list"][1].pop("hide", 0) == 0
         assert hidden["templating"]["list"][1].pop("hide") == 2
         assert shown == hidden
@@ -216,7 +216,7 @@ def test_replicas_are_aggregated_away(panel: Panel) -> None:
     for query in panel.queries:
         grouped = AGGREGATION.findall(query)
         assert grouped
-        labels = {label.strip() for one in grouped for label in one.split(",")}
+        labels = {label.strip() for names in grouped for label in names.split(",")}
         assert not labels & {"job", "instance", "pod"} or "node_" in query
 
 
@@ -225,7 +225,9 @@ def test_a_legend_names_labels_of_the_result(panel: Panel) -> None:
     """A legend only has labels that its query groups by."""
     for target in panel.json["targets"]:
         labels = {
-            label.strip() for one in AGGREGATION.findall(target["expr"]) for label in one.split(",")
+            label.strip()
+            for names in AGGREGATION.findall(target["expr"])
+            for label in names.split(",")
         }
         assert set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))) <= labels
 
@@ -251,7 +253,9 @@ def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
     assert merge["id"] == "merge"
     assert set(shown) | set(hidden) == values | labels | {"Time"}
     assert list(organize["options"]["indexByName"]) == list(shown)
-    overridden = {one["matcher"]["options"] for one in panel.json["fieldConfig"]["overrides"]}
+    overridden = {
+        override["matcher"]["options"] for override in panel.json["fieldConfig"]["overrides"]
+    }
     assert overridden <= set(shown.values())
     assert panel.json["options"]["sortBy"][0]["displayName"] in shown.values()
 

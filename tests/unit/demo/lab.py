@@ -82,12 +82,12 @@ class Lab:
 
     def migrations(self, name: str = "db1") -> list[Object]:
         """The VM's migrations, the newest first."""
-        found = [
+        migrations = [
             migration
             for migration in self.store.objects(MIGRATIONS)
             if migration["spec"]["vmiName"] == name
         ]
-        return objects.newest_first(found)
+        return objects.newest_first(migrations)
 
     def phases(self, name: str = "db1") -> list[str]:
         """The phases of the VM's migrations."""

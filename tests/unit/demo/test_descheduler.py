@@ -180,7 +180,7 @@ async def test_its_evictions_go_through_the_webhook(allowed: bool) -> None:
                 for _ in range(1 if allowed else 2)
             ]
 
-    pods = {one["request"]["name"] for one in asked}
+    pods = {review["request"]["name"] for review in asked}
     assert all(pod.startswith("virt-launcher-") for pod in pods)
     assert (sum(evicted) > 0) is allowed
     assert len(tried.marked) == sum(evicted)

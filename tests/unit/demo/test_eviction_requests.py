@@ -49,7 +49,9 @@ class Lab:
             self.cluster.change_vmi(
                 "shop",
                 "db1",
-                lambda vmi: objects.changed(vmi, lambda one: objects.set_condition(one, condition)),
+                lambda vmi: objects.changed(
+                    vmi, lambda changed: objects.set_condition(changed, condition)
+                ),
             )
 
     def ask(self, requester: str) -> None:
@@ -88,18 +90,28 @@ class Lab:
 
     def states(self) -> list[str]:
         """The states of the responders of the last Eviction."""
-        return [one["state"] for one in self.evictions()[-1]["status"]["targetResponders"]]
+        return [
+            responder["state"] for responder in self.evictions()[-1]["status"]["targetResponders"]
+        ]
 
 
 def summarize(eviction: Object) -> Object:
     """What an Eviction says, without names and times."""
     state = eviction["status"]
     return {
-        "conditions": [(one["type"], one["status"], one["reason"]) for one in state["conditions"]],
-        "states": [(one["name"], one["state"]) for one in state["targetResponders"]],
-        "requesters": [(one["name"], one["intent"]) for one in state["requesters"]],
+        "conditions": [
+            (condition["type"], condition["status"], condition["reason"])
+            for condition in state["conditions"]
+        ],
+        "states": [
+            (responder["name"], responder["state"]) for responder in state["targetResponders"]
+        ],
+        "requesters": [
+            (requester["name"], requester["intent"]) for requester in state["requesters"]
+        ],
         "entries": [
-            (one["name"], set(one) - {"expectedCompletionTime"}) for one in state["responders"]
+            (responder["name"], set(responder) - {"expectedCompletionTime"})
+            for responder in state["responders"]
         ],
     }
 
@@ -123,7 +135,9 @@ def play(case: str) -> Lab:
 def test_the_same_as_recorded(case: str) -> None:
     """Conditions, states, requesters and entries are those of the real controllers."""
     recorded = json.loads((RECORDED / f"{case}.json").read_text(encoding="utf-8"))["evictions"]
-    assert [summarize(one) for one in play(case).evictions()] == [summarize(o) for o in recorded]
+    assert [summarize(eviction) for eviction in play(case).evictions()] == [
+        summarize(o) for o in recorded
+    ]
 
 
 def test_a_responder_that_completes_is_followed_by_the_next() -> None:

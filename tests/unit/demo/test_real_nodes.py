@@ -61,7 +61,9 @@ def simulate(name: str) -> list[Object]:
             lab.store.delete(MIGRATIONS, "shop", lab.migrations()[0]["metadata"]["name"])
     lab.run(20)
     return [
-        one for resource, seen in before.items() for one in _with_latest(lab.sent(resource), seen)
+        version
+        for resource, seen in before.items()
+        for version in _with_latest(lab.sent(resource), seen)
     ]
 
 
@@ -73,7 +75,7 @@ def migrate(lab: Lab) -> None:
 
 def _with_latest(versions: list[Object], seen: int) -> list[Object]:
     """Each object's state after the first `seen` versions, and then all later versions."""
-    latest = {one["metadata"]["uid"]: one for one in versions[:seen]}
+    latest = {version["metadata"]["uid"]: version for version in versions[:seen]}
     return [*latest.values(), *versions[seen:]]
 
 
@@ -97,7 +99,7 @@ def test_a_simulated_migration_writes_what_a_real_one_does(name: str) -> None:
 def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> None:
     """The fields that show the progress are written in the same order as on real nodes."""
     for versions in (read_sequence(RECORDED / f"{name}.jsonl"), simulate(name)):
-        vmis = [one for one in versions if one["kind"] == "VirtualMachineInstance"]
+        vmis = [version for version in versions if version["kind"] == "VirtualMachineInstance"]
         written = [path.removeprefix("VMI.status.migrationState.") for path in find_written(vmis)]
         assert [field for field in written if field in STATES[name]] == STATES[name]
 
@@ -105,4 +107,6 @@ def test_a_simulated_migration_writes_in_the_order_of_a_real_one(name: str) -> N
 def test_a_pod_of_a_failed_migration_ends_succeeded() -> None:
     """No pod ends in phase Failed if the domain is on the target when the migration fails."""
     for versions in (read_sequence(RECORDED / "failure.jsonl"), simulate("failure")):
-        assert "Failed" not in {objects.phase(one) for one in versions if one["kind"] == "Pod"}
+        assert "Failed" not in {
+            objects.phase(version) for version in versions if version["kind"] == "Pod"
+        }

@@ -82,11 +82,11 @@ def test_a_node_that_the_user_cordons_stays_cordoned() -> None:
         cluster.cordon(name)
     cluster.step(cluster.instant + timedelta(seconds=180))
     nodes = [cluster.store.get(NODES, None, name) for name in cluster.nodes]
-    assert all(one["spec"].get("unschedulable") for one in nodes)
+    assert all(node["spec"].get("unschedulable") for node in nodes)
 
 
 def test_most_evictions_are_the_descheduler_s(minutes: Cluster) -> None:
     """Most evacuations have the priority by which KubeVirt marks those of a descheduler."""
-    sources = [one["spec"].get("priority") for one in sent(minutes, MIGRATIONS)]
+    sources = [migration["spec"].get("priority") for migration in sent(minutes, MIGRATIONS)]
 
     assert sources.count("system-maintenance") > len(sources) / 2

@@ -47,15 +47,15 @@ class RecordedWeek:
 
     def facts(self) -> dict[tuple[Resource, str, str], Fact]:
         """The recorded objects at the end."""
-        found: dict[tuple[Resource, str, str], Fact] = {}
+        facts: dict[tuple[Resource, str, str], Fact] = {}
         for event in self.events:
             if event.resource is None:
                 continue
             if event.fact is not None:
-                found[key_of(event.resource, event.fact)] = event.fact
+                facts[key_of(event.resource, event.fact)] = event.fact
             elif event.kind is Kind.DELETED:
-                del found[event.resource, event.namespace, event.name]
-        return found
+                del facts[event.resource, event.namespace, event.name]
+        return facts
 
 
 def key_of(resource: Resource, fact: Fact) -> tuple[Resource, str, str]:
@@ -162,12 +162,12 @@ class TestExpectations:
 
     def test_has_something_to_find(self, week: RecordedWeek, prove: Callable[[str], None]) -> None:
         """The week has stuck evacuations, and with our policy fewer migrations than without."""
-        found = play(week.events, [BUILTIN["ours"], BUILTIN["none"]])
-        ours, none = found.accounts
+        comparison = play(week.events, [BUILTIN["ours"], BUILTIN["none"]])
+        ours, none = comparison.accounts
         prove(
-            f"week-pilot, {week.days:g} days: {found.events:,} events, {ours.asked:,} evictions,"
-            f" {ours.allowed:,} allowed; {ours.migrations.ended:,} migrations, of one VM at most"
-            f" {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
+            f"week-pilot, {week.days:g} days: {comparison.events:,} events,"
+            f" {ours.asked:,} evictions, {ours.allowed:,} allowed; {ours.migrations.ended:,}"
+            f" migrations, of one VM at most {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
             f" {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
         )
 
@@ -187,7 +187,7 @@ def test_who_sees_less_moves_more(prove: Callable[[str], None], days: float) -> 
     names = ("reference", "restarted", "recommended")
     accounts = play(events, [BUILTIN[name] for name in names]).accounts
     reference, restarted, recommended = accounts
-    allowed = ", ".join(f"{one.contender.name} {one.allowed}" for one in accounts)
+    allowed = ", ".join(f"{account.contender.name} {account.allowed}" for account in accounts)
     prove(f"week-hand-offs, {days:g} days: of {reference.asked} evictions are allowed: {allowed}")
     assert recommended.blocked[Reason.MIGRATION_IN_PROGRESS] > 0
     assert reference.blocked[Reason.MIGRATION_IN_PROGRESS] == 0

@@ -181,5 +181,5 @@ async def test_requests_wait_for_the_same_login(
         requests = (read(patience) for patience in (0.1, PATIENCE, PATIENCE))
         first, *others = await asyncio.gather(*requests, return_exceptions=True)
     assert isinstance(first, TimeoutError)
-    assert [type(one) for one in others] == [Unconnected, Unconnected]
+    assert [type(other) for other in others] == [Unconnected, Unconnected]
     assert calls.read_text() == "called\n"

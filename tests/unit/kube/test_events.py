@@ -60,7 +60,9 @@ class ServedApi:
         self.store = store
         self.outcomes: Counter[tuple[EventReason, EventOutcome]] = Counter()
         self.queue = EventQueue(self.outcomes)
-        watches = [Watched(one, None, synced=True, contact=NOW) for one in EVIDENCE_RESOURCES]
+        watches = [
+            Watched(resource, None, synced=True, contact=NOW) for resource in EVIDENCE_RESOURCES
+        ]
         self.health = Health(180.0, 600.0, watches)
         self.lease = SimpleNamespace(held=True)
         self.now = NOW
@@ -275,7 +277,7 @@ async def test_only_the_holder_of_the_lease_reports_evacuations() -> None:
     api.lease.held = False
     assert await api.after(0) == []
     api.lease.held = True
-    assert [one["reason"] for one in await api.after(0)] == [STUCK]
+    assert [event["reason"] for event in await api.after(0)] == [STUCK]
     api.lease.held = False
     api.store.put(a_vmi())
     assert await api.after(60) == []
@@ -295,7 +297,7 @@ async def test_only_the_holder_of_the_lease_reports_evacuations() -> None:
         (Overloaded("429", 1.0), EventOutcome.UNREACHABLE),
         (Silent("nothing"), EventOutcome.UNREACHABLE),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, ApiError) else str(one),
+    ids=lambda value: type(value).__name__ if isinstance(value, ApiError) else str(value),
 )
 async def test_errors_are_counted(error: ApiError, outcome: EventOutcome) -> None:
     """Failed writes are counted, and repeated later unless the API server rejected the Event."""

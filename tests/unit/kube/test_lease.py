@@ -55,7 +55,7 @@ class Server(ApiServer):
         return spec
 
     def asked_for(self, verb: str) -> list[float]:
-        return [when for when, one in self.asked if one == verb]
+        return [when for when, asked in self.asked if asked == verb]
 
     def write(self, **spec: Any) -> None:
         """Write the Lease as another client."""
@@ -153,36 +153,36 @@ def a_candidate(**spec: Any) -> tuple[Server, Candidate]:
 
 async def a_holder() -> tuple[Server, Candidate]:
     """A server and a candidate that took the Lease a second ago."""
-    server, one = a_candidate()
+    server, candidate = a_candidate()
     await asyncio.sleep(1)
-    return server, one
+    return server, candidate
 
 
 def events_of(logs: list[Any]) -> list[tuple[str, str]]:
     """The events of a log, with their reasons."""
-    return [(one["event"], one.get("why", "")) for one in logs]
+    return [(log["event"], log.get("why", "")) for log in logs]
 
 
 def gaps(instants: list[float]) -> list[float]:
     """The times between instants."""
-    return [later - one for one, later in pairwise(instants)]
+    return [later - earlier for earlier, later in pairwise(instants)]
 
 
 def within(values: list[float], bounds: tuple[float, float]) -> bool:
     """Whether there are any values, and all of them are within the bounds."""
     low, high = bounds
-    return bool(values) and all(low - TINY <= one <= high + TINY for one in values)
+    return bool(values) and all(low - TINY <= value <= high + TINY for value in values)
 
 
 @in_its_own_time
 async def test_the_first_creates_it() -> None:
     """The first candidate creates the Lease with holder, times and duration."""
-    server, one = a_candidate()
-    assert not one.held
+    server, candidate = a_candidate()
+    assert not candidate.held
     logs = await pass_time(1)
 
-    assert one.held
-    assert one.changes == [(0.0, True)]
+    assert candidate.held
+    assert candidate.changes == [(0.0, True)]
     assert server.spec == {
         "holderIdentity": "one",
         "leaseDurationSeconds": 24,
@@ -197,13 +197,13 @@ async def test_the_first_creates_it() -> None:
 @in_its_own_time
 async def test_the_holder_renews() -> None:
     """The holder renews the Lease after each third of its duration, and logs no renewal."""
-    server, one = a_candidate()
+    server, candidate = a_candidate()
     logs = await pass_time(100)
 
     writes = server.asked_for("replace")
     assert within(gaps(writes), RENEWED)
     assert len(set(gaps(writes))) > 1, "not in step with others"
-    assert one.changes == [(0.0, True)]
+    assert candidate.changes == [(0.0, True)]
     assert events_of(logs) == [("lease_taken", "")]
     assert server.spec["acquireTime"] == "2027-01-15T08:00:00.000000Z"
     assert server.spec["renewTime"] > "2027-01-15T08:01:30"
@@ -223,26 +223,26 @@ async def test_a_duration_is_written_in_whole_seconds(duration: float, written: 
 @in_its_own_time
 async def test_the_lease_is_held_from_the_request_on() -> None:
     """The holder relies on the Lease for two thirds of its duration, counted from its request."""
-    server, one = a_candidate()
+    server, candidate = a_candidate()
     server.takes = 2.0
     await asyncio.sleep(5)
-    assert one.changes == [(4.0, True)]
-    await one.pause()
+    assert candidate.changes == [(4.0, True)]
+    await candidate.pause()
 
-    one.jump = HELD - now() - 1 / 8
-    assert one.held
-    one.jump = HELD - now()
-    assert not one.held
+    candidate.jump = HELD - now() - 1 / 8
+    assert candidate.held
+    candidate.jump = HELD - now()
+    assert not candidate.held
 
 
 @in_its_own_time
 async def test_the_second_polls_and_takes_over() -> None:
     """A second candidate takes a Lease that was unchanged for 0.8 of its duration."""
-    server, one = await a_holder()
+    server, holder = await a_holder()
     two = Candidate(server, "two").begin()
     await asyncio.sleep(99)
     assert two.changes == []
-    await one.pause()
+    await holder.pause()
     renewed = server.asked_for("replace")[-1]
     logs = await pass_time(30)
 
@@ -252,7 +252,7 @@ async def test_the_second_polls_and_takes_over() -> None:
     assert seen <= renewed + POLLED[1]
     assert within(gaps([seen, *reads])[:-1], POLLED)
     assert two.changes == [(taken, True)]
-    assert not one.held
+    assert not holder.held
     assert events_of(logs) == [("lease_taken", "")]
     spec = server.spec
     assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("two", 1)
@@ -269,12 +269,12 @@ async def test_the_second_polls_and_takes_over() -> None:
 @in_its_own_time
 async def test_the_duration_in_the_lease_counts(written: dict[str, int], free: float) -> None:
     """The duration in the Lease counts; if there is none, our own duration counts."""
-    server, one = a_candidate(holderIdentity="other", leaseTransitions=4, **written)
+    server, candidate = a_candidate(holderIdentity="other", leaseTransitions=4, **written)
     server.takes = 0.5
     await asyncio.sleep(100)
 
     # The Lease was seen when the first answer came, and was free when the last request began.
-    (taken, held), *_ = one.changes
+    (taken, held), *_ = candidate.changes
     assert held
     assert 0.5 + free <= taken - 0.5 <= 0.5 + free + 0.5 + TINY
     assert server.spec["leaseTransitions"] == 5
@@ -296,10 +296,10 @@ async def test_a_lease_is_taken_at_once(
     written: dict[str, Any], acquired: str, transitions: int
 ) -> None:
     """A Lease without a holder is taken at once, and a Lease in our own name is renewed at once."""
-    server, one = a_candidate(**written)
+    server, candidate = a_candidate(**written)
     await asyncio.sleep(1)
 
-    assert one.changes == [(0.0, True)]
+    assert candidate.changes == [(0.0, True)]
     assert server.spec["acquireTime"] == acquired
     assert server.spec["leaseTransitions"] == transitions
 
@@ -310,11 +310,11 @@ async def test_another_has_taken_it() -> None:
 
     The name is another program's text, so it is cut.
     """
-    server, one = await a_holder()
+    server, holder = await a_holder()
     server.write(holderIdentity=2000 * "2", leaseDurationSeconds=24)
     logs = await pass_time(18)
 
-    assert [held for _, held in one.changes] == [True, False]
+    assert [held for _, held in holder.changes] == [True, False]
     assert logs == [
         {
             "event": "lease_lost",
@@ -329,11 +329,11 @@ async def test_another_has_taken_it() -> None:
 @in_its_own_time
 async def test_a_deleted_lease_is_created_again() -> None:
     """The holder creates a deleted Lease again."""
-    server, one = await a_holder()
+    server, holder = await a_holder()
     server.lease = None
     await asyncio.sleep(10)
 
-    assert one.changes == [(0.0, True)]
+    assert holder.changes == [(0.0, True)]
     assert server.spec["holderIdentity"] == "one"
     assert "leaseTransitions" not in server.spec
 
@@ -341,12 +341,12 @@ async def test_a_deleted_lease_is_created_again() -> None:
 @in_its_own_time
 async def test_another_replica_creates_a_deleted_lease_first() -> None:
     """If another replica creates the deleted Lease first, the holder loses it at once."""
-    server, one = await a_holder()
+    server, holder = await a_holder()
     server.lease = None
     server.refusal["replace"] = Conflict("409")
     logs = await pass_time(16)
 
-    assert [held for _, held in one.changes] == [True, False]
+    assert [held for _, held in holder.changes] == [True, False]
     assert events_of(logs) == [("lease_lost", "another replica took it first")]
     # The former holder now reads the Lease as often as any candidate.
     assert within(gaps(server.asked_for("read")[1:]), POLLED)
@@ -355,39 +355,39 @@ async def test_another_replica_creates_a_deleted_lease_first() -> None:
 @in_its_own_time
 async def test_a_conflict_does_not_lose_the_lease() -> None:
     """A holder whose renewals conflict with another write for a short time keeps the Lease."""
-    server, one = await a_holder()
+    server, holder = await a_holder()
     server.refusal["replace"] = Conflict("409")
     with capture_logs() as logs:
         await asyncio.sleep(9)
         server.refusal.clear()
         await asyncio.sleep(30)
 
-    assert one.changes == [(0.0, True)]
+    assert holder.changes == [(0.0, True)]
     assert events_of(logs) == []
 
 
 @in_its_own_time
 async def test_the_slower_candidate_reads_again_at_once() -> None:
     """A candidate that loses the race for a free Lease reads the Lease again at once."""
-    server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
+    server, candidate = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     server.refusal["replace"] = Conflict("409")
     logs = await pass_time(FREE + 0.105)
 
     (first, *_) = server.asked_for("replace")
     assert first == pytest.approx(FREE)
     assert 10 <= len(server.asked_for("replace")) <= 11
-    assert (one.changes, logs) == ([], [])
+    assert (candidate.changes, logs) == ([], [])
 
 
 @in_its_own_time
 async def test_the_slower_creator_waits() -> None:
     """A candidate that loses the race to create the Lease waits as usual."""
-    server, one = a_candidate()
+    server, candidate = a_candidate()
     server.refusal["replace"] = Unsupported("422 must be specified for an update")
     logs = await pass_time(60)
 
     assert within(gaps(server.asked_for("replace")), POLLED)
-    assert (one.changes, logs) == ([], [])
+    assert (candidate.changes, logs) == ([], [])
 
 
 @in_its_own_time
@@ -403,7 +403,7 @@ async def test_an_invalid_renewal_is_logged() -> None:
 @in_its_own_time
 async def test_a_holder_that_cannot_renew() -> None:
     """A holder that cannot renew loses the Lease by its own clock, and takes it again later."""
-    server, one = await a_holder()
+    server, holder = await a_holder()
     server.refusal["read"] = Unreachable("500 gone")
     server.asked.clear()
     with capture_logs() as logs:
@@ -415,7 +415,7 @@ async def test_a_holder_that_cannot_renew() -> None:
         await asyncio.sleep(10)
 
     assert within(gaps(tried), POLLED)
-    (lost, held), (back, again) = one.changes[1:]
+    (lost, held), (back, again) = holder.changes[1:]
     assert (held, again) == (False, True)
     assert HELD <= lost <= HELD + POLLED[1]
     assert 60 <= back <= 60 + POLLED[1]
@@ -461,15 +461,15 @@ async def test_a_malformed_lease(body: bytes) -> None:
 @in_its_own_time
 async def test_released() -> None:
     """At shutdown the holder releases the Lease."""
-    server, one = await a_holder()
-    await one.pause()
+    server, holder = await a_holder()
+    await holder.pause()
     server.takes = 2.0
     with capture_logs() as logs:
-        giving = asyncio.create_task(one.release())
+        giving = asyncio.create_task(holder.release())
         await asyncio.sleep(1)
-        assert not one.held
+        assert not holder.held
         await giving
-        await one.release()
+        await holder.release()
 
     assert server.spec == {"leaseDurationSeconds": 1}
     assert logs == [{"event": "lease_released", "lease": "writer", "log_level": "info"}]
@@ -479,10 +479,10 @@ async def test_released() -> None:
 @in_its_own_time
 async def test_what_is_not_held_is_not_released() -> None:
     """At shutdown a candidate that does not hold the Lease writes nothing."""
-    server, one = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
+    server, candidate = a_candidate(holderIdentity="other", leaseDurationSeconds=24)
     await asyncio.sleep(1)
-    await one.pause()
-    await one.release()
+    await candidate.pause()
+    await candidate.release()
 
     assert server.asked_for("replace") == []
 
@@ -497,11 +497,11 @@ async def test_a_lease_that_cannot_be_released(
     refusal: dict[str, ApiError], body: bytes | None
 ) -> None:
     """A failure to release the Lease is logged and not raised."""
-    server, one = await a_holder()
-    await one.pause()
+    server, holder = await a_holder()
+    await holder.pause()
     server.refusal, server.body = refusal, body
     with capture_logs() as logs:
-        await one.release()
+        await holder.release()
 
-    assert not one.held
+    assert not holder.held
     assert [log["event"] for log in logs] == ["lease_not_released"]

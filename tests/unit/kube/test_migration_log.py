@@ -44,8 +44,8 @@ class Watcher:
         self.counters = Counters()
         self.log = MigrationLog(self.store, self.counters, started_at=started_at, window=86_400.0)
 
-    def see(self, resource: Resource, found: Json) -> None:
-        changed = parse_object(resource, json.dumps(found).encode())
+    def see(self, resource: Resource, document: Json) -> None:
+        changed = parse_object(resource, json.dumps(document).encode())
         self.log.record(changed)
         self.store.put(changed.fact, changed.reasons)
 
@@ -67,8 +67,8 @@ def a_succeeded_vmim_json(at: float = NOW, **overrides: Any) -> Json:
 
 def read_recording(name: str) -> list[tuple[Resource, Json]]:
     """The objects of a recording of real nodes, in order."""
-    found = (json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines())
-    return [(RESOURCES[one["kind"]], one) for one in found]
+    documents = (json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines())
+    return [(RESOURCES[document["kind"]], document) for document in documents]
 
 
 def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
@@ -76,8 +76,8 @@ def play(name: str) -> tuple[Watcher, list[dict[str, Any]]]:
 
     async def run() -> Watcher:
         watcher = Watcher()
-        for resource, found in read_recording(name):
-            watcher.see(resource, found)
+        for resource, document in read_recording(name):
+            watcher.see(resource, document)
         return watcher
 
     with structlog.testing.capture_logs() as lines:
@@ -134,7 +134,7 @@ def test_a_line_has_the_names_of_kubevirt_s_own_records(
     """Who filters KubeVirt's records by the names of VEP 373 finds these lines too."""
     _, (line,) = play(recording)
     names = ("operation.type", "operation.phase", "migration.name")
-    assert [line[f"kubevirt.{one}"] for one in names] == [
+    assert [line[f"kubevirt.{name}"] for name in names] == [
         "migration",
         phase,
         line["k8s.object.name"],
@@ -172,14 +172,14 @@ async def test_a_line_names_who_asked_for_an_evacuation() -> None:
     watcher.store.now = NOW - 129.0
     made: Json = {"annotations": {"kubevirt.io/evacuationMigration": "n1"}}
     with structlog.testing.capture_logs() as lines:
-        for resource, found in (
+        for resource, document in (
             (Resource.VMIS, a_vmi_json(evacuationNodeName="n1")),
             (Resource.VMIMS, a_vmim_json(phase="Scheduled", metadata=made)),
             (Resource.VMIS, a_vmi_json(nodeName="n2")),
             (Resource.VMIMS, a_succeeded_vmim_json(metadata=made)),
         ):
-            watcher.see(resource, found)
-    (line,) = (one for one in lines if one["event"] == "migration_ended")
+            watcher.see(resource, document)
+    (line,) = (line for line in lines if line["event"] == "migration_ended")
     assert line["user.name"] == "bob"
 
 
@@ -220,13 +220,13 @@ async def test_a_migration_is_logged_once() -> None:
     """A migration is logged once. If it ended before our start, it is not logged."""
     recording = read_recording("failure")
     watcher = Watcher()
-    for resource, found in recording + recording[-1:]:
-        watcher.see(resource, found)
+    for resource, document in recording + recording[-1:]:
+        watcher.see(resource, document)
     again = MigrationLog(watcher.store, watcher.counters, started_at=0.0, window=0.0)
     again.record(parse_object(recording[-1][0], json.dumps(recording[-1][1]).encode()))
     late = Watcher(started_at=4e9)
-    for resource, found in recording:
-        late.see(resource, found)
+    for resource, document in recording:
+        late.see(resource, document)
     assert watcher.count() == {("manual", "libvirt"): 1}
     assert late.count() == {}
 
@@ -251,12 +251,12 @@ async def test_a_record_waits_for_the_copied_state(
     monkeypatch.setattr(migration_log, "WAIT_FOR_STATE", 0.01)
     watcher = Watcher()
     final = [
-        (resource, found)
-        for resource, found in read_recording("failure")
-        if resource is Resource.VMIMS and "endTimestamp" not in str(found["status"])
+        (resource, document)
+        for resource, document in read_recording("failure")
+        if resource is Resource.VMIMS and "endTimestamp" not in str(document["status"])
     ]
-    for resource, found in final:
-        watcher.see(resource, found)
+    for resource, document in final:
+        watcher.see(resource, document)
     assert watcher.count() == {}
 
     async def is_counted() -> bool:
@@ -271,11 +271,11 @@ async def test_a_hotplug_is_known_by_the_condition_of_the_vmi() -> None:
     watcher = Watcher()
     update: Json = {"annotations": {"kubevirt.io/workloadUpdateMigration": ""}}
     hotplug = [{"type": "HotVCPUChange", "status": "True"}]
-    for resource, found in (
+    for resource, document in (
         (Resource.VMIS, a_vmi_json(conditions=hotplug)),
         (Resource.VMIMS, a_vmim_json(phase="Running", metadata=update)),
         (Resource.VMIS, a_vmi_json()),
         (Resource.VMIMS, a_succeeded_vmim_json(metadata=update)),
     ):
-        watcher.see(resource, found)
+        watcher.see(resource, document)
     assert watcher.count() == {("hotplug", "none"): 1}

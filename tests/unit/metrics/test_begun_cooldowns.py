@@ -27,7 +27,7 @@ class Observed:
 
     def __init__(self, policy: Policy | None = None, *, synced: bool = True) -> None:
         self.store = ClockedStore()
-        watches = [Watched(one, None, synced=synced) for one in CLUSTER_RESOURCES]
+        watches = [Watched(resource, None, synced=synced) for resource in CLUSTER_RESOURCES]
         self.health = Health(180.0, 600.0, watches)
         self.lengths = Histogram((900, 1800))
         begun = BegunCooldowns(
@@ -36,7 +36,7 @@ class Observed:
         self.store.subscribe(begun.record_change, NoticeKind.EVIDENCE, NoticeKind.GONE)
 
     @property
-    def found(self) -> tuple[int, Seconds]:
+    def begun(self) -> tuple[int, Seconds]:
         """How many cooldowns have begun, and how long they are together."""
         return self.lengths.count, self.lengths.total
 
@@ -46,11 +46,11 @@ def test_changes_of_a_known_ending_begin_no_cooldown() -> None:
     observed = Observed()
     observed.store.put(a_vmim())
     observed.store.put(a_vmi(migration=a_running_state()))
-    assert observed.found == (0, 0.0)
+    assert observed.begun == (0, 0.0)
     observed.store.put(a_vmi(migration=a_state()))
     observed.store.put(an_ended_vmim(finished_at=NOW - 1_000.0))
     observed.store.put(a_vmi(node="n2", migration=a_state(end=NOW - 590.0)))
-    assert observed.found == (1, 900.0)
+    assert observed.begun == (1, 900.0)
 
 
 def test_the_first_lists_begin_no_cooldown() -> None:
@@ -60,9 +60,9 @@ def test_the_first_lists_begin_no_cooldown() -> None:
     for watched in observed.health.watched:
         watched.synced = True
     observed.store.put(a_vmi(node="n2", migration=a_state()))
-    assert observed.found == (0, 0.0)
+    assert observed.begun == (0, 0.0)
     observed.store.put(a_vmi(migration=a_state(uid="m2", end=NOW - 60.0)))
-    assert observed.found == (1, 1800.0)
+    assert observed.begun == (1, 1800.0)
 
 
 def test_a_failure_that_does_not_count_begins_no_cooldown() -> None:
@@ -71,7 +71,7 @@ def test_a_failure_that_does_not_count_begins_no_cooldown() -> None:
     observed.store.put(a_vmi(migration=a_state()))
     failed = a_state(uid="m2", end=NOW - 60.0, outcome=Outcome.FAILED)
     observed.store.put(a_vmi(migration=failed))
-    assert observed.found == (1, 900.0)
+    assert observed.begun == (1, 900.0)
 
 
 def test_a_vm_without_a_cooldown_is_not_observed() -> None:
@@ -79,7 +79,7 @@ def test_a_vm_without_a_cooldown_is_not_observed() -> None:
     observed = Observed(a_policy(migration_cooldown=0.0))
     observed.store.put(a_vmi(migration=a_state(start=NOW - 600.0)))
     observed.store.put(a_vmi(migration=a_state(uid="m2", end=None, ended=True)))
-    assert observed.found == (0, 0.0)
+    assert observed.begun == (0, 0.0)
 
 
 def test_the_length_is_that_of_the_vm_s_own_policy() -> None:
@@ -88,7 +88,7 @@ def test_the_length_is_that_of_the_vm_s_own_policy() -> None:
     policy = a_policy(overrides=(Override(name="dbs", policy=long, namespaces=(NAMESPACE,)),))
     observed = Observed(policy)
     observed.store.put(a_vmi(override="dbs", migration=a_state()))
-    assert observed.found == (1, 3_600.0)
+    assert observed.begun == (1, 3_600.0)
 
 
 @pytest.mark.parametrize("uid", ["m1", ""])
@@ -99,7 +99,7 @@ def test_the_next_vm_of_a_name_begins_its_own_cooldown(uid: str) -> None:
         observed.store.put(a_vmi(uid=vm, migration=a_state(uid=uid)))
         observed.store.put(a_vmi(uid=vm, node="n2", migration=a_state(uid=uid)))
         observed.store.remove(Resource.VMIS, NAMESPACE, NAME)
-    assert observed.found == (2, 1_800.0)
+    assert observed.begun == (2, 1_800.0)
 
 
 @pytest.mark.parametrize(

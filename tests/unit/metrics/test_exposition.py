@@ -61,7 +61,9 @@ from tests.support.stores import ClockedStore, a_verdict_view, put, remove
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "metrics.txt"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
-PER_VMI = {one for one in FAMILIES if one.name.startswith("kubevirt_vmi_evac")} | {*COOLING}
+PER_VMI = {family for family in FAMILIES if family.name.startswith("kubevirt_vmi_evac")} | {
+    *COOLING
+}
 
 
 def an_empty_view() -> View:
@@ -171,9 +173,9 @@ def parse_strictly(text: str) -> list[Metric]:
 def samples(families: list[Metric]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample by its name and labels."""
     return {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in families
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -196,16 +198,16 @@ class _ViewCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family as a metric of prometheus_client."""
-        for family, found in sample(self._view):
+        for family, samples in sample(self._view):
             name = family.name.removesuffix("_total") if family.type == "counter" else family.name
             metric = Metric(name, family.help_line, family.type)
             if name != family.name and name in NAMES and not self._is_unique:
                 metric = Metric(family.name, family.help_line, "unknown")
-            for one in found:
-                labels = dict(zip(family.labels, one.labels, strict=True))
-                suffix = "_total" if family.type == "counter" else one.suffix
+            for entry in samples:
+                labels = dict(zip(family.labels, entry.labels, strict=True))
+                suffix = "_total" if family.type == "counter" else entry.suffix
                 metric.add_sample(
-                    name + suffix, labels | ({"le": one.le} if one.le else {}), one.value
+                    name + suffix, labels | ({"le": entry.le} if entry.le else {}), entry.value
                 )
             yield metric
 
@@ -245,11 +247,11 @@ def test_prevented_moves_are_0_where_a_vm_may_be_asked_for() -> None:
     put(view.store, a_vmi(namespace="moves", uid="3", migration=a_running_state()))
     view.counters.prevented.moves["was"] = 2
     view.counters.prevented.migration_seconds["was"] = 60.0
-    found = samples(list(parse_text(rendered(view))))
+    values = samples(list(parse_text(rendered(view))))
 
     for family, counted in zip(PREVENTED, (2, 60), strict=True):
         assert {
-            labels: value for (name, labels), value in found.items() if name == family.name
+            labels: value for (name, labels), value in values.items() if name == family.name
         } == {
             (("namespace", "cools"),): 0,
             (("namespace", "moves"),): 0,
@@ -279,12 +281,18 @@ OF_RESOURCES = {
 }
 BOUNDS = ("900.0", "1800.0", "3600.0", "7200.0", "14400.0", "21600.0", "+Inf")
 CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
-    "kubevirt_eviction_exporter_unknown_candidates_total": {(("reason", one),) for one in Mismatch},
+    "kubevirt_eviction_exporter_unknown_candidates_total": {
+        (("reason", mismatch),) for mismatch in Mismatch
+    },
     "kubevirt_eviction_exporter_watch_restarts_total": {
-        (("reason", why), ("resource", one)) for one in CLUSTER_RESOURCES for why in Restart
+        (("reason", why), ("resource", resource))
+        for resource in CLUSTER_RESOURCES
+        for why in Restart
     },
     **{
-        f"kubevirt_eviction_exporter_{name}": {(("resource", one),) for one in CLUSTER_RESOURCES}
+        f"kubevirt_eviction_exporter_{name}": {
+            (("resource", resource),) for resource in CLUSTER_RESOURCES
+        }
         for name in sorted(OF_RESOURCES)
     },
     "kubevirt_eviction_exporter_stuck_evacuations": {
@@ -296,9 +304,11 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
         for outcome in ["succeeded" if reason is EndReason.NONE else "failed"]
         for trigger in Trigger
     },
-    "descheduler_kubevirt_effective_cooldown_seconds_bucket": {(("le", one),) for one in BOUNDS},
+    "descheduler_kubevirt_effective_cooldown_seconds_bucket": {
+        (("le", bound),) for bound in BOUNDS
+    },
     "kubevirt_eviction_exporter_cooldown_duration_seconds_bucket": {
-        (("le", one),) for one in BOUNDS
+        (("le", bound),) for bound in BOUNDS
     },
 }
 
@@ -306,8 +316,8 @@ CLOSED: dict[str, set[tuple[tuple[str, str], ...]]] = {
 @pytest.mark.parametrize("name", CLOSED)
 def test_closed_labels_are_there_from_the_start(name: str) -> None:
     """A label with a fixed set of values has a series at 0 for each value from the start."""
-    found = samples(list(parse_text(rendered(an_empty_view()))))
-    own = {labels: value for (one, labels), value in found.items() if one == name}
+    values = samples(list(parse_text(rendered(an_empty_view()))))
+    own = {labels: value for (metric, labels), value in values.items() if metric == name}
 
     assert set(own) == CLOSED[name]
     assert set(own.values()) == {0.0}
@@ -370,12 +380,12 @@ def test_series_of_single_vmis_are_bounded(most: int, shown: int, left_out: int)
     put(view.store, a_vmi(name="cooling", uid="1", migration=a_state()))
     put(view.store, a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
     put(view.store, a_vmi(name="both", uid="3", evacuation_node="n1", migration=a_state()))
-    found = samples(list(parse_text(rendered(view))))
-    names = {dict(labels)["name"] for _, labels in found if "name" in dict(labels)}
+    values = samples(list(parse_text(rendered(view))))
+    names = {dict(labels)["name"] for _, labels in values if "name" in dict(labels)}
 
     assert len(names) == shown
     assert ("cooling" in names) == (most >= 3)
-    assert found["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
+    assert values["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
 
 
 def test_at_most_so_many_blocks_are_foreseen() -> None:
@@ -388,10 +398,10 @@ def test_at_most_so_many_blocks_are_foreseen() -> None:
     view.counters.count_block(Reason.COOLDOWN, "n3", "shop", 900.0, now=NOW)
     view.counters.count_block(Reason.POLICY, "n9", "shop", None, now=NOW)
     counted = {
-        (one.labels["reason"], one.labels["node"]): one.value
+        (sample.labels["reason"], sample.labels["node"]): sample.value
         for family in parse_text(rendered(view))
-        for one in family.samples
-        if one.name == BLOCKS.name
+        for sample in family.samples
+        if sample.name == BLOCKS.name
     }
     zeros = {("cooldown", f"n{number}"): 0 for number in range(2)}
     assert counted == zeros | {("cooldown", "n3"): 1, ("policy", "n9"): 1}
@@ -480,9 +490,9 @@ async def test_scrapes_wait_for_each_other() -> None:
         return rendering.result()[-1]
 
     await count(1)
-    one, two = await count(1), await count(2)
+    first, two = await count(1), await count(2)
 
-    assert one == two
+    assert first == two
     assert turns[2] >= 2 * turns[1] - 5
 
 
@@ -500,7 +510,7 @@ def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
     for seen in (view, replace(view, now=NOW + SERIES_KEPT_FOR)):
         forget_old_counts(seen)
         nodes += [
-            {one.labels[1] for one in samples}
+            {sample.labels[1] for sample in samples}
             for family, samples in sample(seen)
             if family is BLOCKS
         ]

@@ -55,7 +55,9 @@ class Server:
         name = body["metadata"]["name"]
         self.writes.append((self.now, name, entry))
         known = next(
-            one for one in self.store.evictions.list_turns(SETTINGS.name) if one.name == name
+            eviction
+            for eviction in self.store.evictions.list_turns(SETTINGS.name)
+            if eviction.name == name
         )
         done = "completionTime" in entry
         self.store.put(
@@ -87,8 +89,8 @@ class Scene:
         self.server = Server(self.store)
         self.lease = type("Held", (), {"held": True})()
         watched = [
-            Watched(one, None, synced=True, contact=NOW)
-            for one in (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
+            Watched(resource, None, synced=True, contact=NOW)
+            for resource in (Resource.VMIS, Resource.VMIMS, Resource.PODS, Resource.KUBEVIRTS)
         ]
         self.blocks = Counter[Reason]()
         self.held: list[float] = []

@@ -33,9 +33,9 @@ def a_tale(stuck: str) -> Tale:
     return tale
 
 
-def shown(found: Comparison, *, width: int | None = None) -> str:
+def shown(result: Comparison, *, width: int | None = None) -> str:
     """The tables, without colours."""
-    return comparison.show(found, width=width, colored=False)
+    return comparison.show(result, width=width, colored=False)
 
 
 def cells(table: str, name: str) -> list[str]:
@@ -61,15 +61,15 @@ def test_exceptions_are_listed() -> None:
     entry = Override(name="gold", policy=Policy(block=True), namespaces=("shop",))
     tale = a_tale("stuck")
     own = Contender(name="own", policy=Policy(overrides=(entry,)))
-    found = tale.played(3 * HOUR, BUILTIN["ours"], own)
-    table = shown(found)
+    result = tale.played(3 * HOUR, BUILTIN["ours"], own)
+    table = shown(result)
 
     assert cells(table, "block: true") == ["0", "4"]
     line = next(line for line in table.splitlines() if line.startswith("own  "))
     assert line.split() == ["own", "gold", "2", "0", "4", "shop/busy,", "shop/stuck"]
     names = ["shop/busy", "shop/stuck"]
     counts = {"vms": 2, "firstVms": names, "allowed": 0, "blocked": 4}
-    told = [policy["overrides"] for policy in to_json(found)["policies"]]
+    told = [policy["overrides"] for policy in to_json(result)["policies"]]
     assert told == [[], [{"name": "gold", **counts}]]
 
 

@@ -246,9 +246,9 @@ def test_a_compressed_file_is_read_as_a_plain_one() -> None:
 
 def test_a_gzip_may_have_several_members() -> None:
     """A gzip file with several members is read as one recording."""
-    one, two = a_recording()[:100], a_recording()[100:]
+    first, two = a_recording()[:100], a_recording()[100:]
 
-    assert read_file(gzip.compress(one) + gzip.compress(two)) == read_file(a_recording())
+    assert read_file(gzip.compress(first) + gzip.compress(two)) == read_file(a_recording())
 
 
 @given(st.integers(min_value=1, max_value=len(a_recording())), st.booleans())

@@ -350,10 +350,10 @@ class TestEvictions:
         tale.vmis[NAME] = a_vmi(uid="new", created=NOW + 7 * MINUTE, migratable=True)
         tale.tell(7 * MINUTE, tale.vmis[NAME], Kind.ADDED)
         tale.evict(8 * MINUTE)
-        found = tale.played(HOUR)
+        comparison = tale.played(HOUR)
 
-        assert (found.accounts[0].allowed, found.accounts[0].blocked.total()) == (2, 1)
-        assert found.vms == 2
+        assert (comparison.accounts[0].allowed, comparison.accounts[0].blocked.total()) == (2, 1)
+        assert comparison.vms == 2
 
 
 class TestTime:
@@ -362,11 +362,11 @@ class TestTime:
     def test_a_cooldown_is_counted_from_its_beginning_to_its_end(self, tale: Tale) -> None:
         """A cooldown is counted from the end of its migration to the end of the cooldown."""
         tale.evict(10)
-        found = tale.played(HOUR)
+        comparison = tale.played(HOUR)
 
-        assert found.accounts[0].cooldown_seconds == pytest.approx(900)
-        assert found.vm_seconds == HOUR
-        assert sum(found.accounts[0].cooling_over_time.bins) == pytest.approx(900)
+        assert comparison.accounts[0].cooldown_seconds == pytest.approx(900)
+        assert comparison.vm_seconds == HOUR
+        assert sum(comparison.accounts[0].cooling_over_time.bins) == pytest.approx(900)
 
     def test_a_cooldown_that_outlasts_the_recording_is_counted_to_its_end(self, tale: Tale) -> None:
         """A cooldown that outlasts the recording is counted to the recording's end."""
@@ -389,10 +389,10 @@ class TestTime:
         tale.events = [event for event in tale.events if event.kind is not Kind.SYNCED]
         tale.events[0] = replace(tale.events[0], at=NOW - 30 * 24 * HOUR)
         tale.evict(10)
-        found = tale.played(HOUR)
+        comparison = tale.played(HOUR)
 
-        assert (found.began, found.ended) == (NOW + 10, NOW + HOUR)
-        assert found.vm_seconds == HOUR - 10
+        assert (comparison.began, comparison.ended) == (NOW + 10, NOW + HOUR)
+        assert comparison.vm_seconds == HOUR - 10
 
     def test_a_late_event_does_not_turn_the_clock_back(self, tale: Tale) -> None:
         """An event with an earlier time does not set the clock back."""
@@ -437,13 +437,13 @@ class TestStuck:
     def test_the_clock_alone_makes_it_stuck(self, tale: Tale) -> None:
         """An evacuation is stuck after 30 minutes without any event, and then the alert fires."""
         tale.mark(10)
-        (one,) = tale.account(2 * HOUR).stuck.longest
+        (evacuation,) = tale.account(2 * HOUR).stuck.longest
 
-        assert one.requested_at == NOW + 10
-        assert one.stuck_at == NOW + 10 + 1800
-        assert one.alerted_at == NOW + 10 + 1800 + ALERT_FOR
-        assert one.ended_at is None
-        assert one.stuck_by == (Cause.AGE,)
+        assert evacuation.requested_at == NOW + 10
+        assert evacuation.stuck_at == NOW + 10 + 1800
+        assert evacuation.alerted_at == NOW + 10 + 1800 + ALERT_FOR
+        assert evacuation.ended_at is None
+        assert evacuation.stuck_by == (Cause.AGE,)
 
     def test_its_state_is_from_when_the_alert_fires(self, tale: Tale) -> None:
         """A stuck evacuation is counted by its state when the alert fires."""
@@ -458,10 +458,10 @@ class TestStuck:
         tale.mark(10)
         for minutes in (1, 4, 7):
             tale.attempt(minutes * MINUTE, fails=True)
-        (one,) = tale.account(HOUR).stuck.longest
+        (evacuation,) = tale.account(HOUR).stuck.longest
 
-        assert one.stuck_at == NOW + 8 * MINUTE + 1
-        assert one.stuck_by == (Cause.FAILURES,)
+        assert evacuation.stuck_at == NOW + 8 * MINUTE + 1
+        assert evacuation.stuck_by == (Cause.FAILURES,)
 
     def test_ends_with_the_evacuation(self, tale: Tale) -> None:
         """The time from the alert to the end of the evacuation is counted in minutes."""
@@ -482,7 +482,10 @@ class TestStuck:
 
         assert (stuck.count, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
         assert stuck.minutes_to_alert == {35: 2}
-        assert [one.requested_at for one in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
+        assert [evacuation.requested_at for evacuation in stuck.longest] == [
+            NOW + 10,
+            NOW + 90 * MINUTE + 10,
+        ]
 
     def test_that_ends_before_the_alert_is_not_alerted(self, tale: Tale) -> None:
         """An evacuation that ends within the rule's `for` causes no alert."""
@@ -502,7 +505,7 @@ class TestStuck:
         stuck = tale.account(2 * HOUR).stuck
 
         assert stuck.count == 150
-        assert [one.name for one in stuck.longest] == names[:100]
+        assert [evacuation.name for evacuation in stuck.longest] == names[:100]
 
 
 class TestSums:
@@ -559,7 +562,7 @@ def test_whatever_happens_the_sums_agree(steps: list[tuple[str, str, float]]) ->
     for account in (reference, ours, recommended):
         assert account.migrations.ended <= none.migrations.ended
         per_vm = (account.migrations.per_vm, account.migrations.per_failing_vm)
-        moves = sum(each * vms for one in per_vm for each, vms in one.items())
+        moves = sum(each * vms for counts in per_vm for each, vms in counts.items())
         assert moves == account.migrations.ended
         assert sum(account.allowed_over_time.bins) == account.allowed
         assert sum(account.blocked_over_time.bins) == account.blocked.total()

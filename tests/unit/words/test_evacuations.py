@@ -10,14 +10,14 @@ from exporter.words.evacuations import OUTCOMES, describe_stuck_move
 
 def test_the_outcome_fails_names_the_states_that_need_a_person() -> None:
     """A state is named if it fails from the start, and only then."""
-    said = OUTCOMES[DrainOutcome.FAILS].meaning
-    assert {state for state in State if f"`{state}`" in said} == NEEDS_PERSON
+    text = OUTCOMES[DrainOutcome.FAILS].meaning
+    assert {state for state in State if f"`{state}`" in text} == NEEDS_PERSON
 
 
 @pytest.mark.parametrize(
-    ("failed", "said"),
+    ("failed", "text"),
     [(0, "manual migration does not end"), (1, "last migration failed"), (2, "2 migrations")],
 )
-def test_a_stuck_move_hangs_or_has_failed(failed: int, said: str) -> None:
+def test_a_stuck_move_hangs_or_has_failed(failed: int, text: str) -> None:
     """A move without failures hangs; otherwise its failures are counted."""
-    assert said in describe_stuck_move(Trigger.MANUAL, failed)
+    assert text in describe_stuck_move(Trigger.MANUAL, failed)

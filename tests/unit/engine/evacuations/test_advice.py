@@ -111,17 +111,17 @@ STALLED = {"start": NOW - 10_000.0}
 def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> State | Obstacle:
     """The obstacle to which the advised action belongs."""
     advice = choose_advice(evidence, diagnosis(evidence, **seen), why, UNKNOWN)
-    found = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
-    assert len(found) == 1
-    return found[0]
+    obstacles = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
+    assert len(obstacles) == 1
+    return obstacles[0]
 
 
 @pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
 def test_every_state_has_an_action(evidence: Evidence) -> None:
     """The advice for every situation has one sentence and one command."""
-    found = diagnosis(evidence)
+    evacuation = diagnosis(evidence)
     for why in ((), (STAYS, LATE, BACKUP, FULL_NODES, PULL), (SELECTOR,)):
-        advice = choose_advice(evidence, found, why, UNKNOWN)
+        advice = choose_advice(evidence, evacuation, why, UNKNOWN)
         assert advice.sentence.endswith(".")
         assert ". " not in advice.sentence
         assert "{" not in advice.sentence
@@ -266,12 +266,12 @@ def test_only_a_copy_beyond_kubevirts_own_limit_is_to_be_aborted(
         vmi={"migration": state},
         vmims=(an_attempt(phase="Running"),) if attempt else (),
     )
-    found = diagnosis(evidence)
+    evacuation = diagnosis(evidence)
 
-    assert found.state is State.MIGRATION_STALLED
+    assert evacuation.state is State.MIGRATION_STALLED
     assert find(evidence) is obstacle
     deletes = " delete virtualmachineinstancemigration kubevirt-evacuation-1"
-    assert choose_advice(evidence, found, (), UNKNOWN).command.endswith(deletes) is (
+    assert choose_advice(evidence, evacuation, (), UNKNOWN).command.endswith(deletes) is (
         obstacle is Obstacle.STALLED
     )
 
@@ -309,14 +309,14 @@ def test_a_shell_runs_what_is_printed(tmp_path: Path) -> None:
     command = choose_advice(evidence, diagnosis(evidence), (), UNKNOWN).command
     ran = [
         subprocess.run(
-            ["sh", "-c", one],
+            ["sh", "-c", line],
             env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
             input="",
             capture_output=True,
             text=True,
             check=True,
         ).stdout.splitlines()
-        for one in (command, write_cancel("shop", odd, odd))
+        for line in (command, write_cancel("shop", odd, odd))
     ]
 
     assert ran[0][3] == odd

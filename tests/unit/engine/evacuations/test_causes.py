@@ -67,8 +67,8 @@ def test_after_the_hand_off_an_older_reason_explains_nothing() -> None:
     attempt = a_why(FAILED, "Running", 60.0)
     for ago, is_newer in ((61.0, False), (60.0, True), (59.0, True)):
         refused = a_why(SCHEDULED, "Unschedulable", ago)
-        found = causes.find_cause((attempt, refused))
-        assert found is (refused if is_newer else attempt)
+        cause = causes.find_cause((attempt, refused))
+        assert cause is (refused if is_newer else attempt)
     early = a_why(FAILED, "Scheduling", 60.0)
     assert causes.find_cause((early, a_why(CONTAINER, "Error", 61.0))) != early
     assert causes.find_cause((attempt, a_why(CONTAINER, "Error", 59.0))) is attempt

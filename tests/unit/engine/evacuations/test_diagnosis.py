@@ -129,9 +129,9 @@ def diagnosis(
     """The diagnosis at `now`, which must exist."""
     if dead is not None or contacts is not None:
         evidence = replace(evidence, trust=a_place(dead, contacts))
-    found = diagnose(evidence, stuck, load, now)
-    assert found is not None
-    return found
+    diagnosis = diagnose(evidence, stuck, load, now)
+    assert diagnosis is not None
+    return diagnosis
 
 
 def test_no_evacuation() -> None:
@@ -339,9 +339,9 @@ class TestStuck:
     )
     def test_causes(self, evidence: Evidence, causes: tuple[Cause, ...]) -> None:
         """The causes of a stuck evacuation are its age and its failures since the request."""
-        found = diagnosis(evidence)
-        assert found.stuck_by == causes
-        assert found.stuck == bool(causes)
+        evacuation = diagnosis(evidence)
+        assert evacuation.stuck_by == causes
+        assert evacuation.stuck == bool(causes)
 
     @pytest.mark.parametrize(
         ("age", "made", "stuck"),
@@ -429,8 +429,8 @@ class TestStuck:
             vmims=(an_attempt(created=NOW - 8990, phase="Scheduling"),),
             pods=(SOURCE, target),
         )
-        found = diagnosis(evacuation, load=load)
-        assert (found.state, found.stuck) == (State.TARGET_NOT_READY, stuck)
+        result = diagnosis(evacuation, load=load)
+        assert (result.state, result.stuck) == (State.TARGET_NOT_READY, stuck)
 
     def test_it_migrates_after_the_queue(self) -> None:
         """A VM whose migration begins as soon as its turn has come is not stuck."""
@@ -478,9 +478,9 @@ class TestStuck:
         attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="")
         failed = {f"f{n}": NOW - 30.0 for n in range(failures)}
         evidence = an_evacuation(age=age, vmi=vmi, vmims=(attempt,), marker={"failed": failed})
-        found = diagnosis(evidence)
-        assert found.state is not State.EXTERNAL
-        assert found.stuck_by == stuck_by
+        result = diagnosis(evidence)
+        assert result.state is not State.EXTERNAL
+        assert result.stuck_by == stuck_by
 
     def test_external_and_tried_by_a_vmim_that_is_gone(self) -> None:
         """A failed attempt of an External evacuation still counts after its VMIM was deleted."""
@@ -564,8 +564,8 @@ class TestBackoff:
     def test_doubles(self, failures: int, seconds: float) -> None:
         """The backoff after n failures is 20 s * 2^(n-1) from the last failure."""
         failed = [a_failed_attempt(n, 10 + 100 * n) for n in range(failures)]
-        found = compute_backoff((*failed, an_attempt(created=NOW)), 20.0)
-        assert found == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
+        backoff = compute_backoff((*failed, an_attempt(created=NOW)), 20.0)
+        assert backoff == Backoff(seconds=seconds, next_try=NOW - 10 + seconds)
 
     @pytest.mark.parametrize(
         ("failed", "attempt"),
@@ -587,15 +587,15 @@ class TestBackoff:
         older = a_failed_attempt(2, 900)
         success = a_failed_attempt(1, 500, phase="Succeeded")
         newer = a_failed_attempt(0, 10)
-        found = compute_backoff((older, success, newer, an_attempt(created=NOW)), 20.0)
-        assert found is not None
-        assert found.seconds == 20
+        backoff = compute_backoff((older, success, newer, an_attempt(created=NOW)), 20.0)
+        assert backoff is not None
+        assert backoff.seconds == 20
 
     @pytest.mark.parametrize("ago", [20, 21])
     def test_over(self, ago: float) -> None:
         """A backoff that has ended is not reported any more."""
-        found = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
-        assert (found.backoff, found.state) == (None, State.TARGET_NOT_READY)
+        evacuation = diagnosis(an_evacuation(vmims=(a_failed_attempt(1, ago), an_attempt())))
+        assert (evacuation.backoff, evacuation.state) == (None, State.TARGET_NOT_READY)
 
 
 class TestContact:
@@ -633,10 +633,10 @@ class TestContact:
         """While the VMI watch is dead no evacuation is stuck; `last_seen` has the last state."""
         evidence = an_evacuation(age=age, marker={"failed": {"f1": NOW - 50}})
         dead, contacts = Resource.VMIS, {Resource.VMIS: NOW - 30}
-        found = diagnosis(evidence, dead=dead, contacts=contacts)
-        assert (found.state, found.stuck) == (State.UNKNOWN, False)
-        assert found.missing == (Resource.VMIS,)
-        assert found.last_seen == LastSeen(NOW - 30, State.NO_MIGRATION, stuck=age > 1800)
+        evacuation = diagnosis(evidence, dead=dead, contacts=contacts)
+        assert (evacuation.state, evacuation.stuck) == (State.UNKNOWN, False)
+        assert evacuation.missing == (Resource.VMIS,)
+        assert evacuation.last_seen == LastSeen(NOW - 30, State.NO_MIGRATION, stuck=age > 1800)
         assert diagnosis(evidence).last_seen is None
         assert diagnosis(evidence, dead=dead).last_seen is None
 
@@ -745,18 +745,18 @@ class TestMoves:
     ) -> None:
         """The state of a user's VMIM is that of an attempt to evacuate."""
         vmim = an_attempt(trigger=Trigger.MANUAL, evacuates="", **overrides)
-        found = self.find(a_move(vmim))
-        assert found is not None
-        assert (found.state, found.trigger) == (state, Trigger.MANUAL)
-        assert found.stuck is (state is State.MIGRATION_STALLED)
+        move = self.find(a_move(vmim))
+        assert move is not None
+        assert (move.state, move.trigger) == (state, Trigger.MANUAL)
+        assert move.stuck is (state is State.MIGRATION_STALLED)
 
     @pytest.mark.parametrize(("age", "stuck"), [(7200, False), (7201, True)])
     def test_an_old_vmim_is_stuck(self, age: float, *, stuck: bool) -> None:
         """An unfinished VMIM is stuck after `stuck.migrationTimeout`."""
         vmim = an_attempt(wait_reason=State.QUOTA, created=NOW - age)
-        found = self.find(a_move(vmim))
-        assert found is not None
-        assert (found.stuck, found.since) == (stuck, NOW - age)
+        move = self.find(a_move(vmim))
+        assert move is not None
+        assert (move.stuck, move.since) == (stuck, NOW - age)
 
     @pytest.mark.parametrize(
         ("newest", "number", "moved"),
@@ -768,19 +768,19 @@ class TestMoves:
     )
     def test_failures_in_a_row(self, newest: float, number: int, *, moved: bool) -> None:
         """Without an unfinished VMIM, `stuck.failedAttempts` recent failures are a stuck move."""
-        failures = [a_failure(one, ago=newest + 100 * one) for one in range(number)]
-        found = self.find(a_move(*failures))
-        assert (found is not None and found.stuck) is moved
-        if found is not None:
-            assert (found.failed_attempts, found.since) == (3, failures[-1].created)
+        failures = [a_failure(n, ago=newest + 100 * n) for n in range(number)]
+        move = self.find(a_move(*failures))
+        assert (move is not None and move.stuck) is moved
+        if move is not None:
+            assert (move.failed_attempts, move.since) == (3, failures[-1].created)
 
     def test_an_aborted_vmim_is_no_failure(self) -> None:
         """A VMIM that its user deleted neither counts nor ends a row of failures."""
         failures = [a_failure(number, ago=60 + number) for number in range(3)]
         aborted = a_failure(9, ago=10, aborted=True)
-        found = self.find(a_move(aborted, *failures))
-        assert found is not None
-        assert found.failed_attempts == 3
+        move = self.find(a_move(aborted, *failures))
+        assert move is not None
+        assert move.failed_attempts == 3
 
     @pytest.mark.parametrize(
         ("ago", "stuck"),
@@ -791,8 +791,8 @@ class TestMoves:
     )
     def test_a_new_attempt_after_failures(self, ago: float, *, stuck: bool) -> None:
         """Failures make a new attempt stuck if it was made at most an hour after the newest."""
-        failures = [a_failure(one, ago=ago + 100 * one) for one in range(3)]
+        failures = [a_failure(number, ago=ago + 100 * number) for number in range(3)]
         attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="", created=NOW - 10)
-        found = self.find(a_move(attempt, *failures))
-        assert found is not None
-        assert (found.stuck, found.failed_attempts) == (stuck, 3)
+        move = self.find(a_move(attempt, *failures))
+        assert move is not None
+        assert (move.stuck, move.failed_attempts) == (stuck, 3)

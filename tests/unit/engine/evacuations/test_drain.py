@@ -70,14 +70,14 @@ def now_in(store: ClockedStore, *dead: Resource) -> Conditions:
 def outcomes_of(store: ClockedStore, node: str = "n1") -> dict[str, DrainOutcome]:
     """The outcome of each VMI on a node, by name."""
     _, candidates = forecast_node(store, node, now_in(store))
-    return {one.evidence.vmi.name: one.outcome for one in candidates}
+    return {candidate.evidence.vmi.name: candidate.outcome for candidate in candidates}
 
 
 def bound_of(store: ClockedStore, node: str = "n1") -> float | None:
     """The least duration of a node's drain; `forecast_nodes` must give the same."""
     forecast, _ = forecast_node(store, node, now_in(store))
-    durations = [find_duration(one, store.kubevirt) for one in store.on_node(node)]
-    known = {node: [one for one in durations if one is not None]}
+    durations = [find_duration(evidence, store.kubevirt) for evidence in store.on_node(node)]
+    known = {node: [duration for duration in durations if duration is not None]}
     assert forecast in forecast_nodes(count_outcomes(store, now_in(store)), known)
     return forecast.at_least
 
@@ -164,7 +164,9 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
 
     assert outcomes_of(store) == {"db1": LEAVES}
     assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({LEAVES: 1})}
-    assert [one.node for one in forecast_nodes(count_outcomes(store, now_in(store)), {})] == ["n1"]
+    assert [
+        forecast.node for forecast in forecast_nodes(count_outcomes(store, now_in(store)), {})
+    ] == ["n1"]
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:
@@ -183,8 +185,8 @@ def test_a_node_is_emptied_unless_a_vm_stays() -> None:
     forecast, _ = forecast_node(store, "n1", now_in(store))
     assert (forecast.can_be_emptied, forecast.at_least) == (False, None)
     nodes = [*forecast_nodes(count_outcomes(store, now_in(store)), {"n1": [60.0]})]
-    assert [(one.can_be_emptied, one.at_least) for one in nodes] == [(False, None), (True, None)]
-    assert [one.vmis for one in nodes] == [4, 1]
+    assert [(node.can_be_emptied, node.at_least) for node in nodes] == [(False, None), (True, None)]
+    assert [node.vmis for node in nodes] == [4, 1]
     total = sum_outcomes(count_outcomes(store, now_in(store)).counts)
     assert total == {LEAVES: 2, RESTARTS: 1, EXTERNAL: 1, STAYS: 1}
 
@@ -377,7 +379,7 @@ vmims = st.builds(
     st.integers(1, 4),
     st.sampled_from(("", "b", "c", "d")),
     st.sampled_from(("", "Pending", "Running", "Succeeded", "Failed", "Failed")),
-    st.sampled_from((None, *(one.state for one in VMIM_CONDITIONS.values()))),
+    st.sampled_from((None, *(condition.state for condition in VMIM_CONDITIONS.values()))),
 )
 pods = st.builds(
     lambda number, again, phase: a_pod(
@@ -415,13 +417,13 @@ changes = st.one_of(vmis, vmims, pods, settings, gone)
 def play(news: list[Any]) -> ClockedStore:
     """A store after these changes."""
     store = a_store(now=NOW - 2000.0)
-    for one in news:
-        if isinstance(one, tuple):
-            resource, number = one
+    for change in news:
+        if isinstance(change, tuple):
+            resource, number = change
             names = {Resource.VMIS: f"db{number}", Resource.PODS: f"launcher-{number}"}
             store.remove(resource, NAMESPACE, names.get(resource, f"mig-{number}"))
         else:
-            store.put(one)
+            store.put(change)
     return store
 
 
@@ -442,18 +444,18 @@ def test_a_drain_only_brings_what_was_forecast(news: list[Any], trust: Trust) ->
     conditions = read_conditions(store, StuckPolicy(), trust, NOW)
     for node in ("n1", "n2"):
         _, candidates = forecast_node(store, node, conditions)
-        for one in candidates:
-            vmi = one.evidence.vmi
-            if one.outcome is not LEAVES or vmi.evacuation_node:
+        for candidate in candidates:
+            vmi = candidate.evidence.vmi
+            if candidate.outcome is not LEAVES or vmi.evacuation_node:
                 continue
             store.now = NOW
             store.put(replace(vmi, evacuation_node=node, eviction_requested_at=NOW))
             evidence = store.evidence(vmi.namespace, vmi.name)
             assert evidence is not None
-            found = conditions.diagnose(evidence)
-            assert found is not None
-            assert found.state not in NOBODY_ENDS
-            assert not found.stuck
+            diagnosis = conditions.diagnose(evidence)
+            assert diagnosis is not None
+            assert diagnosis.state not in NOBODY_ENDS
+            assert not diagnosis.stuck
 
 
 FORECAST = {

@@ -142,7 +142,7 @@ def test_another_reason_or_another_cooldown_is_another_episode(queue: Queue) -> 
     queue.record_blocked(a_vmi(), RUNNING, NOW + 1000 + REPEATED_AFTER)
     (late,) = queue.write(NOW + 1000 + REPEATED_AFTER)
 
-    assert [one.count for one in (cooling, next_one, late)] == [1, 1, 1]
+    assert [event.count for event in (cooling, next_one, late)] == [1, 1, 1]
     assert late.began == NOW + 1000 + REPEATED_AFTER
 
 
@@ -155,7 +155,7 @@ def test_a_stuck_evacuation_has_one_event_and_its_end_another(queue: Queue) -> N
     queue.find([], NOW + 4000)
     written += queue.write(NOW + 4000)
 
-    assert [(one.reason, one.count, one.last - NOW) for one in written] == [
+    assert [(event.reason, event.count, event.last - NOW) for event in written] == [
         (STUCK, 1, 0),
         (STUCK, 2, REPEATED_AFTER),
         (ENDED, 1, 4000),
@@ -173,7 +173,7 @@ def test_an_evacuation_that_was_requested_again_is_another_one(queue: Queue) -> 
 
     queue.find([(a_vmi(), a_diagnosis(requested_at=NOW + 1))], NOW + 120)
 
-    reasons = [one.reason for n in (2, 3) for one in queue.write(NOW + n * PER_VMI)]
+    reasons = [event.reason for n in (2, 3) for event in queue.write(NOW + n * PER_VMI)]
     assert reasons == [STUCK, ENDED]
 
 
@@ -191,9 +191,9 @@ def test_of_one_vm_at_most_one_a_minute(queue: Queue) -> None:
     queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW)
 
-    assert [one.reason for one in queue.write(NOW)] == [STUCK]
+    assert [event.reason for event in queue.write(NOW)] == [STUCK]
     assert queue.write(NOW + PER_VMI - 1) == []
-    assert [one.reason for one in queue.write(NOW + PER_VMI)] == [BLOCKED]
+    assert [event.reason for event in queue.write(NOW + PER_VMI)] == [BLOCKED]
 
 
 def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
@@ -202,12 +202,15 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
         queue.record_blocked(vmi, a_hold(), NOW)
     first = queue.write(NOW)
     queue.find([(vmi, a_diagnosis()) for vmi in vmis(10_100)[10_000:]], NOW)
-    hour = [one for second in range(1, 3601) for one in queue.write(NOW + second)]
+    hour = [event for second in range(1, 3601) for event in queue.write(NOW + second)]
 
     assert len(first) == BURST
     assert len(hour) == 3600
-    assert {one.reason for one in hour[:100]} == {STUCK}
-    assert len({one.vmi.uid for one in first + hour if one.reason is BLOCKED}) == BURST + 3600 - 100
+    assert {event.reason for event in hour[:100]} == {STUCK}
+    assert (
+        len({event.vmi.uid for event in first + hour if event.reason is BLOCKED})
+        == BURST + 3600 - 100
+    )
     list(queue.prune(NOW + 7200))
     assert queue.outcomes[BLOCKED, DROPPED] == 10_000 - BURST - 3600 + 100
     assert queue.write(NOW + 7200) == []
@@ -223,7 +226,7 @@ def test_what_is_held_anew_while_others_are_dropped_stays(queue: Queue) -> None:
     queue.record_blocked(last, a_hold(not_before=NOW + 9000), NOW + 7200)
     list(dropping)
 
-    assert [one.vmi.uid for one in queue.write(NOW + 7200)] == [last.uid]
+    assert [event.vmi.uid for event in queue.write(NOW + 7200)] == [last.uid]
     assert queue.outcomes[BLOCKED, DROPPED] == SLICE + 1
 
 
@@ -256,7 +259,7 @@ def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
     assert queue.write(NOW + 600) == []
     queue.record_blocked(a_vmi(), a_hold(), NOW + 3000)
     assert len(queue.write(NOW + 3000, EXISTING)) == 1
-    assert queue.outcomes == {(BLOCKED, one): 1 for one in (UNREACHABLE, REJECTED, EXISTING)}
+    assert queue.outcomes == {(BLOCKED, error): 1 for error in (UNREACHABLE, REJECTED, EXISTING)}
 
 
 def test_another_replica_takes_over(queue: Queue) -> None:
@@ -267,7 +270,7 @@ def test_another_replica_takes_over(queue: Queue) -> None:
     queue.forget_evacuations()
     queue.find([], NOW + 60)
 
-    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
+    assert [event.reason for event in queue.write(NOW + 60)] == [BLOCKED]
 
 
 def test_an_end_that_another_replica_reports(queue: Queue) -> None:
@@ -288,7 +291,7 @@ def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> Non
     queue.record_blocked(a_vmi(), a_hold(), NOW)
     queue.record_outcome(taken, WRITTEN, NOW)
 
-    assert [one.reason for one in queue.write(NOW + 60)] == [BLOCKED]
+    assert [event.reason for event in queue.write(NOW + 60)] == [BLOCKED]
 
 
 def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
@@ -297,7 +300,7 @@ def test_a_clock_that_goes_back_stops_nothing(queue: Queue) -> None:
     queue.write(NOW)
     queue.find([(a_vmi(), a_diagnosis())], NOW - 3600)
 
-    assert [one.reason for one in queue.write(NOW - 3600)] == [STUCK]
+    assert [event.reason for event in queue.write(NOW - 3600)] == [STUCK]
 
 
 def test_two_replicas_identify_an_episode_alike() -> None:
@@ -310,10 +313,10 @@ def test_two_replicas_identify_an_episode_alike() -> None:
         (episode,) = queue.write(asked)
         return episode.identify(now)
 
-    def identify_stuck(found: float, now: float, **fields: Any) -> str:
+    def identify_stuck(since: float, now: float, **fields: Any) -> str:
         queue = Queue()
-        queue.find([(a_vmi(), a_diagnosis(**fields))], found)
-        (episode,) = queue.write(found)
+        queue.find([(a_vmi(), a_diagnosis(**fields))], since)
+        (episode,) = queue.write(since)
         return episode.identify(now)
 
     assert identify(a_hold(), NOW, NOW + 90) == identify(a_hold(), NOW + 30, NOW + 60)

@@ -49,8 +49,8 @@ CLOSED = a_cordon(name="n2")
 def a_vm(*vmims: Any, pods: tuple[Any, ...] = (), **vmi: Any) -> Evidence:
     """Evidence of a migratable VM on n1."""
     launcher = a_pod()
-    found = a_vmi(**({"migratable": True} | vmi))
-    return some_evidence(vmi=found, launcher=launcher, vmims=vmims, pods=(launcher, *pods))
+    subject = a_vmi(**({"migratable": True} | vmi))
+    return some_evidence(vmi=subject, launcher=launcher, vmims=vmims, pods=(launcher, *pods))
 
 
 def ground_of(evidence: Evidence, *nodes: Node) -> Ground:
@@ -132,8 +132,8 @@ def test_an_evacuation_that_fails_again_and_again_fails(failures: int, ground: G
     failed = {f"f{number}": NOW - 30.0 * number for number in range(failures)}
     evidence = an_evacuation(age=600.0, marker={"failed": failed})
     conditions = beside(Node(name="n2"))
-    found = conditions.diagnose(evidence)
-    assert found is not None
-    outlook = judge(evidence, conditions, found)
+    diagnosis = conditions.diagnose(evidence)
+    assert diagnosis is not None
+    outlook = judge(evidence, conditions, diagnosis)
     assert outlook.ground is ground
-    assert outlook.diagnosis is found
+    assert outlook.diagnosis is diagnosis

@@ -48,9 +48,9 @@ DERIVED = {
 
 def diagnosed(store: ClockedStore, evidence: Evidence, now: float) -> Diagnosis:
     """The diagnosis, which must exist."""
-    found = diagnose(evidence, StuckPolicy(), store.load(), now)
-    assert found is not None
-    return found
+    diagnosis = diagnose(evidence, StuckPolicy(), store.load(), now)
+    assert diagnosis is not None
+    return diagnosis
 
 
 def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, float]:
@@ -64,8 +64,8 @@ def load(path: Path, *, limits: bool = True) -> tuple[ClockedStore, Evidence, fl
     sets = [vmi, *recorded["vmims"], *recorded["pods"], *recorded.get("others", [])]
     if limits and recorded["kubevirt_cr"] is not None:
         sets.append(recorded["kubevirt_cr"])
-    for one in sets:
-        store.put(parse_object(RESOURCES[one["kind"]], msgspec.json.encode(one)).fact)
+    for document in sets:
+        store.put(parse_object(RESOURCES[document["kind"]], msgspec.json.encode(document)).fact)
     evidence = store.evidence(vmi["metadata"]["namespace"], vmi["metadata"]["name"])
     assert evidence is not None
     return store, evidence, now

@@ -53,9 +53,9 @@ def test_the_pause_ends_at_its_instant(seconds: float, state: State) -> None:
     """The next attempt may start 20 s after the first failure, and not before."""
     attempt = an_attempt(created=NOW - 1.0)
     evidence = an_evacuation(age=200.0, vmims=(a_failed_attempt(1, seconds), attempt))
-    found = assess(evidence, STUCK, ROOM, NOW, None)
-    assert (found.state is State.BACKOFF) is (state is State.BACKOFF)
-    assert (found.backoff is not None) is (state is State.BACKOFF)
+    situation = assess(evidence, STUCK, ROOM, NOW, None)
+    assert (situation.state is State.BACKOFF) is (state is State.BACKOFF)
+    assert (situation.backoff is not None) is (state is State.BACKOFF)
 
 
 def test_a_hand_off_lasts_until_the_copy_begins() -> None:

@@ -77,16 +77,16 @@ FACTS = st.lists(st.tuples(st.sampled_from(["", "m1", "m2", "m3"]), migrations()
 )
 def test_records_join_field_by_field(field: str, loses: Any, wins: Any) -> None:
     """Each field of two records joins by its own rule, in either order of the records."""
-    one, other = Migration(**{field: loses}), Migration(**{field: wins})
-    assert join(one, other) == join(other, one) == other
+    loser, winner = Migration(**{field: loses}), Migration(**{field: wins})
+    assert join(loser, winner) == join(winner, loser) == winner
 
 
-@given(one=migrations(), two=migrations(), three=migrations())
-def test_join_is_a_join(one: Migration, two: Migration, three: Migration) -> None:
+@given(first=migrations(), second=migrations(), third=migrations())
+def test_join_is_a_join(first: Migration, second: Migration, third: Migration) -> None:
     """Joining is commutative, associative and idempotent."""
-    assert join(one, two) == join(two, one)
-    assert join(join(one, two), three) == join(one, join(two, three))
-    assert join(one, one) == one
+    assert join(first, second) == join(second, first)
+    assert join(join(first, second), third) == join(first, join(second, third))
+    assert join(first, first) == first
 
 
 @given(facts=FACTS, data=st.data())

@@ -53,13 +53,15 @@ def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
     now = conditions(store, **sees)
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now).counts["n1"] == forecast.outcomes
-    return {one.evidence.vmi.name: one.outcome for one in candidates}
+    return {candidate.evidence.vmi.name: candidate.outcome for candidate in candidates}
 
 
 def test_a_budget_that_says_nothing_new_is_no_change() -> None:
     """A budget counts as a change only when it starts or stops forbidding disruptions."""
     budgets, allowing = Budgets({}), a_budget(forbids=False)
-    changes = [budgets.put(one) for one in (allowing, a_budget(), a_budget(), allowing, allowing)]
+    changes = [
+        budgets.put(budget) for budget in (allowing, a_budget(), a_budget(), allowing, allowing)
+    ]
     assert changes == [False, True, False, True, False]
     assert [budgets.put(a_budget()), len(budgets)] == [True, 1]
     assert [budgets.remove(NAMESPACE, "web") for _ in range(2)] == [True, False]
@@ -72,7 +74,7 @@ def test_a_copy_has_the_budgets_of_its_instant() -> None:
     budgets = Budgets({(launcher.namespace, launcher.name): launcher})
     before = budgets.copy()
     budgets.put(a_budget())
-    assert [one.find(launcher) for one in (before, budgets.copy())] == ["", "web"]
+    assert [index.find(launcher) for index in (before, budgets.copy())] == ["", "web"]
 
 
 def test_the_first_of_two_budgets_is_named() -> None:
@@ -102,7 +104,7 @@ def test_a_budget_forbids_what_would_restart_alone() -> None:
         "db4": DrainOutcome.RESTARTS,
     }
     assert outcomes(store, sees=False)["db1"] is DrainOutcome.RESTARTS
-    reasons = [one.reasons for one in forecast_node(store, "n1", conditions(store))[1]]
+    reasons = [candidate.reasons for candidate in forecast_node(store, "n1", conditions(store))[1]]
     budget = (Why(WhySource.POD_DISRUPTION_BUDGET, "web"),)
     assert reasons == [budget, budget, (), ()]
 

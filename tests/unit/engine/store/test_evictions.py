@@ -85,8 +85,8 @@ def test_a_vm_that_is_not_marked_yet_counts_in_its_drain(store: ClockedStore) ->
 
     def progress() -> tuple[int, Requester | None] | None:
         conditions = read_conditions(store, StuckPolicy(), store.trust, NOW)
-        found = forecast_node(store, "n1", conditions)[0].progress
-        return None if found is None else (found.asked, found.requested_by)
+        progress = forecast_node(store, "n1", conditions)[0].progress
+        return None if progress is None else (progress.asked, progress.requested_by)
 
     assert progress() is None
     store.put(an_eviction())

@@ -27,9 +27,9 @@ def test_nothing_is_left_of_a_vmi_without_pods() -> None:
 def test_which_vmis_have_more_than_one_active_pod() -> None:
     """`crowded` has a VMI while two of its pods are active."""
     index = LauncherIndex()
-    one, other = a_pod(), a_pod(name="other", uid="other")
+    first, other = a_pod(), a_pod(name="other", uid="other")
     crowds = []
-    for pod in (one, other, a_pod(name="other", uid="other", phase="Succeeded"), other):
+    for pod in (first, other, a_pod(name="other", uid="other", phase="Succeeded"), other):
         index.put(pod)
         crowds.append(index.crowded.copy())
     index.remove(other)

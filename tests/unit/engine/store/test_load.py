@@ -46,10 +46,10 @@ BOTH = ("shop/db1", "shop/db2")
 def test_the_limit_that_is_reached(load: dict[str, object], limit: Limit | None) -> None:
     """The node's limit is named before the cluster's, because raising the other would not help."""
     limits = MigrationLimits(cluster=5, outbound_per_node=2)
-    found = Load(limits=limits, **load)  # type: ignore[arg-type]
+    load_of_node = Load(limits=limits, **load)  # type: ignore[arg-type]
 
-    assert found.find_limit("n1") == limit
-    assert found.is_full("n1") is (limit is not None)
+    assert load_of_node.find_limit("n1") == limit
+    assert load_of_node.is_full("n1") is (limit is not None)
 
 
 def test_a_node_that_nothing_leaves_has_all_its_slots() -> None:

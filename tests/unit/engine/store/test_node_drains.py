@@ -66,7 +66,8 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
     """The progress of a node's drain, which must be the same in both forecasts."""
     conditions = now_in(store)
     by_name = {
-        one.node: one.progress for one in forecast_nodes(count_outcomes(store, conditions), {})
+        forecast.node: forecast.progress
+        for forecast in forecast_nodes(count_outcomes(store, conditions), {})
     }
     single = forecast_node(store, node, conditions)[0].progress
     assert by_name.get(node) == single
@@ -172,7 +173,7 @@ def test_an_eviction_by_nobody_knows_whom_is_no_drain() -> None:
     """Before KubeVirt 1.7, nothing says whether the descheduler evicts from an open node."""
     ends: list[object] = []
     store = a_store(asked(1), a_vmim(vmi_name=asked(1).name, evacuates="n1"), now=NOW)
-    store.drains.record_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *end: ends.append(end)
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
     store.put(gone(1, NOW))
     assert ends == []
@@ -190,7 +191,7 @@ def test_a_cordon_inherits_no_age() -> None:
         vmi_name=requested.name, evacuates="n1", priority=Priority.SYSTEM_CRITICAL, created=old
     )
     store = a_store(requested, attempt, a_movable(2), now=old)
-    store.drains.record_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *end: ends.append(end)
     store.now = NOW
     assert drain_of(store).since == old
     store.put(a_cordon(cordoned_at=NOW - 10.0))
@@ -287,7 +288,7 @@ def test_how_a_drain_ends(before: list[Fact], after: list[Fact], end: object) ->
     """Each drain ends once, with its outcome and its duration."""
     ends = []
     store = a_store(now=NOW)
-    store.drains.record_end = lambda *one: ends.append(one)
+    store.drains.record_end = lambda *end: ends.append(end)
     for fact in (*before, *after, *after):
         store.put(fact)
     assert ends == ([] if end is None else [end])
@@ -297,7 +298,7 @@ def test_a_node_that_is_deleted() -> None:
     """The drain of a node that is deleted before it is empty has an outcome of its own."""
     ends = []
     store = a_store(a_cordon(), asked(1))
-    store.drains.record_end = lambda *one: ends.append(one[0])
+    store.drains.record_end = lambda *end: ends.append(end[0])
     store.remove(Resource.NODES, "", "n1")
     assert ends == [DrainEnd.NODE_DELETED]
 
@@ -309,7 +310,7 @@ def test_an_earlier_request_dates_an_open_node_only() -> None:
     for node in ("n1", "n2"):
         for uid, requested_at in (("a", NOW), ("b", NOW - 90.0), ("c", NOW - 30.0)):
             drains.ask(node, uid, requested_at, is_drained=True)
-    assert {node: one.since for node, one in drains.read().items()} == {
+    assert {node: drain.since for node, drain in drains.read().items()} == {
         "n1": NOW - 90.0,
         "n2": NOW - 60.0,
     }
@@ -319,7 +320,7 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
     """A change of a node that was not closed leaves its drain as it is."""
     ends: list[object] = []
     drains = NodeDrains({})
-    drains.record_end = lambda *one: ends.append(one)
+    drains.record_end = lambda *end: ends.append(end)
     drains.ask("n1", "a", NOW, is_drained=True)
     drains.open("n1", NOW)
     assert drains.read()["n1"].since == NOW

@@ -61,9 +61,9 @@ def conditions(store: ClockedStore, *, sees_nodes: bool = True) -> Conditions:
 def diagnosis_of(store: ClockedStore, **seen: bool) -> Diagnosis:
     """The diagnosis of the only evacuation."""
     (evidence,) = store.evacuating()
-    found = conditions(store, **seen).diagnose(evidence)
-    assert found is not None
-    return found
+    diagnosis = conditions(store, **seen).diagnose(evidence)
+    assert diagnosis is not None
+    return diagnosis
 
 
 def test_a_node_is_cordoned_until_it_is_not() -> None:
@@ -74,7 +74,7 @@ def test_a_node_is_cordoned_until_it_is_not() -> None:
     forecast = forecast_node(store, "n1", conditions(store))[0]
     assert (forecast.schedulable, forecast.facts) == (False, a_cordon())
     nodes = forecast_nodes(count_outcomes(store, conditions(store)), {})
-    assert [one.schedulable for one in nodes] == [False]
+    assert [node.schedulable for node in nodes] == [False]
     store.put(a_cordon(schedulable=True, cordoned_at=None))
     assert forecast_node(store, "n1", conditions(store))[0].schedulable is True
 

@@ -85,12 +85,12 @@ def test_the_first_request_wins(store: ClockedStore) -> None:
     assert requester_of(store) == Requester(NOW, "alice")
 
 
-@pytest.mark.parametrize(("waited", "found"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
-def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, found: bool) -> None:
+@pytest.mark.parametrize(("waited", "known"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
+def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, known: bool) -> None:
     """A request counts only if KubeVirt marks the VMI within a webhook's longest timeout."""
     admit(store, "alice", NOW)
     mark(store, NOW + waited)
-    assert (requester_of(store) is not None) is found
+    assert (requester_of(store) is not None) is known
 
 
 def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:

@@ -355,8 +355,8 @@ def test_a_pod_of_another_namespace_changes_nothing() -> None:
 def test_the_vmi_of_a_pod(pod: Pod, *, known: bool) -> None:
     """The store finds a pod and its VMI by the pod's name, if both exist."""
     store = a_store(a_vmi(), pod)
-    found = store.find_pod(NAMESPACE, "virt-launcher-db1-x")
-    assert found == ((pod, seen(store).vmi) if known else None)
+    pair = store.find_pod(NAMESPACE, "virt-launcher-db1-x")
+    assert pair == ((pod, seen(store).vmi) if known else None)
 
 
 def test_pods_that_may_not_be_seen() -> None:
@@ -419,7 +419,7 @@ def test_the_vmis_on_a_node() -> None:
     store = a_store(
         a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3", node="n2")
     )
-    assert [one.vmi.name for one in store.on_node("n1")] == [NAME]
+    assert [evidence.vmi.name for evidence in store.on_node("n1")] == [NAME]
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -455,13 +455,13 @@ def test_the_load_is_that_of_all_that_is_there(
     """Migrations are counted as KubeVirt counts them."""
     store = a_store(a_vmi(), KubeVirtSettings())
     there: dict[str, Vmim | Pod] = {}
-    for one in news:
-        if isinstance(one, tuple):
-            store.remove(one[0], NAMESPACE, one[1])
-            there.pop(one[1], None)
+    for change in news:
+        if isinstance(change, tuple):
+            store.remove(change[0], NAMESPACE, change[1])
+            there.pop(change[1], None)
         else:
-            store.put(one)
-            there[one.name] = one
+            store.put(change)
+            there[change.name] = change
     targets = {pod.migration_uid for pod in there.values() if isinstance(pod, Pod)}
     running = sum(
         vmim.phase in RUNNING_PHASES or (vmim.phase == "Pending" and vmim.uid in targets)
@@ -565,10 +565,10 @@ def test_the_backoff_counts_the_failures_of_an_earlier_vmi_of_that_name() -> Non
     store.put(a_vmi(evacuation_node="n1", created=NOW + 1, migratable=True))
     next_try = a_vmim(name="mig-2", uid="m2", created=NOW + 5, trigger=Trigger.EVACUATION)
     store.put(next_try)
-    found = diagnose(seen(store), StuckPolicy(), store.load(), NOW + 6)
-    assert found is not None
-    assert (found.state, found.backoff) == (State.BACKOFF, Backoff(20.0, NOW + 20))
-    assert found.failed_attempts == 0
+    diagnosis = diagnose(seen(store), StuckPolicy(), store.load(), NOW + 6)
+    assert diagnosis is not None
+    assert (diagnosis.state, diagnosis.backoff) == (State.BACKOFF, Backoff(20.0, NOW + 20))
+    assert diagnosis.failed_attempts == 0
 
 
 @pytest.mark.parametrize(
@@ -952,8 +952,8 @@ def test_a_vm_recreated_starts_clean(before: list[str], rng: random.Random) -> N
 def count_entries(part: object) -> int:
     """The number of entries in all containers of a store and of its parts."""
     inside = vars(part).values()
-    containers = sum(len(one) for one in inside if isinstance(one, dict | set | list))
-    parts = (one for one in inside if hasattr(one, "__dict__") and not callable(one))
+    containers = sum(len(value) for value in inside if isinstance(value, dict | set | list))
+    parts = (value for value in inside if hasattr(value, "__dict__") and not callable(value))
     return containers + sum(map(count_entries, parts))
 
 
@@ -1054,7 +1054,7 @@ def test_a_saved_history_proves_whose_a_migration_is() -> None:
     old = SavedVmi(uid=UID, namespace=NAMESPACE, migrations={"old": a_migration()})
     store = ClockedStore(old)
     put(store, a_vmi(), a_vmim(uid="old", created=NOW - 90_000.0))
-    assert [one.uid for one in seen(store).vmims] == ["old"]
+    assert [vmim.uid for vmim in seen(store).vmims] == ["old"]
 
 
 def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() -> None:

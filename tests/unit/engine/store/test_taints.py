@@ -72,14 +72,14 @@ def test_a_tainted_node_is_evacuated(*, node_is_first: bool) -> None:
         *(an_attempt(n, created=TAINTED + n) for n in range(1, 4)),
     ]
     store = a_store(*(facts if node_is_first else facts[::-1]))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.requested_at, found.through, found.source) == (
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.requested_at, diagnosis.through, diagnosis.source) == (
         TAINTED,
         RequestedThrough.TAINT,
         Source.OTHER,
     )
-    assert (found.failed_attempts, found.stuck, found.tainted) == (3, True, True)
+    assert (diagnosis.failed_attempts, diagnosis.stuck, diagnosis.tainted) == (3, True, True)
     forecast, (candidate,) = forecast_node(store, "n1", see(store))
     assert (candidate.outcome, forecast.can_be_emptied) == (DrainOutcome.FAILS, False)
 
@@ -134,7 +134,7 @@ def test_it_ends_when_the_vm_has_left() -> None:
     assert not store.drains.read()["n1"].left
     state = a_state(end=NOW - 5.0, outcome=Outcome.SUCCEEDED, source_node="n1")
     store.put(a_movable(node="n2", migration=state))
-    assert [one.vmi.name for one in store.evacuating()] == ["db2"]
+    assert [evidence.vmi.name for evidence in store.evacuating()] == ["db2"]
     assert store.drains.read()["n1"].left == {UID: NOW - 5.0}
 
 
@@ -142,9 +142,9 @@ def test_without_a_date_the_oldest_attempt_counts() -> None:
     """A taint without `timeAdded` is as old as the oldest attempt if it was there at the start."""
     store = a_store(a_movable(), an_attempt(1, created=NOW - 900.0), now=NOW)
     store.put(a_tainted(at=None))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.requested_at, found.failed_attempts) == (NOW - 900.0, 1)
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW - 900.0, 1)
 
 
 def test_the_date_of_the_taint_counts_and_not_our_clock() -> None:
@@ -153,9 +153,9 @@ def test_the_date_of_the_taint_counts_and_not_our_clock() -> None:
         Node(name="n1"), a_movable(), an_attempt(1, created=NOW - 150.0), now=NOW - 60.0
     )
     store.put(a_tainted(at=NOW - 200.0))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.requested_at, found.failed_attempts) == (NOW - 200.0, 1)
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW - 200.0, 1)
 
 
 def test_the_earlier_of_cordon_and_taint_begins_the_drain() -> None:
@@ -172,33 +172,33 @@ def test_attempts_before_the_taint_do_not_count() -> None:
     )
     store.now = NOW
     store.put(a_tainted(at=None))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.requested_at, found.failed_attempts) == (NOW, 0)
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW, 0)
 
 
 def test_a_vm_that_comes_later_is_asked_later() -> None:
     """A VM that came to the node after the taint is evacuating since it came."""
     state = a_state(end=NOW - 100.0, outcome=Outcome.SUCCEEDED, source_node="n2")
     store = a_store(a_tainted(), a_movable(migration=state))
-    found = diagnose(store)
-    assert found is not None
-    assert found.requested_at == NOW - 100.0
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert diagnosis.requested_at == NOW - 100.0
 
 
 def test_an_eviction_from_a_tainted_node() -> None:
     """An eviction from a tainted node continues its evacuation; neither can be cancelled."""
     store = a_store(a_tainted(), a_movable(), an_attempt(1, created=TAINTED + 60.0))
     store.put(a_movable(evacuation_node="n1", eviction_requested_at=NOW - 60.0))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.through, found.tainted) == (RequestedThrough.EVICTION, True)
-    assert (found.requested_at, found.failed_attempts) == (TAINTED, 1)
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.through, diagnosis.tainted) == (RequestedThrough.EVICTION, True)
+    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (TAINTED, 1)
     store.put(Node(name="n1"))
     store.put(a_movable(evacuation_node="n1", eviction_requested_at=NOW - 60.0, phase="Running"))
-    found = diagnose(store)
-    assert found is not None
-    assert (found.tainted, found.requested_at) == (False, NOW - 60.0)
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert (diagnosis.tainted, diagnosis.requested_at) == (False, NOW - 60.0)
 
 
 @pytest.mark.parametrize("evicted", [True, False])
@@ -212,12 +212,12 @@ def test_a_taint_that_was_left_behind(*, evicted: bool) -> None:
     assert not before.leftover
     store.now = NOW
     store.put(a_tainted(schedulable=True))
-    found = diagnose(store)
-    assert found is not None
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
     if evicted:
-        assert found.source is Source.UNKNOWN
-    assert found.leftover
-    advice = choose_advice(next(store.evacuating()), found, (), see(store))
+        assert diagnosis.source is Source.UNKNOWN
+    assert diagnosis.leftover
+    advice = choose_advice(next(store.evacuating()), diagnosis, (), see(store))
     assert "Remove the taint kubevirt.io/drain from n1" in advice.sentence
     assert advice.command == "kubectl taint nodes n1 kubevirt.io/drain:NoSchedule-"
 
@@ -229,9 +229,9 @@ def test_a_taint_alone_is_no_left_over() -> None:
     store.now = NOW
     for fact in (a_tainted(), a_movable()):
         store.put(fact)
-    found = diagnose(store)
-    assert found is not None
-    assert not found.leftover
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    assert not diagnosis.leftover
 
 
 class TestNodesNotSeen:
@@ -252,10 +252,10 @@ class TestNodesNotSeen:
             a_movable(),
             an_attempt(2, created=NOW - 60.0, phase="Pending"),
         )
-        found = diagnose(store)
-        assert found is not None
-        assert (found.requested_at, found.through) == (NOW - 900.0, RequestedThrough.TAINT)
-        assert (found.failed_attempts, found.tainted) == (1, True)
+        diagnosis = diagnose(store)
+        assert diagnosis is not None
+        assert (diagnosis.requested_at, diagnosis.through) == (NOW - 900.0, RequestedThrough.TAINT)
+        assert (diagnosis.failed_attempts, diagnosis.tainted) == (1, True)
         store.now = NOW + 86_400.0
         assert diagnose(store) is not None
 
@@ -287,9 +287,11 @@ class TestNodesNotSeen:
         for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0, NOW + 651.0):
             store.now = at
             store.put(a_pod(name="other", uid=f"{at}", vmi_uid="other"))
-            left.append([one.vmi.name for one in store.evacuating() if one.vmi.name != "db4"])
+            left.append(
+                [evidence.vmi.name for evidence in store.evacuating() if evidence.vmi.name != "db4"]
+            )
         assert left == [["db1", "db2", "db3"], ["db2", "db3"], ["db2", "db3"], ["db3"], []]
-        assert [one.vmi.name for one in store.evacuating()] == ["db4"]
+        assert [evidence.vmi.name for evidence in store.evacuating()] == ["db4"]
 
     def test_a_new_attempt_keeps_it_open(self) -> None:
         """The next attempt continues the evacuation."""
@@ -298,11 +300,11 @@ class TestNodesNotSeen:
         store.put(an_attempt(2, created=NOW + 300.0, phase="Pending"))
         store.now = NOW + 1200.0
         store.put(an_attempt(2, created=NOW + 300.0))
-        found = diagnose(store)
-        assert found is None
+        diagnosis = diagnose(store)
+        assert diagnosis is None
         store.put(an_attempt(3, created=NOW + 1190.0, phase="Scheduling"))
-        found = diagnose(store)
-        assert found is not None
+        diagnosis = diagnose(store)
+        assert diagnosis is not None
 
     def test_a_success_ends_it(self) -> None:
         """Attempts before the newest success show nothing."""
@@ -345,9 +347,9 @@ class TestRestart:
         assert store.save(UID) == saved
         store.put(a_tainted())
         store.hide()
-        found = diagnose(store)
-        assert found is not None
-        assert (found.requested_at, found.failed_attempts) == (TAINTED, 8)
+        diagnosis = diagnose(store)
+        assert diagnosis is not None
+        assert (diagnosis.requested_at, diagnosis.failed_attempts) == (TAINTED, 8)
 
     def test_the_taint_is_gone(self) -> None:
         """An evacuation whose taint was removed while the exporter was down is over."""
@@ -358,9 +360,9 @@ class TestRestart:
         saved = store.save(UID)
         assert saved is None or saved.marker is None
         store.put(a_tainted(at=None))
-        found = diagnose(store)
-        assert found is not None
-        assert (found.failed_attempts, found.state) == (0, State.NO_MIGRATION)
+        diagnosis = diagnose(store)
+        assert diagnosis is not None
+        assert (diagnosis.failed_attempts, diagnosis.state) == (0, State.NO_MIGRATION)
 
     def test_only_attempts_show_it(self) -> None:
         """Without nodes, an attempt within ten minutes of the last one continues an evacuation."""
@@ -374,9 +376,9 @@ class TestRestart:
             store = ClockedStore(saved, now=NOW + pause, sees_nodes=False)
             store.put(a_movable())
             store.put(an_attempt(3, created=store.now - 60.0))
-            found = diagnose(store)
-            assert found is not None
-            assert found.failed_attempts == failed_attempts
+            diagnosis = diagnose(store)
+            assert diagnosis is not None
+            assert diagnosis.failed_attempts == failed_attempts
 
 
 def test_the_view_has_the_present_date_of_a_request() -> None:

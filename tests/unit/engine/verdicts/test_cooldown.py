@@ -86,7 +86,9 @@ def measured(evidence: Evidence, policy: Policy, now: Instant = NOW) -> Cooldown
 
 def verdicts(evidence: Evidence, policy: Policy, now: Instant = NOW) -> tuple[str, str]:
     """The reasons at filter and at preEviction; "" means that the eviction is allowed."""
-    filtered, evicted = (decide(evidence, policy, now, checkpoint=one) for one in Checkpoint)
+    filtered, evicted = (
+        decide(evidence, policy, now, checkpoint=checkpoint) for checkpoint in Checkpoint
+    )
     return filtered.reason or "", evicted.reason or ""
 
 
@@ -237,9 +239,9 @@ def test_a_rule_is_silent_while_what_it_rests_on_is_dead(
     evidence = replace(evidence, trust=NamespaceTrust(dead=frozenset({dead})))
     assert decide(evidence, BLOCKING, NOW).allowed is silent
     findings = evaluate_rules(evidence, BLOCKING.of(evidence.vmi), NOW)
-    for one in findings:
-        assert one.silenced == (dead in RESTS_ON[one.rule])
-    assert [one.rule for one in findings if one.blocks] == ([] if silent else [rule])
+    for finding in findings:
+        assert finding.silenced == (dead in RESTS_ON[finding.rule])
+    assert [finding.rule for finding in findings if finding.blocks] == ([] if silent else [rule])
 
 
 @pytest.mark.parametrize(
@@ -638,8 +640,8 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
             own = replace(state, ended=False, end=None)
         case _:
             pass
-    one = st.tuples(st.sampled_from(CLUSTER_RESOURCES), st.integers(-900, 0))
-    unreadable = draw(st.lists(one, max_size=1))
+    pair = st.tuples(st.sampled_from(CLUSTER_RESOURCES), st.integers(-900, 0))
+    unreadable = draw(st.lists(pair, max_size=1))
     return some_evidence(
         vmi=a_vmi(migration=own),
         history=history,
@@ -717,8 +719,8 @@ def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
     """A longer migration never gives a shorter cooldown, and the cap bounds every one."""
     shorter, longer = sorted((shorter, longer))
     policy = a_policy(max_migration_cooldown=limit)
-    one, other = (cap(back_off(base, count), policy) for base in (shorter, longer))
-    assert one <= other
+    first, other = (cap(back_off(base, count), policy) for base in (shorter, longer))
+    assert first <= other
     assert other <= (limit or LONGEST_COOLDOWN)
 
 

@@ -55,7 +55,11 @@ SILENT = a_trust(*CLUSTER_RESOURCES)
 
 def count_kept(view: VerdictView) -> int:
     """The number of entries in all containers of a view."""
-    return sum(len(one) for one in vars(view).values() if isinstance(one, dict | list | set))
+    return sum(
+        len(container)
+        for container in vars(view).values()
+        if isinstance(container, dict | list | set)
+    )
 
 
 def summarized(
@@ -64,7 +68,9 @@ def summarized(
     """The counts by verdict and node, and the cooling VMIs by name, at `now`."""
     view.advance(now, trust or Trust())
     summary = view.summarize()
-    cooling = {one.evidence.vmi.name: (one.evidence.vmi, one.cooldown) for one in summary.cooling}
+    cooling = {
+        entry.evidence.vmi.name: (entry.evidence.vmi, entry.cooldown) for entry in summary.cooling
+    }
     assert len(cooling) == len(summary.cooling)
     return dict(summary.verdicts), cooling
 
@@ -108,7 +114,7 @@ def test_the_next_change_is_the_earliest_expiry() -> None:
         store.put(a_vmi(name=f"db{minute}", uid=f"u{minute}", migration=a_state(end=end)))
         view.advance(NOW, Trust())
         cooling = view.summarize().cooling
-        assert view.changes_at() == min(one.until for one in cooling)
+        assert view.changes_at() == min(entry.until for entry in cooling)
 
 
 def test_a_vmi_counts_once_by_its_first_reason() -> None:
@@ -299,8 +305,8 @@ def test_until_when_an_entry_is_valid(
     """
     state = a_state(uid="m0", start=None, end=NOW - end)
     older = [
-        an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - one, finished_at=NOW - one)
-        for i, one in enumerate(others, 1)
+        an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - age, finished_at=NOW - age)
+        for i, age in enumerate(others, 1)
     ]
     view = a_verdict_view(a_store(a_vmi(migration=state), *older), POLICY)
     view.advance(NOW, Trust())
@@ -400,14 +406,14 @@ objects = st.one_of(
     st.tuples(st.just(Resource.VMIMS), st.sampled_from(("mig-1", "mig-2", "mig-3"))),
     st.tuples(st.just(Resource.PODS), st.sampled_from(NAMES).map("pod-{}".format)),
 )
-deletions = objects.map(lambda one: Removed(one[0], NAMESPACE, one[1]))
-refusals = objects.map(lambda one: Unreadable(one[0], NAMESPACE, one[1]))
+deletions = objects.map(lambda key: Removed(key[0], NAMESPACE, key[1]))
+refusals = objects.map(lambda key: Unreadable(key[0], NAMESPACE, key[1]))
 dead_sets = st.frozensets(st.sampled_from(CLUSTER_RESOURCES))
 unseen_sets = st.frozensets(st.sampled_from((Resource.VMIMS, Resource.PODS)))
 places = st.builds(NamespaceTrust, unseen_sets, dead_sets)
 trusts = st.just(Trust()) | st.builds(Trust, places, st.dictionaries(st.just(NAMESPACE), places))
 pauses = st.builds(Pause, st.sampled_from(STEPS), trusts, st.integers(0, 2))
-facts = (one.map(Observed) for one in (vmis, vmis, vmims, pods))
+facts = (strategy.map(Observed) for strategy in (vmis, vmis, vmims, pods))
 lives = st.lists(st.one_of(*facts, deletions, refusals, pauses, pauses), max_size=40)
 
 
@@ -463,14 +469,17 @@ def check(played: Play) -> None:
         blocked += [] if entry.verdict(None).allowed else [vmi.name]
     assert [entry.evidence.vmi.name for entry in view.list_blocked()] == sorted(blocked)
     assert sorted(view.summarize().foreseen) == sorted(foreseen)
-    unsettled = [one for one in played.store.all_evidence() if one.unsettled]
+    unsettled = [evidence for evidence in played.store.all_evidence() if evidence.unsettled]
     assert by_name(view.list_unsettled()) == by_name(unsettled)
     check_unchanged(played, math.nextafter(min(view.changes_at(), now + 1e6), now))
 
 
-def by_name(found: Iterable[Evidence]) -> dict[str, Evidence]:
+def by_name(every: Iterable[Evidence]) -> dict[str, Evidence]:
     """The evidence by the VMI's name, without the trust: contacts are news, but no change."""
-    return {one.vmi.name: replace(one.snapshot(), trust=NamespaceTrust()) for one in found}
+    return {
+        evidence.vmi.name: replace(evidence.snapshot(), trust=NamespaceTrust())
+        for evidence in every
+    }
 
 
 def check_unchanged(played: Play, later: Instant) -> None:

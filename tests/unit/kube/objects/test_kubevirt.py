@@ -228,8 +228,8 @@ def test_a_bare_vmi(vmi: Json) -> None:
 )
 def test_finished(phase: str, *, finished: bool) -> None:
     """A VMI or a pod is finished only in phase Succeeded or Failed."""
-    for found in (read_vmi(a_vmi_json(phase=phase)), read_pod(a_pod_json(phase=phase))):
-        assert (found.phase, found.finished) == (phase, finished)
+    for fact in (read_vmi(a_vmi_json(phase=phase)), read_pod(a_pod_json(phase=phase))):
+        assert (fact.phase, fact.finished) == (phase, finished)
 
 
 MIGRATION_STATES = {
@@ -511,8 +511,8 @@ def test_kubevirt_settings(spec: Json, settings: KubeVirtSettings) -> None:
 def test_an_update_of_kubevirt(outdated: int | None, *, updating: bool) -> None:
     """KubeVirt is being updated while its status counts VMIs of the earlier version."""
     status = {"outdatedVirtualMachineInstanceWorkloads": outdated}
-    found = a_kubevirt_json() | {"status": status}
-    assert read(Resource.KUBEVIRTS, found) == KubeVirtSettings(
+    document = a_kubevirt_json() | {"status": status}
+    assert read(Resource.KUBEVIRTS, document) == KubeVirtSettings(
         updating=updating, namespace="kubevirt"
     )
 
@@ -596,8 +596,8 @@ BUDGETS = {
 @pytest.mark.parametrize(("spec", "status", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_budgets(spec: Json, status: Json, budget: Json) -> None:
     """A budget that allows no disruption of its pods forbids evictions, unless it is KubeVirt's."""
-    found = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
-    assert read(Resource.BUDGETS, found) == Budget(namespace="shop", name="b", **budget)
+    document = {"metadata": {"namespace": "shop", "name": "b"}, "spec": spec, "status": status}
+    assert read(Resource.BUDGETS, document) == Budget(namespace="shop", name="b", **budget)
 
 
 # --- invalid objects
@@ -654,8 +654,8 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     inner: dict[Any, Any] = {}
     if isinstance(value, dict | list):
         inner = value if isinstance(value, dict) else dict(enumerate(value))
-    for key, one in inner.items():
-        yield from leaves(one, (*path, key))
+    for key, item in inner.items():
+        yield from leaves(item, (*path, key))
 
 
 def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
@@ -665,7 +665,7 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
     key, *rest = path
     if isinstance(value, dict):
         return value | {key: replaced(value[key], tuple(rest), by)}
-    return [replaced(one, tuple(rest), by) if at == key else one for at, one in enumerate(value)]
+    return [replaced(item, tuple(rest), by) if at == key else item for at, item in enumerate(value)]
 
 
 SAID: Json = {"reason": "x", "message": "y", "lastProbeTime": rfc3339(NOW)}

@@ -67,10 +67,10 @@ def test_why_a_vmi_is_not_migratable() -> None:
 
 def test_idle_vmis_share_their_reason() -> None:
     """Idle VMIs that are not migratable for the same reason share one object for it."""
-    (one,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
+    (why,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS]))
     (other,) = read(Resource.VMIS, a_vmi_json(conditions=[STAYS], nodeName="n2"))
-    assert one == Why(WhySource.LIVE_MIGRATABLE, STAYS["reason"], STAYS["message"])
-    assert one is other
+    assert why == Why(WhySource.LIVE_MIGRATABLE, STAYS["reason"], STAYS["message"])
+    assert why is other
 
 
 def test_an_idle_vmi_has_no_texts() -> None:
@@ -261,18 +261,18 @@ def test_a_target_that_does_not_start(
     sandbox: str | None, initialized: str, init: Json, why: tuple[str, str] | None
 ) -> None:
     """A scheduled target pod has a reason by its conditions, with their date."""
-    said = {"lastTransitionTime": rfc3339(NOW - 60.0)}
+    stamp = {"lastTransitionTime": rfc3339(NOW - 60.0)}
     conditions = [
         a_condition("PodScheduled", "True"),
         a_condition(
             "Initialized",
             initialized,
             message="containers with incomplete status: [setup]",
-            **said,
+            **stamp,
         ),
     ]
     if sandbox is not None:
-        conditions.append(a_condition("PodReadyToStartContainers", sandbox, **said))
+        conditions.append(a_condition("PodReadyToStartContainers", sandbox, **stamp))
     pod = a_target(
         *conditions,
         initContainerStatuses=[{"name": "setup", "state": init}],
@@ -313,32 +313,32 @@ def test_the_containers_of_a_target() -> None:
 
 def objects(text: str) -> dict[Resource, Json]:
     """One object of each kind, with this text in each field that becomes a reason."""
-    said = {"reason": text, "message": text}
+    words = {"reason": text, "message": text}
     vmi = an_evacuating_vmi(
-        a_condition("LiveMigratable", **said),
+        a_condition("LiveMigratable", **words),
         migrationState=a_state_json(failed=True, failureReason=text, abortStatus=text),
     )
     vmi["spec"]["nodeSelector"] = {text: text}
     vmi["metadata"] |= {"deletionTimestamp": rfc3339(NOW), "finalizers": [text]}
     vmim = a_vmim_json(
         phase="Failed",
-        conditions=[a_condition("migrationBlockedByBackup", "True", **said)],
+        conditions=[a_condition("migrationBlockedByBackup", "True", **words)],
         migrationState=a_state_json(failed=True, failureReason=text, abortStatus=text),
         phaseTransitionTimestamps=transitions_json(**{text: NOW - 9.0, "Failed": NOW}),
     )
     pod = a_target(
-        a_condition("PodScheduled", **said),
-        initContainerStatuses=[{"name": text, "state": {"waiting": said}}],
-        containerStatuses=[{"name": text, "state": {"terminated": said | {"exitCode": 1}}}],
+        a_condition("PodScheduled", **words),
+        initContainerStatuses=[{"name": text, "state": {"waiting": words}}],
+        containerStatuses=[{"name": text, "state": {"terminated": words | {"exitCode": 1}}}],
     )
-    vmi["status"]["conditions"].append(a_condition("HotVCPUChange", **said))
+    vmi["status"]["conditions"].append(a_condition("HotVCPUChange", **words))
     return {Resource.VMIS: vmi, Resource.VMIMS: vmim, Resource.PODS: pod}
 
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "BROKEN-UTF-8"], ids=[*HOSTILE, "utf-8"])
 def test_hostile_texts(text: str) -> None:
     """An object with a malicious text can be read; the text is cut and made printable."""
-    reasons = [why for one, value in objects(text).items() for why in read(one, value)]
+    reasons = [why for resource, value in objects(text).items() for why in read(resource, value)]
     without = {WhySource.POD_DISRUPTION_BUDGET, WhySource.NODE, WhySource.TARGET_POD}
     assert {why.source for why in reasons} == {*WhySource} - without
     for why in reasons:
@@ -367,9 +367,9 @@ def test_escapes_are_readable() -> None:
 @pytest.mark.parametrize("wrong", [None, 1, True, [], {}, [[]], "x" * 3], ids=repr)
 def test_other_types_are_no_texts(wrong: object) -> None:
     """A reason or message that is not a string is read as empty."""
-    said: Json = {"reason": wrong, "message": wrong}
+    words: Json = {"reason": wrong, "message": wrong}
     value = an_evacuating_vmi(
-        a_condition("LiveMigratable", **said),
+        a_condition("LiveMigratable", **words),
         migrationState=a_state_json(failed=True, failureReason=wrong, abortStatus=wrong),
     )
     value["spec"]["nodeSelector"] = wrong
@@ -377,5 +377,5 @@ def test_other_types_are_no_texts(wrong: object) -> None:
     (why, *_) = read(Resource.VMIS, value)
     assert why == Why(WhySource.LIVE_MIGRATABLE, text or "LiveMigratable", text)
 
-    pod = a_target(a_condition("PodScheduled", **said), containerStatuses=wrong)
+    pod = a_target(a_condition("PodScheduled", **words), containerStatuses=wrong)
     assert read(Resource.PODS, pod) == (Why(WhySource.POD_SCHEDULED, text or "PodScheduled", text),)

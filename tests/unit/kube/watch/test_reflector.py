@@ -161,7 +161,7 @@ async def test_a_connection_that_breaks_after_each_event_is_opened_less_and_less
 async def test_refusals_with_events_between_them_do_not_add_up() -> None:
     """An event between two 403 answers resets the count of 403 answers."""
     starting: list[Step] = [Forbidden("403 roles are not loaded")]
-    lives = (one for _ in range(FINAL_AFTER_SYNC + 3) for one in (healthy(lasts=HOUR), starting))
+    lives = (life for _ in range(FINAL_AFTER_SYNC + 3) for life in (healthy(lasts=HOUR), starting))
     watched = await follow(Scripted(lives), lasts=15 * HOUR)
     assert watched.restarts[Restart.DENIED] == FINAL_AFTER_SYNC + 3
     assert not watched.rejected

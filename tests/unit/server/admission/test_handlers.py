@@ -81,8 +81,8 @@ async def opened(mode: AdmissionMode) -> AsyncIterator[Webhook]:
 @pytest.fixture
 async def webhook() -> AsyncIterator[Webhook]:
     """The webhook in mode `enforce`."""
-    async with opened(AdmissionMode.ENFORCE) as one:
-        yield one
+    async with opened(AdmissionMode.ENFORCE) as webhook:
+        yield webhook
 
 
 async def test_a_denial_is_counted_as_a_blocked_verdict(webhook: Webhook) -> None:
@@ -113,7 +113,7 @@ async def test_a_warning_is_no_block() -> None:
         assert not webhook.api.counters.blocks
         assert not webhook.api.counters.prevented.moves
         assert webhook.api.counters.cooldowns.count == 0
-    assert [one["event"] for one in logs] == ["eviction_would_be_denied"]
+    assert [log["event"] for log in logs] == ["eviction_would_be_denied"]
 
 
 async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
@@ -129,8 +129,10 @@ async def test_a_dry_run_is_judged_and_not_counted(webhook: Webhook) -> None:
 
 async def test_every_outcome_is_there_from_the_start(webhook: Webhook) -> None:
     """With a webhook, every outcome is exposed from the start as 0."""
-    found = [await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome]
-    assert found == [0] * len(ReviewOutcome)
+    counts = [
+        await webhook.sample(f'{REVIEWS}{{outcome="{outcome}"}}') for outcome in ReviewOutcome
+    ]
+    assert counts == [0] * len(ReviewOutcome)
     webhook.api.counters.reviews = None
     assert await webhook.sample(f'{REVIEWS}{{outcome="denied"}}') is None
 
@@ -140,8 +142,13 @@ async def test_without_listed_users_only_their_outcome_is_there(webhook: Webhook
     settings = AdmissionSettings(observe=True)
     async with served(Admission(webhook.api.service, settings).make_app()) as webhook.session:
         await webhook.ask()
-    found = {one: await webhook.sample(f'{REVIEWS}{{outcome="{one}"}}') for one in ReviewOutcome}
-    assert {one: count for one, count in found.items() if count is not None} == {"unlisted_user": 1}
+    counts = {
+        outcome: await webhook.sample(f'{REVIEWS}{{outcome="{outcome}"}}')
+        for outcome in ReviewOutcome
+    }
+    assert {outcome: count for outcome, count in counts.items() if count is not None} == {
+        "unlisted_user": 1
+    }
 
 
 async def test_outcomes(webhook: Webhook) -> None:
@@ -223,8 +230,8 @@ async def test_what_a_denial_logs(webhook: Webhook) -> None:
         webhook.api.clock.instant += 61
         await webhook.ask()
         await webhook.ask(a_review(userInfo={"username": "autoscaler"}))
-    assert [one["event"] for one in logs] == ["eviction_denied"] * 3
-    assert [one["user"] for one in logs] == [DESCHEDULER, DESCHEDULER, "autoscaler"]
+    assert [log["event"] for log in logs] == ["eviction_denied"] * 3
+    assert [log["user"] for log in logs] == [DESCHEDULER, DESCHEDULER, "autoscaler"]
     assert logs[0] == {
         "event": "eviction_denied",
         "log_level": "info",
@@ -261,7 +268,7 @@ def test_blocked_evictions_are_bounded() -> None:
         for user in range(USERS_ASKING + 3):
             held.record(f"v{vmi}", BlockedEviction(f"u{user}", NOW, Reason.COOLDOWN, denied=True))
     assert held.of("v9") == []
-    assert [one.user for one in held.of("v10")] == ["u6", "u5", "u4", "u3"]
+    assert [eviction.user for eviction in held.of("v10")] == ["u6", "u5", "u4", "u3"]
 
 
 async def test_the_log_s_memory_is_bounded(
@@ -282,19 +289,19 @@ async def test_the_log_s_memory_is_bounded(
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "text"),
     [
         pytest.param(b"{}", 422, "request.uid", id="no-uid"),
         pytest.param(b" " * 20_001, 413, "20000 bytes", id="larger-than-limits.bodyBytes"),
     ],
 )
 async def test_what_has_no_uid_gets_an_error(
-    webhook: Webhook, body: bytes, status: int, said: str
+    webhook: Webhook, body: bytes, status: int, text: str
 ) -> None:
     """A review without a UID gets an HTTP error, so the webhook's failurePolicy decides."""
-    found, problem = await webhook.send(body)
-    assert (found, problem["status"]) == (status, status)
-    assert said in problem["detail"]
+    code, problem = await webhook.send(body)
+    assert (code, problem["status"]) == (status, status)
+    assert text in problem["detail"]
     assert webhook.counted() == {}
 
 
@@ -314,7 +321,7 @@ async def test_a_fault_of_ours_allows(webhook: Webhook, monkeypatch: pytest.Monk
     monkeypatch.setattr(admission, "judge", fail)
     with capture_logs() as logs:
         assert await webhook.ask() == {"uid": REVIEW_UID, "allowed": True}
-    assert [one["event"] for one in logs] == ["review_failed"]
+    assert [log["event"] for log in logs] == ["review_failed"]
 
 
 async def test_while_the_process_ends(webhook: Webhook) -> None:

@@ -36,11 +36,11 @@ async def read_requester(webhook: Webhook) -> object:
     webhook.api.store.put(a_vmi(evacuation_node="n1"))
     async with served(make_query_app(webhook.api.service)) as session:
         async with session.get("/v1/evacuations") as response:
-            (one,) = (await response.json())["evacuations"]
+            (evacuation,) = (await response.json())["evacuations"]
         async with session.get("/v1/vmis/shop/db1") as response:
             vmi = await response.json()
-    assert vmi["evacuation"]["requestedBy"] == one["requestedBy"]
-    return one["requestedBy"]
+    assert vmi["evacuation"]["requestedBy"] == evacuation["requestedBy"]
+    return evacuation["requestedBy"]
 
 
 @pytest.mark.parametrize("user", ["alice", DESCHEDULER])

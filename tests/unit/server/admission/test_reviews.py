@@ -241,8 +241,14 @@ def test_what_is_allowed(
 ) -> None:
     """An eviction is allowed if the VM is evacuating, no rule blocks, or the pod is unknown."""
     store = a_store(*facts, **vmi)
-    seen = [Watched(one, None, synced=True, contact=NOW) for one in (Resource.VMIS, Resource.VMIMS)]
-    seen += [Watched(Resource.PODS, one, synced=True, contact=NOW) for one in ("shop", "bank")]
+    seen = [
+        Watched(resource, None, synced=True, contact=NOW)
+        for resource in (Resource.VMIS, Resource.VMIMS)
+    ]
+    seen += [
+        Watched(Resource.PODS, namespace, synced=True, contact=NOW)
+        for namespace in ("shop", "bank")
+    ]
     health = a_health(*seen, Watched(Resource.PODS, "unseen", rejected="403"))
     judgement = judged(a_review(namespace=namespace), store=store, health=health)
     assert judgement.outcome is outcome

@@ -118,16 +118,16 @@ def listed(*unsettled: Evidence) -> EvacuationsAnswer:
     snapshot = Snapshot(
         conditions=conditions, mobilities={}, unsettled=unsettled, guarded=(), drains={}
     )
-    found = EvacuationList(snapshot, health, reasons=lambda _vmi: ())
-    for _ in found:
+    evacuation_list = EvacuationList(snapshot, health, reasons=lambda _vmi: ())
+    for _ in evacuation_list:
         pass
-    return found.answer()
+    return evacuation_list.answer()
 
 
 def evacuated(evidence: Evidence) -> EvacuationAnswer:
     """The answer about one evacuation."""
-    (found,) = listed(evidence).evacuations
-    return found
+    (evacuation,) = listed(evidence).evacuations
+    return evacuation
 
 
 def moved(times: int, took: float) -> Evidence:
@@ -142,7 +142,7 @@ def moved(times: int, took: float) -> Evidence:
 
 def rule(answer: VmiAnswer, name: str) -> RuleAnswer:
     """One rule of the explanation."""
-    return next(one for one in answer.rules if one.rule == name)
+    return next(rule for rule in answer.rules if rule.rule == name)
 
 
 LEAVES = {"vmi": a_vmi(evacuation_node="n1")}
@@ -220,7 +220,7 @@ class TestExplanation:
         )
 
     @pytest.mark.parametrize(
-        ("policy", "took", "ends", "said"),
+        ("policy", "took", "ends", "text"),
         [
             pytest.param({}, 60.0, 1, "migrations in the window: 1; base 15m, from", id="base"),
             pytest.param(
@@ -250,12 +250,12 @@ class TestExplanation:
         ],
     )
     def test_names_backoff_and_cap_only_if_they_act(
-        self, policy: dict[str, float], took: float, ends: int, said: str
+        self, policy: dict[str, float], took: float, ends: int, text: str
     ) -> None:
         """Backoff and cap are mentioned only where they change the cooldown."""
         answer = explained(moved(ends, took), a_policy(**policy))
 
-        assert rule(answer, "cooldown").why == f"{said} 2027-01-15T07:50:00Z on"
+        assert rule(answer, "cooldown").why == f"{text} 2027-01-15T07:50:00Z on"
 
     def test_has_the_cooldown_in_milliseconds(self) -> None:
         """Each duration of the cooldown is rounded to the millisecond."""
@@ -282,8 +282,8 @@ class TestExplanation:
             (some_evidence(vmims=(hangs,)), False),
         ):
             answer = explained(evidence)
-            found = answer.verdicts.filter
-            assert (found.evacuating, found.stuck) == (evacuating, True)
+            verdict = answer.verdicts.filter
+            assert (verdict.evacuating, verdict.stuck) == (evacuating, True)
             assert (answer.evacuation is not None, answer.move is not None) == (
                 evacuating,
                 not evacuating,
@@ -294,8 +294,8 @@ class TestExplanation:
         own = Override(name="own", namespaces=(NAMESPACE,), policy=a_policy(block=True))
         policy = a_policy(overrides=(own,))
 
-        found = explained(some_evidence(vmi=a_vmi(override="own")), policy).policy
-        assert (found.override, found.block) == ("own", True)
+        policy_answer = explained(some_evidence(vmi=a_vmi(override="own")), policy).policy
+        assert (policy_answer.override, policy_answer.block) == ("own", True)
         assert explained(some_evidence(), policy).policy.override is UNSET
 
     def test_lists_no_migration_that_has_not_begun(self) -> None:
@@ -307,22 +307,22 @@ class TestExplanation:
         )
         answer = explained(some_evidence(history=history))
 
-        assert [one.uid for one in answer.migrations] == ["m3", "m2"]
+        assert [migration.uid for migration in answer.migrations] == ["m3", "m2"]
 
     def test_agrees_with_the_verdicts(self) -> None:
         """The explanation has the verdicts of both checkpoints and the rules that cause them."""
         evidence = some_evidence(vmi=a_vmi(migration=a_state()), vmims=(a_vmim(uid="m2"),))
         answer = explained(evidence)
 
-        for checkpoint, found in (
+        for checkpoint, verdict_answer in (
             (Checkpoint.FILTER, answer.verdicts.filter),
             (Checkpoint.PRE_EVICTION, answer.verdicts.pre_eviction),
         ):
             verdict = decide(evidence, a_policy(), NOW, checkpoint=checkpoint)
             blocking = [r for r in answer.rules if r.blocks and r.checkpoint is checkpoint]
-            assert found == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
-            assert found.reason == blocking[0].reason
-            assert not found.allowed
+            assert verdict_answer == write_verdict("shop", "db1", verdict, NOW, drain=answer.drain)
+            assert verdict_answer.reason == blocking[0].reason
+            assert not verdict_answer.allowed
 
     @pytest.mark.parametrize(
         ("name", "blocks", "facts", "why"),
@@ -398,10 +398,10 @@ class TestExplanation:
     )
     def test_says_why(self, name: str, blocks: bool, facts: dict[str, Any], why: str) -> None:
         """Each rule names the facts that explain its result."""
-        found = rule(explained(some_evidence(**facts)), name)
+        answer = rule(explained(some_evidence(**facts)), name)
 
-        assert found.blocks is blocks
-        assert why in found.why
+        assert answer.blocks is blocks
+        assert why in answer.why
 
     @pytest.mark.parametrize(
         ("ended", "doubting"),
@@ -413,26 +413,26 @@ class TestExplanation:
         history = a_history(m1=a_migration(start=NOW - 900.0, end=None, finished_at=ended))
         answer = explained(some_evidence(vmi=a_vmi(migration=a_running_state()), history=history))
 
-        assert [one.rule for one in answer.rules if "its VMIM ended" in one.why] == doubting
+        assert [rule.rule for rule in answer.rules if "its VMIM ended" in rule.why] == doubting
         assert rule(answer, "running_migration").blocks is not bool(doubting)
 
     def test_says_that_a_vmi_has_ended(self) -> None:
         """If a VMI has ended, every rule says so."""
-        found = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
+        answer = explained(some_evidence(vmi=a_vmi(phase="Succeeded", migration=a_state())))
 
-        assert (found.phase, found.cooldown) == ("Succeeded", None)
-        assert [one.why for one in found.rules] == [
+        assert (answer.phase, answer.cooldown) == ("Succeeded", None)
+        assert [rule.why for rule in answer.rules] == [
             "the VMI has stopped (phase Succeeded): nothing is left to move"
         ] * 4
 
     def test_says_that_a_guard_is_off(self) -> None:
         """A guard that the policy turns off says so and does not block."""
         policy = a_policy(guard_pending_migrations=False)
-        found = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
+        answer = rule(explained(some_evidence(vmims=(a_vmim(),)), policy), "pending_migration")
 
-        assert not found.enabled
-        assert not found.blocks
-        assert "policy.guards" in found.why
+        assert not answer.enabled
+        assert not answer.blocks
+        assert "policy.guards" in answer.why
 
     def test_says_that_dead_evidence_does_not_block(self) -> None:
         """With dead evidence only the cooldown can block."""
@@ -444,7 +444,7 @@ class TestExplanation:
 
         assert answer.stale
         assert answer.verdicts.filter.allowed
-        assert [one.rule for one in answer.rules if not one.silenced] == ["cooldown"]
+        assert [rule.rule for rule in answer.rules if not rule.silenced] == ["cooldown"]
         assert "a watch it needs is dead" in rule(answer, "running_migration").why
 
     def test_has_the_facts(self) -> None:
@@ -479,7 +479,7 @@ class TestExplanation:
         )
         answer = explained(some_evidence(history=history))
 
-        assert [one.uid for one in answer.migrations] == ["m2", "m1", "m3"]
+        assert [migration.uid for migration in answer.migrations] == ["m2", "m1", "m3"]
 
     def test_says_where_a_migration_went_and_who_asked_for_it(self) -> None:
         """Nodes, trigger, reason and requester of a migration are null where they are unknown."""
@@ -495,8 +495,8 @@ class TestExplanation:
         known, unknown = answer["migrations"]
         fields = ("sourceNode", "targetNode", "trigger", "reason", "requestedBy")
         by = {"user": "alice", "at": "2027-01-15T08:00:00Z"}
-        assert [known[one] for one in fields] == ["n1", "n2", "manual", "libvirt", by]
-        assert [unknown[one] for one in fields] == [None] * 5
+        assert [known[field] for field in fields] == ["n1", "n2", "manual", "libvirt", by]
+        assert [unknown[field] for field in fields] == [None] * 5
 
     def test_has_a_migration_without_uid(self) -> None:
         """A migration without UID is listed and counted."""
@@ -504,7 +504,9 @@ class TestExplanation:
         history.put("", a_migration(), keep=KEEP)
         answer = explained(some_evidence(history=history))
 
-        assert [(one.uid, one.in_window) for one in answer.migrations] == [(None, True)]
+        assert [(migration.uid, migration.in_window) for migration in answer.migrations] == [
+            (None, True)
+        ]
 
     @given(
         st.lists(
@@ -527,21 +529,21 @@ class TestExplanation:
     )
     def test_marks_as_many_migrations_as_it_counts(
         self,
-        found: list[dict[str, Any]],
+        rows: list[dict[str, Any]],
         count_failed: bool,
     ) -> None:
         """The number of migrations with `inWindow` equals the verdict's count."""
         policy = a_policy(count_failed_migrations=count_failed)
         history = History()
-        for fields in found:
+        for fields in rows:
             uid = fields.pop("uid")
             history.put(uid, a_migration(**fields), keep=KEEP)
         evidence = some_evidence(history=history)
         answer = explained(evidence, policy)
 
-        marked = [one for one in answer.migrations if one.in_window]
+        marked = [migration for migration in answer.migrations if migration.in_window]
         assert len(marked) == answer.verdicts.filter.migrations_in_window
-        assert all(one.handed_off for one in marked)
+        assert all(migration.handed_off for migration in marked)
         assert len(answer.migrations) == len(history)
 
 
@@ -562,21 +564,24 @@ class TestEvacuations:
         self, state: MigrationState | None, mode: str | None, cancels: bool
     ) -> None:
         """The mode is that of a running migration; in post-copy no step is to cancel."""
-        found = evacuated(an_evacuation(vmi={"migration": state}))
-        assert (found.mode, found.cancel is not None) == (mode, cancels)
+        evacuation = evacuated(an_evacuation(vmi={"migration": state}))
+        assert (evacuation.mode, evacuation.cancel is not None) == (mode, cancels)
 
     def test_a_drain_by_taint_cannot_be_cancelled(self) -> None:
         """KubeVirt refuses to cancel an evacuation as long as the node has the taint."""
-        found = evacuated(an_evacuation(marker={"through": RequestedThrough.TAINT}))
-        assert found.cancel is None
+        evacuation = evacuated(an_evacuation(marker={"through": RequestedThrough.TAINT}))
+        assert evacuation.cancel is None
 
     def test_its_attempt_and_the_pause_before_it(self) -> None:
         """An evacuation has its unfinished VMIM, and until when KubeVirt pauses."""
         failed, waits = a_failed_attempt(1, 12.0), an_attempt()
-        found = evacuated(an_evacuation(age=200.0, vmims=(failed, waits)))
-        assert found.attempt is not None
-        assert (found.attempt.name, found.attempt.created_at) == (waits.name, to_datetime(NOW - 10))
-        assert found.backoff == BackoffAnswer(seconds=20.0, next_try_at=to_datetime(NOW + 8))
+        evacuation = evacuated(an_evacuation(age=200.0, vmims=(failed, waits)))
+        assert evacuation.attempt is not None
+        assert (evacuation.attempt.name, evacuation.attempt.created_at) == (
+            waits.name,
+            to_datetime(NOW - 10),
+        )
+        assert evacuation.backoff == BackoffAnswer(seconds=20.0, next_try_at=to_datetime(NOW + 8))
         assert evacuated(an_evacuation()).attempt is None
         assert evacuated(an_evacuation()).backoff is None
 
@@ -600,8 +605,8 @@ class TestEvacuations:
         ]
         settled = some_evidence(vmims=(a_vmim(),))
         answer = listed(*moves, settled, *evacuations)
-        assert [one.name for one in answer.evacuations] == ["b", "c", "a"]
-        assert [(one.name, one.stuck) for one in answer.stuck_moves] == [
+        assert [evacuation.name for evacuation in answer.evacuations] == ["b", "c", "a"]
+        assert [(stuck_move.name, stuck_move.stuck) for stuck_move in answer.stuck_moves] == [
             ("f", True),
             ("d", True),
             ("e", True),

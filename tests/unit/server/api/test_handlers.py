@@ -115,7 +115,9 @@ def cooling(name: str, *, left: float = 300.0, **overrides: Any) -> Vmi:
 
 def a_health(*watched: Watched, contact: float = NOW, synced: bool = True) -> Health:
     """The health of these watches; by default one per resource, with this last contact."""
-    every = [Watched(one, None, synced=synced, contact=contact) for one in CLUSTER_RESOURCES]
+    every = [
+        Watched(resource, None, synced=synced, contact=contact) for resource in CLUSTER_RESOURCES
+    ]
     return Health(180.0, 600.0, list(watched) or every)
 
 
@@ -242,8 +244,8 @@ async def opened(api: ServedApi) -> AsyncIterator[ServedApi]:
 @pytest.fixture
 async def api() -> AsyncIterator[ServedApi]:
     """A ready service over an empty store, on its own port."""
-    async with opened(ServedApi()) as one:
-        yield one
+    async with opened(ServedApi()) as api:
+        yield api
 
 
 class TestVerdicts:
@@ -292,10 +294,10 @@ class TestVerdicts:
         names = ["b", "nobody", "a", "b"]
         answer = await api.judge(*({"namespace": "shop", "name": name} for name in names))
 
-        found = answer.json["verdicts"]
-        assert [one["name"] for one in found] == names
-        assert [one["allowed"] for one in found] == [False, True, True, False]
-        assert [one["known"] for one in found] == [True, False, True, True]
+        verdicts = answer.json["verdicts"]
+        assert [verdict["name"] for verdict in verdicts] == names
+        assert [verdict["allowed"] for verdict in verdicts] == [False, True, True, False]
+        assert [verdict["known"] for verdict in verdicts] == [True, False, True, True]
 
     @pytest.mark.parametrize(
         ("candidate", "mismatch"),
@@ -345,7 +347,7 @@ class TestVerdicts:
         api.cool()
         answer = await api.judge(CANDIDATE | extra, comment={"x": 1})
 
-        assert [one["reason"] for one in answer.json["verdicts"]] == ["cooldown"]
+        assert [verdict["reason"] for verdict in answer.json["verdicts"]] == ["cooldown"]
 
     async def test_counts_exactly_the_blocked_answers(self, api: ServedApi) -> None:
         """Each blocked verdict is counted by reason, node and namespace. The histogram also has
@@ -473,21 +475,21 @@ class TestVerdicts:
 
         assert answer.json["stale"] is stale
         assert answer.json["observedAt"] == "2027-01-15T08:00:00Z"
-        assert [one["reason"] for one in answer.json["verdicts"]] == reasons
+        assert [verdict["reason"] for verdict in answer.json["verdicts"]] == reasons
 
     async def test_reads_the_body_whatever_its_type(self, api: ServedApi) -> None:
         """The body is read as JSON with any Content-Type."""
         body = json.dumps({"candidates": [CANDIDATE]}).encode()
         answer = await api.ask("POST", VERDICTS, data=body, headers={"Content-Type": "text/plain"})
 
-        assert [one["known"] for one in answer.json["verdicts"]] == [False]
+        assert [verdict["known"] for verdict in answer.json["verdicts"]] == [False]
 
 
 class TestRefusals:
     """Invalid requests get a problem that says what is wrong."""
 
     @pytest.mark.parametrize(
-        ("body", "said"),
+        ("body", "text"),
         [
             (b"", ""),
             (b"{", ""),
@@ -500,14 +502,14 @@ class TestRefusals:
         ids=["empty", "cut", "yaml", "deep", "surrogate", "surrogate-in-utf-8", "not-utf-8"],
     )
     async def test_a_body_that_is_no_json_is_400(
-        self, api: ServedApi, body: bytes, said: str
+        self, api: ServedApi, body: bytes, text: str
     ) -> None:
         """Invalid JSON is answered with 400; a lone surrogate or an invalid byte is named."""
         answer = await api.ask("POST", VERDICTS, data=body)
 
         assert answer.status == 400
         assert answer.detail.startswith("the body is not JSON: ")
-        assert answer.detail.endswith(said)
+        assert answer.detail.endswith(text)
         assert not answer.detail.endswith(":")
 
     @pytest.mark.parametrize(
@@ -566,9 +568,9 @@ class TestRefusals:
         [
             ("/v1/blocked?checkpoint=both", "checkpoint"),
             ("/v1/blocked?checkpoint=", "checkpoint"),
-            *((f"/v1/blocked?wait={one}", "wait") for one in ("61", "-0.1", "soon", "", "nan")),
+            *((f"/v1/blocked?wait={value}", "wait") for value in ("61", "-0.1", "soon", "", "nan")),
             ("/v1/blocked?wait=inf", "wait"),
-            *((f"/v1/vmis{one}", "name") for one in ("", "?name=", f"?name={'x' * 254}")),
+            *((f"/v1/vmis{query}", "name") for query in ("", "?name=", f"?name={'x' * 254}")),
             (f"/v1/vmis/{'a' * 64}/x", "namespace"),
             (f"/v1/vmis/a/{'x' * 254}", "name"),
             (f"/v1/nodes/{'n' * 254}", "node"),
@@ -584,9 +586,9 @@ class TestRefusals:
         assert answer.detail.startswith(f"{named}:")
 
     @pytest.mark.parametrize(
-        ("path", "said"),
+        ("path", "text"),
         [
-            *((f"/{one}", "/openapi.json") for one in ("nothing", "v1", "v1/blocked/", "%ff")),
+            *((f"/{path}", "/openapi.json") for path in ("nothing", "v1", "v1/blocked/", "%ff")),
             ("/v1/evacuation", "/openapi.json"),
             ("/v1/vmis/shop", "/openapi.json"),
             ("/v1/vmis/shop/nobody", "no VMI 'nobody' in namespace 'shop'"),
@@ -599,13 +601,13 @@ class TestRefusals:
             ("/v1/nodes/%00", "no VMI is on"),
         ],
     )
-    async def test_what_does_not_exist_is_404(self, api: ServedApi, path: str, said: str) -> None:
+    async def test_what_does_not_exist_is_404(self, api: ServedApi, path: str, text: str) -> None:
         """An unknown path, an unknown VMI or a node without VMs is answered with 404."""
         api.cool()
         answer = await api.get(path)
 
         assert answer.status == 404
-        assert said in answer.detail
+        assert text in answer.detail
 
     @pytest.mark.parametrize(
         ("method", "path", "allow"),
@@ -754,11 +756,11 @@ class TestBlocked:
         api.cool()
         api.store.put(a_vmim())
         both = await api.get(BLOCKED)
-        one = await api.get(f"{BLOCKED}?checkpoint={checkpoint}")
+        answer = await api.get(f"{BLOCKED}?checkpoint={checkpoint}")
 
         assert len(both.json["blocked"]) == 2
-        assert [entry["checkpoint"] for entry in one.json["blocked"]] == [checkpoint]
-        assert one.headers["ETag"] != both.headers["ETag"]
+        assert [entry["checkpoint"] for entry in answer.json["blocked"]] == [checkpoint]
+        assert answer.headers["ETag"] != both.headers["ETag"]
 
     @pytest.mark.parametrize(
         ("header", "status"),
@@ -855,16 +857,16 @@ class TestEvacuations:
         api.store.put(an_evacuating_vmi(age=4000, evicted_by_descheduler=True))
         api.store.put(a_pod(eviction_in_progress=True))
         answer = await api.get("/v1/evacuations")
-        (found,) = answer.json["evacuations"]
+        (evacuation,) = answer.json["evacuations"]
 
-        assert found.pop("nextStep").startswith("Read the events of the VMIM")
-        assert found["cancel"].pop("command").endswith(" -f -")
+        assert evacuation.pop("nextStep").startswith("Read the events of the VMIM")
+        assert evacuation["cancel"].pop("command").endswith(" -f -")
         assert (
-            found["cancel"]
+            evacuation["cancel"]
             .pop("needs")
             .startswith("Cancelling needs KubeVirt 1.7, and a role that may")
         )
-        assert found == {
+        assert evacuation == {
             "namespace": "shop",
             "name": "db1",
             "vmiUid": UID,
@@ -910,12 +912,12 @@ class TestEvacuations:
         for resource, value in objects(text).items():
             feed.put(parse_object(resource, hostile_json(value)), None)
         answer = await api.get("/v1/evacuations")
-        (found,) = answer.json["evacuations"]
+        (evacuation,) = answer.json["evacuations"]
 
-        assert 0 < len(found["why"]) <= 8
-        for why in found["why"]:
+        assert 0 < len(evacuation["why"]) <= 8
+        for why in evacuation["why"]:
             assert len(why["message"]) <= 1024
-            assert f"{why['reason']}{why['message']}{found['nextStep']}".isprintable()
+            assert f"{why['reason']}{why['message']}{evacuation['nextStep']}".isprintable()
         for path in ("/", "/vmis/shop/db1"):
             page = (await api.get(path)).body.decode()
             assert len(page) < 100_000
@@ -982,13 +984,15 @@ class TestNodes:
     async def test_one_node_has_its_candidates(self, drained: ServedApi) -> None:
         """The answer about one node has its counts and each of its VMs."""
         (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
-        found = (await drained.get("/v1/nodes/n1")).json
-        candidates = found.pop("candidates")
-        assert found.pop("outlived") == []
+        drain = (await drained.get("/v1/nodes/n1")).json
+        candidates = drain.pop("candidates")
+        assert drain.pop("outlived") == []
 
-        assert found == listed | {"asOf": "2027-01-15T08:00:00Z", "stale": False}
-        assert [one["name"] for one in candidates] == sorted(one["name"] for one in candidates)
-        assert all(one["outcome"] == one["name"] for one in candidates)
+        assert drain == listed | {"asOf": "2027-01-15T08:00:00Z", "stale": False}
+        assert [candidate["name"] for candidate in candidates] == sorted(
+            candidate["name"] for candidate in candidates
+        )
+        assert all(candidate["outcome"] == candidate["name"] for candidate in candidates)
         assert candidates[1] == {
             "namespace": "shop",
             "name": "leaves",
@@ -1040,7 +1044,7 @@ class TestListeners:
         assert (answer.status == 200) is shown
         assert shown or answer.status == 404
 
-    @pytest.mark.parametrize("route", [one for one in ROUTES if one.method == "GET"], ids=str)
+    @pytest.mark.parametrize("route", [route for route in ROUTES if route.method == "GET"], ids=str)
     async def test_answers_head(self, api: ServedApi, route: Route) -> None:
         """The answer to HEAD has the headers of GET and no body."""
         api.cool()
@@ -1128,7 +1132,7 @@ class TestOthers:
 
     async def test_every_endpoint_is_timed_from_the_start(self, api: ServedApi) -> None:
         """Each endpoint has a duration histogram before its first request."""
-        before = {name: one.count for name, one in api.counters.requests.items()}
+        before = {name: histogram.count for name, histogram in api.counters.requests.items()}
         await api.get("/livez")
         await api.judge()
         await api.get(f"{BLOCKED}?wait=0")

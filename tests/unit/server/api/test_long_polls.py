@@ -81,19 +81,21 @@ class TestRead:
         scene.clock.instant = healthy.contact = NOW + 780.0
         silent = read(scene.blocked, None)
 
-        found = [([one.namespace for one in b.entries], b.stale) for b in (fresh, stale, silent)]
-        assert found == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
+        answers = [
+            ([entry.namespace for entry in b.entries], b.stale) for b in (fresh, stale, silent)
+        ]
+        assert answers == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:
         """If a migration's end is ahead of our clock, `notBefore` moves but the ETag does not."""
         scene.store.put(a_vmi(migration=a_state(start=NOW, end=NOW + 60.0)))
-        found = []
+        answers = []
         for passed in (0.0, 10.0, 59.0, 61.0, 100.0):
             scene.clock.instant = NOW + passed
-            found.append(read(scene.blocked, None))
+            answers.append(read(scene.blocked, None))
 
-        assert len({blocked.etag for blocked in found}) == 1
-        assert [blocked.entries[0].not_before for blocked in found] == [
+        assert len({blocked.etag for blocked in answers}) == 1
+        assert [blocked.entries[0].not_before for blocked in answers] == [
             to_datetime(NOW + seconds) for seconds in (900, 910, 959, 960, 960)
         ]
 
@@ -143,7 +145,7 @@ class TestRead:
 
         assert (
             len({etag for etag, _ in answered})
-            == len({found for _, found in answered})
+            == len({blocked for _, blocked in answered})
             == len(answered)
         )
 
@@ -220,8 +222,8 @@ class TestWait:
         none = (await scene.blocked.read(None)).etag
         first = await begin(scene, None, none)
         scene.cool()
-        one = (await scene.blocked.read(None)).etag
-        second = await begin(scene, None, one)
+        etag = (await scene.blocked.read(None)).etag
+        second = await begin(scene, None, etag)
         scene.cool(left=-1.0)
         answer = await asyncio.wait_for(second, PATIENCE)
         scene.polls.close()
@@ -297,12 +299,12 @@ class TestWait:
         vmims.contact = scene.clock()
         after = await asyncio.wait_for(waiting, PATIENCE)
 
-        assert [keys(one) for one in (before, silent, after)] == [
+        assert [keys(blocked) for blocked in (before, silent, after)] == [
             [("db1", "filter")],
             [],
             [("db1", "filter")],
         ]
-        assert not any(one.stale for one in (before, silent, after))
+        assert not any(blocked.stale for blocked in (before, silent, after))
 
     async def test_a_change_elsewhere_does_not_release(self, scene: ServedApi) -> None:
         """A change at another checkpoint does not answer a long poll."""

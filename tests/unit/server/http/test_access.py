@@ -69,9 +69,9 @@ async def test_hanging_reviews_of_strangers_delay_no_known_caller() -> None:
     assert now() <= began + 0.25
     assert api.asked == [(began, "alice"), (now(), "alice")], "the token, then the permission"
     refusals = await asyncio.gather(*strangers, return_exceptions=True)
-    statuses = {one.problem.status for one in refusals if isinstance(one, Refusal)}
+    statuses = {refusal.problem.status for refusal in refusals if isinstance(refusal, Refusal)}
     assert statuses == {503}
-    assert all(isinstance(one, Refusal) for one in refusals)
+    assert all(isinstance(refusal, Refusal) for refusal in refusals)
 
 
 @pytest.mark.parametrize(

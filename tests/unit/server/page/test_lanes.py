@@ -40,7 +40,7 @@ def drawn(*, node: str = "n2", axis: Axis = AXIS, **migrations: Any) -> Drawing:
 
 def places(shapes: tuple[Any, ...]) -> list[tuple[int, float, float]]:
     """Of each shape: its lane, its beginning and its end."""
-    return [(one.lane, one.bar.x, round(one.bar.x + one.bar.width, 2)) for one in shapes]
+    return [(shape.lane, shape.bar.x, round(shape.bar.x + shape.bar.width, 2)) for shape in shapes]
 
 
 def test_a_migration_is_a_bar_on_the_lane_that_the_vm_leaves() -> None:
@@ -69,7 +69,7 @@ def test_a_line_shows_where_the_vm_ran() -> None:
     drawing = drawn(first=failed, last=a_move(300, 200))
 
     assert places(drawing.stays) == [(0, 0.0, 70.0), (1, 70.0, 90.0)]
-    assert [one.bar.kind for one in drawing.migrations] == ["failed", "succeeded"]
+    assert [migration.bar.kind for migration in drawing.migrations] == ["failed", "succeeded"]
     assert drawing.migrations[0].text.endswith("took 1 min 40 s: failed (target_lost)")
 
 
@@ -123,7 +123,7 @@ def test_a_success_ends_an_evacuation() -> None:
     )
 
     assert places(drawing.evacuations) == [(0, 20.0, 30.0), (0, 60.0, 70.0)]
-    assert [one.text for one in drawing.evacuations] == [
+    assert [evacuation.text for evacuation in drawing.evacuations] == [
         "evacuation of n1: 1 attempt within 1 min 40 s"
     ] * 2
 
@@ -146,7 +146,7 @@ def test_each_cooldown_shades_the_time_after_a_migration() -> None:
     drawing = drawn(first=a_move(810, 800), second=a_move(510, 500, **back), last=a_move(160, 150))
 
     assert places(drawing.cooldowns) == [(0, 10.0, 15.0), (0, 40.0, 50.0), (0, 75.0, 90.0)]
-    assert [one.text for one in drawing.cooldowns] == [
+    assert [cooldown.text for cooldown in drawing.cooldowns] == [
         "cooldown of 50 s",
         "cooldown of 1 min 40 s",
         "cooldown of 2 min 30 s",

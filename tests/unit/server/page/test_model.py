@@ -91,10 +91,10 @@ def build_model(
     snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
     count = OutcomeCount(snapshot)
     searched = asyncio.run(complete(search_vms(service.store.vmis(), filters)))
-    found = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
-    for _ in chain(count, found):
+    evacuations = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
+    for _ in chain(count, evacuations):
         pass
-    described = found.answer()
+    described = evacuations.answer()
     forecasts = asyncio.run(service.forecast_nodes(count, {}))
     tables = build_tables(blocked, filters, described, forecasts, named=named)
     building = build_page(
@@ -140,8 +140,8 @@ class TestTheSame:
         model = build_model(service)
 
         rows = vms_of(model).evacuations
-        found = asyncio.run(evacuations_of(service))
-        assert [vmi.evacuation for vmi in rows.shown] == found
+        evacuations = asyncio.run(evacuations_of(service))
+        assert [vmi.evacuation for vmi in rows.shown] == evacuations
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
         assert (sum(model.states.values()), model.figures.stuck) == (3, 1)
 
@@ -185,7 +185,7 @@ class TestTheSame:
             reasons = [reason for name, reason in verdicts if name == node.node]
             assert node.vmis == len(reasons)
             assert model.blocked_by.get(node.node, {}) == Counter(filter(None, reasons))
-        blocked = [sum(model.blocked_by.get(one.node, {}).values()) for one in model.nodes.shown]
+        blocked = [sum(model.blocked_by.get(node.node, {}).values()) for node in model.nodes.shown]
         assert blocked == sorted(blocked, reverse=True)
 
 
@@ -292,7 +292,7 @@ class TestFilters:
         assert not read_filter(query).narrows
 
     @pytest.mark.parametrize(
-        ("key", "value", "found"),
+        ("key", "value", "fault"),
         [
             ("namespace", "x" * 64, "namespace: at most 63 characters"),
             ("node", "x" * 254, "node: at most 253 characters"),
@@ -303,12 +303,12 @@ class TestFilters:
         ],
     )
     def test_what_makes_no_sense_is_named_and_ignored(
-        self, key: str, value: str, found: str
+        self, key: str, value: str, fault: str
     ) -> None:
         """An invalid value is reported and ignored."""
         filters = read_filter({key: value})
 
-        assert filters.ignored[0].startswith(found)
+        assert filters.ignored[0].startswith(fault)
         assert msgspec.structs.replace(filters, ignored=()) == PageFilter()
 
 
@@ -364,7 +364,9 @@ class TestPrivacy:
 
         assert b"secret" not in msgspec.json.encode(model)
         assert b"secret" in msgspec.json.encode(build_model(service))
-        assert [one.resource for one in model.status.resources if one.rejected] == [Resource.PODS]
+        assert [resource.resource for resource in model.status.resources if resource.rejected] == [
+            Resource.PODS
+        ]
         assert bool(model.status.waiting_for) is not synced
         assert (model.nodes.total > 0) is synced
 
@@ -399,5 +401,5 @@ def test_stuck_moves_have_a_table() -> None:
 
     assert every.vms is not None
     assert none.vms is not None
-    assert [one.name for one in every.vms.moves.shown] == ["hung"]
+    assert [move.name for move in every.vms.moves.shown] == ["hung"]
     assert not none.vms.moves.shown

@@ -94,12 +94,14 @@ class Document(HTMLParser):
 
     def all(self, tag: str) -> list[Element]:
         """Every element with a tag."""
-        return [one for one in self.elements if one.tag == tag]
+        return [element for element in self.elements if element.tag == tag]
 
     def text(self, identity: str) -> str:
         """The text of the element with this id, with single spaces."""
-        (found,) = (one for one in self.elements if one.attributes.get("id") == identity)
-        return " ".join(found.text.split())
+        (match,) = (
+            element for element in self.elements if element.attributes.get("id") == identity
+        )
+        return " ".join(match.text.split())
 
 
 def draining_service() -> Service:
@@ -152,10 +154,10 @@ class TestTrust:
     """The first sentence of the page."""
 
     @pytest.mark.parametrize(
-        ("changes", "later", "level", "found"), SENTENCES.values(), ids=SENTENCES
+        ("changes", "later", "level", "text"), SENTENCES.values(), ids=SENTENCES
     )
     def test_it_is_said_in_a_sentence(
-        self, changes: dict[str, Any], later: Seconds, level: str, found: str
+        self, changes: dict[str, Any], later: Seconds, level: str, text: str
     ) -> None:
         """The first sentence says whether the data is current, or what the exporter waits for."""
         model = build_model(make_service(**changes), now=NOW + later)
@@ -163,7 +165,7 @@ class TestTrust:
         page = Document(render(model))
 
         assert f'class="verdict {level}" id="verdict"' in render(model)
-        assert page.text("verdict") == found
+        assert page.text("verdict") == text
 
     def test_a_missing_permission_has_its_consequence(self) -> None:
         """A missing permission is shown with its consequence and the API server's message."""
@@ -210,7 +212,7 @@ class TestTrust:
 
         assert page.text("verdict").startswith("Not ready: the exporter is waiting for virtual")
         assert "db1" not in page.text("main")
-        assert [one.attributes.get("id") for one in page.all("table")] == ["watches"]
+        assert [table.attributes.get("id") for table in page.all("table")] == ["watches"]
 
 
 class TestRows:
@@ -265,9 +267,9 @@ class TestRows:
         )
         assert "startTimestamp is 2027-01-15T07:59:00Z" in page.text("b-uid-of-moving")
         (bar,) = (
-            one
-            for one in page.all("progress")
-            if one.attributes["aria-label"] == "Cooldown of shop/soon"
+            bar
+            for bar in page.all("progress")
+            if bar.attributes["aria-label"] == "Cooldown of shop/soon"
         )
         assert (bar.attributes["value"], bar.attributes["max"]) == ("890.0", "900.0")
 
@@ -334,7 +336,7 @@ class TestRows:
     def test_it_links_to_the_api_where_there_is_one(self, linked: bool) -> None:
         """The page links to the API if the listener serves it."""
         html = render(build_model(busy_service()), linked=linked)
-        links = {one.attributes["href"] for one in Document(html).all("a")}
+        links = {link.attributes["href"] for link in Document(html).all("a")}
         api = {"/v1/evacuations", "/v1/blocked", "/openapi.json"}
 
         assert {"/vmis/bank/old", "/metrics", "/readyz"} <= links
@@ -350,7 +352,9 @@ class TestForm:
             namespace="bank", node="n2", state=State.BACKOFF, reason=Reason.COOLDOWN
         )
         page = shown(busy_service(), filters)
-        values = {one.attributes["name"]: one.attributes["value"] for one in page.all("input")}
+        values = {
+            field.attributes["name"]: field.attributes["value"] for field in page.all("input")
+        }
         chosen = [o.attributes["value"] for o in page.all("option") if "selected" in o.attributes]
 
         assert (values["namespace"], values["node"]) == ("bank", "n2")
@@ -377,18 +381,24 @@ class TestSafety:
         filters = PageFilter(namespace="", node="", ignored=HOSTILE)
         page = shown(make_service(*facts, health=health), filters)
 
-        assert [one.tag for one in page.elements].count("script") == 1
-        assert {one.tag for one in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
-        allowed = {name for one in plain.elements for name in one.attributes}
-        assert {name for one in page.elements for name in one.attributes} <= {*allowed, "open"}
+        assert [element.tag for element in page.elements].count("script") == 1
+        assert {element.tag for element in page.elements} <= {e.tag for e in plain.elements} | {
+            "p",
+            "div",
+        }
+        allowed = {name for element in plain.elements for name in element.attributes}
+        assert {name for element in page.elements for name in element.attributes} <= {
+            *allowed,
+            "open",
+        }
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("blocked")
             asked = shown(busy_service(), PageFilter(namespace=text))
-            assert text in [one.attributes.get("value") for one in asked.all("input")]
+            assert text in [field.attributes.get("value") for field in asked.all("input")]
             assert len(asked.all("script")) == 1
-        for one in page.all("a"):
+        for link in page.all("a"):
             assert re.fullmatch(
-                r"#\w+|/[\w/%.-]*(#\w+)?|/\?node=[\w%./-]*#drain", one.attributes["href"] or ""
+                r"#\w+|/[\w/%.-]*(#\w+)?|/\?node=[\w%./-]*#drain", link.attributes["href"] or ""
             )
 
     def test_the_policy_names_what_is_in_the_page(self) -> None:
@@ -422,7 +432,7 @@ class TestSafety:
 
 
 @pytest.mark.parametrize(
-    ("instant", "found"),
+    ("instant", "text"),
     [
         (None, '<span class="none">never</span>'),
         (NOW + 0.4, "now 08:00:00 UTC"),
@@ -430,11 +440,11 @@ class TestSafety:
         (NOW + 720.5, "in 12 min 08:12:00 UTC"),
     ],
 )
-def test_instants_are_for_people_and_machines(instant: float | None, found: str) -> None:
+def test_instants_are_for_people_and_machines(instant: float | None, text: str) -> None:
     """A time is shown relative to now and in UTC, and its `datetime` attribute is exact."""
     html = write_time(to_optional_datetime(instant), to_datetime(NOW))
 
-    assert re.sub(r"</?(time|span)[^>]*>", "", html) in (found, "never")
+    assert re.sub(r"</?(time|span)[^>]*>", "", html) in (text, "never")
     assert instant is None or f'datetime="{write_instant(instant)}"' in html
 
 
@@ -446,6 +456,6 @@ def test_a_rendered_model_is_freed_without_a_garbage_collection() -> None:
     try:
         assert render(model)
         del model
-        assert [one() for one in kept] == [None, None]
+        assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()

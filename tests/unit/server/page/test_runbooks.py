@@ -27,7 +27,9 @@ async def api() -> AsyncIterator[ServedApi]:
 
 def ids(page: Document) -> list[str]:
     """The ids of a page, in order."""
-    return [one.attributes["id"] or "" for one in page.elements if "id" in one.attributes]
+    return [
+        element.attributes["id"] or "" for element in page.elements if "id" in element.attributes
+    ]
 
 
 def test_markdown_becomes_html() -> None:
@@ -68,20 +70,20 @@ async def test_a_browser_gets_a_page(api: ServedApi, name: str) -> None:
     """The page has the anchors of the Markdown, no script, and links that lead somewhere."""
     answer = await api.get(f"/runbooks/{name}", Accept=BROWSER)
     page = Document(answer.body.decode())
-    found = ids(page)
+    identities = ids(page)
     document = ROOT / "exporter/runbooks" / f"{name}.md"
 
     assert answer.status == 200
-    assert {one: answer.headers[one] for one in PAGE_HEADERS} == PAGE_HEADERS
+    assert {header: answer.headers[header] for header in PAGE_HEADERS} == PAGE_HEADERS
     assert page.all("script") == []
     assert page.all("title")[0].text.startswith(name)
-    assert len(found) == len(set(found))
-    assert set(found) >= anchors(document) - {name.lower()}
-    for link in (one.attributes["href"] or "" for one in page.all("a")):
+    assert len(identities) == len(set(identities))
+    assert set(identities) >= anchors(document) - {name.lower()}
+    for link in (element.attributes["href"] or "" for element in page.all("a")):
         path, _, anchor = link.partition("#")
         runbook = path.removeprefix("/runbooks/")
         if not path:
-            assert anchor in found
+            assert anchor in identities
         elif runbook in NAMES:
             assert not anchor or anchor in anchors(document.with_name(f"{runbook}.md"))
         elif path.startswith(PUBLISHED):
@@ -107,14 +109,14 @@ async def test_a_program_gets_markdown(api: ServedApi) -> None:
     assert answer.headers["Content-Type"] == "text/markdown; charset=utf-8"
     assert answer.body.decode() == read_runbook(name)
     assert re.findall(r"\[(\w+)\]\((\w+)\.md\)", listed.body.decode()) == [
-        (one, one) for one in NAMES
+        (name, name) for name in NAMES
     ]
 
 
 async def test_the_list_links_all(api: ServedApi) -> None:
     """/runbooks has a link to each runbook."""
     page = Document((await api.get("/runbooks", Accept=BROWSER)).body.decode())
-    links = [one.attributes["href"] for one in page.all("a")]
+    links = [link.attributes["href"] for link in page.all("a")]
 
     assert {f"/runbooks/{name}" for name in NAMES} <= set(links)
 

@@ -36,8 +36,8 @@ def shown(evidence: Evidence, *why: Why, linked: bool = True, links: Links = LIN
 
 def fields(page: Document, name: str) -> list[str]:
     """The texts of the elements with this `data-field`, with single spaces."""
-    found = (one for one in page.elements if one.attributes.get("data-field") == name)
-    return [" ".join(one.text.split()) for one in found]
+    cells = (element for element in page.elements if element.attributes.get("data-field") == name)
+    return [" ".join(cell.text.split()) for cell in cells]
 
 
 def test_it_says_why_in_the_cluster_s_words() -> None:
@@ -62,14 +62,14 @@ def test_the_links_of_the_settings_are_about_this_vm() -> None:
         console="https://console.example/k8s/ns/{namespace}/{name}/on/{node}",
     )
     page = shown(stuck(name="db1&x=/../<", node="n1"), links=links)
-    found = [one.attributes["href"] for one in page.all("a") if "rel" in one.attributes]
+    targets = [link.attributes["href"] for link in page.all("a") if "rel" in link.attributes]
 
-    assert found == [
+    assert targets == [
         "https://books.example/KubeVirtEvacuationStuck.html#quota",
         "https://grafana.example/d/vm?var-namespace=shop&var-name=db1%26x%3D%2F..%2F%3C",
         "https://console.example/k8s/ns/shop/db1%26x%3D%2F..%2F%3C/on/n1",
     ]
-    assert "elsewhere" not in [one.attributes.get("id") for one in shown(stuck()).elements]
+    assert "elsewhere" not in [element.attributes.get("id") for element in shown(stuck()).elements]
 
 
 def test_the_policy_of_the_vm_is_named() -> None:
@@ -90,7 +90,9 @@ def test_a_vm_that_cools_down() -> None:
     assert page.text("verdict").startswith("Blocked by cooldown, until in ")
     assert "migrations in the window: 2;" in page.text("rules")
     assert len(fields(page, "outcome")) == 2
-    assert not [one for one in page.elements if one.attributes.get("id") == "evacuation"]
+    assert not [
+        element for element in page.elements if element.attributes.get("id") == "evacuation"
+    ]
 
 
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
@@ -109,7 +111,7 @@ def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
 @pytest.mark.parametrize("linked", [True, False])
 def test_it_links_to_the_same_as_json(linked: bool) -> None:
     """The page links to its JSON if the listener serves the API."""
-    links = {one.attributes["href"] for one in shown(cooling(), linked=linked).all("a")}
+    links = {link.attributes["href"] for link in shown(cooling(), linked=linked).all("a")}
     assert "/" in links
     assert ("/v1/vmis/shop/db1" in links) is linked
 
@@ -121,9 +123,9 @@ def test_hostile_texts_are_only_text(text: str) -> None:
     plain = shown(an_evacuation(vmi={"migratable": False}), STAYS)
     page = shown(an_evacuation(vmi={"migratable": False}), why)
 
-    assert [one.tag for one in page.elements] == [one.tag for one in plain.elements]
-    assert [sorted(one.attributes) for one in page.elements] == [
-        sorted(one.attributes) for one in plain.elements
+    assert [element.tag for element in page.elements] == [element.tag for element in plain.elements]
+    assert [sorted(element.attributes) for element in page.elements] == [
+        sorted(element.attributes) for element in plain.elements
     ]
 
 
@@ -138,17 +140,17 @@ def test_hostile_nodes_and_users_are_only_text(text: str) -> None:
 
     plain, page = history("m1", "n2", "alice"), history(text[:64], text[:253], text[:1024])
 
-    assert [(one.tag, sorted(one.attributes)) for one in page.elements] == [
-        (one.tag, sorted(one.attributes)) for one in plain.elements
+    assert [(element.tag, sorted(element.attributes)) for element in page.elements] == [
+        (element.tag, sorted(element.attributes)) for element in plain.elements
     ]
 
 
 def test_a_migration_of_the_drawing_leads_to_its_row() -> None:
     """Each migration of the drawing has a text, and a link to its row, which has the same facts."""
     page = shown(cooling())
-    links = [one.attributes for one in page.all("a") if "aria-label" in one.attributes]
+    links = [link.attributes for link in page.all("a") if "aria-label" in link.attributes]
 
-    assert [one["href"] for one in links] == ["#m-m1", "#m-m2"]
+    assert [link["href"] for link in links] == ["#m-m1", "#m-m2"]
     assert "n2 to n1, took 3 min 12 s, evacuation, by alice: succeeded" in str(links[1])
     assert page.text("m-m2") == (
         "10 min ago 07:50:00 UTC n2 n1 3 min 12 s evacuation alice succeeded yes"
