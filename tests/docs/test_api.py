@@ -26,9 +26,9 @@ async def test_it_is_up_to_date() -> None:
 
 def test_its_examples_name_vms_of_the_demo() -> None:
     """The examples of requests name a VM of the demo."""
-    vms = {(one.namespace, one.name) for one in Demo(lambda: datetime.now(UTC)).scenario.vms}
+    vms = {(vm.namespace, vm.name) for vm in Demo(lambda: datetime.now(UTC)).scenario.vms}
     asked = EXAMPLES["verdicts"].body or {}
-    named = {(one["namespace"], one["name"]) for one in asked["candidates"]}
+    named = {(candidate["namespace"], candidate["name"]) for candidate in asked["candidates"]}
     named |= set(re.findall(r"/v1/vmis/(\w+)/([\w-]+)", EXAMPLES["vmi"].path))
 
     assert len(named) == 1
@@ -104,6 +104,6 @@ def test_every_type_is_in_it() -> None:
         base = re.findall(r"^It has all fields of \[`(\w+)`\]", described, re.MULTILINE)
         for field in schema["properties"]:
             places = [section("Common fields") if f"`{field}`" in "".join(common) else described]
-            places += [section(one) for one in base]
-            places += [section("Common fields") for one in base if f"`{field}`" in section(one)]
+            places += [section(name) for name in base]
+            places += [section("Common fields") for name in base if f"`{field}`" in section(name)]
             assert any(f"\n| `{field}` |" in place for place in places), (name, field)

@@ -15,7 +15,7 @@ def test_the_table_the_contract_and_the_folders_agree() -> None:
     """The rows and the layers are exactly the packages and shared modules."""
     rows = [bare(row[0]) for row in table(ARCHITECTURE, "Packages")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = {one["id"]: one for one in project["tool"]["importlinter"]["contracts"]}
+    contracts = {row["id"]: row for row in project["tool"]["importlinter"]["contracts"]}
     layers = [re.split(r" [|:] ", layer) for layer in contracts["packages"]["layers"]]
     there = {path.stem for path in (ROOT / "exporter").glob("*.py")} - {"__init__"}
     there |= {path.parent.name for path in (ROOT / "exporter").glob("*/__init__.py")}
@@ -44,16 +44,16 @@ PACKAGE = ROOT / "exporter"
 
 def names_in(module: Path) -> set[str]:
     """The identifiers and the strings of a module; its comments and docstrings do not count."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(read(module))):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                found.add(name)
+                names.add(name)
             case ast.arg(arg=name) | ast.alias(name=name) | ast.Constant(value=str(name)):
-                found.add(name)
+                names.add(name)
             case _:
                 pass
-    return found
+    return names
 
 
 MODULES = {
@@ -86,7 +86,7 @@ def test_the_functions_of_the_contract_exist(row: list[str]) -> None:
 
     assert functions
     for function in functions:
-        found = resolve_name(f"exporter.{function}")
-        module = getattr(found, "__module__", "")
+        value = resolve_name(f"exporter.{function}")
+        module = getattr(value, "__module__", "")
         assert not module or f"exporter.{function}".startswith(module), function
         assert not any(part.startswith("_") for part in function.split("."))

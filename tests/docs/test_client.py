@@ -62,43 +62,46 @@ class Client:
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data)) as answer:  # noqa: S310 (our own)
             return json.load(answer)
 
-    def compare(self, one: object, other: object, what: str) -> None:
+    def compare(self, answer: object, other: object, what: str) -> None:
         """Check that two values are equal."""
         self.compared += 1
-        assert one == other, what
+        assert answer == other, what
 
     def compare_all(self) -> None:
         """Compare the answers of all endpoints about every VM, and all sums."""
-        evacuations = {one["name"]: one for one in self.ask("/v1/evacuations")["evacuations"]}
+        evacuations = {row["name"]: row for row in self.ask("/v1/evacuations")["evacuations"]}
         blocked = {(o["name"], o["checkpoint"]): o for o in self.ask("/v1/blocked")["blocked"]}
         drains: Counter[str] = Counter()
         for node in self.ask("/v1/nodes")["nodes"]:
             self.compare([*node], self.fields["NodeAnswer"], "fields of NodeAnswer")
             alone = self.ask(f"/v1/nodes/{node['node']}")
             self.compare(node, {key: alone[key] for key in node}, node["node"])
-            outcomes = Counter(one["outcome"] for one in alone["candidates"])
+            outcomes = Counter(candidate["outcome"] for candidate in alone["candidates"])
             self.compare(EMPTY | outcomes, {key: node[key] for key in EMPTY}, node["node"])
             self.compare(node["canBeEmptied"], not node["stays"] + node["fails"], node["node"])
             self.compare(node["dependsOnOthers"], node["external"] > 0, node["node"])
             drains.update(outcomes)
-            for one in alone["candidates"]:
-                self.compare_vm(one, evacuations.get(one["name"]), blocked)
+            for candidate in alone["candidates"]:
+                self.compare_vm(candidate, evacuations.get(candidate["name"]), blocked)
         status = self.ask("/v1/status")["vmis"]
         self.compare(status["drain"], EMPTY | drains, "drain of the status")
         self.compare(status["known"], drains.total(), "VMs of the status")
 
-    def compare_vm(self, one: Any, evacuation: Any, blocked: dict[Any, Any]) -> None:
+    def compare_vm(self, candidate: Any, evacuation: Any, blocked: dict[Any, Any]) -> None:
         """Compare the answers about one VM: node, VM, verdict, evacuation and blocked set."""
-        name = one["name"]
-        vmi = self.ask(f"/v1/vmis/{one['namespace']}/{name}")
-        asked = {"candidates": [{"namespace": one["namespace"], "name": name}], "dryRun": True}
+        name = candidate["name"]
+        vmi = self.ask(f"/v1/vmis/{candidate['namespace']}/{name}")
+        asked = {
+            "candidates": [{"namespace": candidate["namespace"], "name": name}],
+            "dryRun": True,
+        }
         (verdict,) = self.ask("/v1/verdicts", asked)["verdicts"]
         self.compare([*verdict], self.fields["VerdictAnswer"], "fields of VerdictAnswer")
         self.compare(vmi["evacuation"], evacuation, name)
         self.compare(verdict["evacuating"], evacuation is not None, name)
         self.compare(verdict["stuck"], bool(evacuation and evacuation["stuck"]), name)
-        self.compare(verdict["drain"], one["outcome"], name)
-        self.compare(vmi["drain"], one["outcome"], name)
+        self.compare(verdict["drain"], candidate["outcome"], name)
+        self.compare(vmi["drain"], candidate["outcome"], name)
         reasons = []
         for checkpoint in ("filter", "preEviction"):
             at = vmi["verdicts"][checkpoint]

@@ -12,8 +12,8 @@ def test_every_dependency_is_explained() -> None:
     rows = re.findall(r"^\| (`.+?`(?:, `.+?`)*) \|", section, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = {re.split(r"[<>=\[]", one)[0] for one in project["project"]["dependencies"]}
+    wanted = {re.split(r"[<>=\[]", row)[0] for row in project["project"]["dependencies"]}
     for group in project["dependency-groups"].values():
-        wanted |= {re.split(r"[<>=\[]", one)[0] for one in group if isinstance(one, str)}
+        wanted |= {re.split(r"[<>=\[]", row)[0] for row in group if isinstance(row, str)}
 
     assert explained == wanted

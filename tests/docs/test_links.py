@@ -10,8 +10,8 @@ from tests.support.documents import DOCUMENTS, ROOT, anchors, read
 
 def links(document: Path) -> list[str]:
     """The targets of the links and pictures that are in this repository."""
-    found = re.findall(r"\]\(([^)\s]+)\)", read(document))
-    return [target for target in found if "://" not in target]
+    targets = re.findall(r"\]\(([^)\s]+)\)", read(document))
+    return [target for target in targets if "://" not in target]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -118,7 +118,7 @@ def test_the_defaults_are_the_program_s() -> None:
         "links.console",
         "log.format",
         "evictionRequests.mode",
-        *(f"tls.{one}.{file}" for one in ("query", "metrics", "admission") for file in TLS_FILES),
+        *(f"tls.{port}.{file}" for port in ("query", "metrics", "admission") for file in TLS_FILES),
     }
 
 
@@ -172,9 +172,9 @@ def test_the_command_line_is_the_program_s() -> None:
     (usage,) = code_blocks(chapters(REFERENCE)["Command line"], "text")
     written: dict[str, set[str]] = {}
     for line in usage.splitlines():
-        found = re.fullmatch(r"python -m exporter ?(\w*)(.*)", line)
-        assert found is not None, line
-        command, rest = found.groups()
+        match = re.fullmatch(r"python -m exporter ?(\w*)(.*)", line)
+        assert match is not None, line
+        command, rest = match.groups()
         places = re.findall(
             r"(?:\[[A-Z]+/\])?[A-Z/]+", re.sub(r"\[--[^]]*\]|--[a-z-]+ \S+", "", rest)
         )
@@ -251,5 +251,5 @@ def test_the_record_of_a_migration() -> None:
     """The tables have every field of `migration_ended` and every reason, in order."""
     _, fields, reasons = tables(REFERENCE, "Metrics")
     _, (line,) = play("success")
-    assert [bare(row[0]) for row in fields] == [one for one in line if "." in one]
+    assert [bare(row[0]) for row in fields] == [word for word in line if "." in word]
     assert [bare(row[0]) for row in reasons] == [*EndReason]

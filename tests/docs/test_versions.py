@@ -30,7 +30,7 @@ def test_every_row_is_a_pair_that_is_run() -> None:
     versions = [[pair.versions[part] for part in MODULES] for pair in PAIRS]
     shown = [row[:3] for row in table(VERSIONS, "Compatibility")]
 
-    assert shown == [one for one in versions if one in shown]
+    assert shown == [version for version in versions if version in shown]
     assert shown
 
 

@@ -76,9 +76,9 @@ CHART_COPIES = {
         "config/plain.yaml": "deploy/components/plain-metrics/config.yaml",
         "config/sidecar.yaml": "deploy/overlays/sidecar/config.yaml",
         "config/standalone.yaml": "deploy/overlays/standalone/config.yaml",
-        **{f"dashboards/{one}": f"dashboards/{one}" for one in _BOARDS},
-        **{f"dashboards/fleet/{one}": f"dashboards/fleet/{one}" for one in _BOARDS},
-        **{f"dashboards/perses/{one}": f"dashboards/perses/{one}" for one in _BOARDS},
+        **{f"dashboards/{board}": f"dashboards/{board}" for board in _BOARDS},
+        **{f"dashboards/fleet/{board}": f"dashboards/fleet/{board}" for board in _BOARDS},
+        **{f"dashboards/perses/{board}": f"dashboards/perses/{board}" for board in _BOARDS},
     }.items()
 }
 """The files of the chart that are copies, because Helm reads no file outside of a chart."""
@@ -114,7 +114,7 @@ def overlay(more: Object | None = None, **folders: list[str]) -> tuple[Object, .
 def write_overlay(place: Path, more: Object | None = None, **folders: list[str]) -> None:
     """Write the overlay into a folder."""
     named = {
-        kind: [os.path.relpath(DEPLOY / one, place.resolve()) for one in listed]
+        kind: [os.path.relpath(DEPLOY / folder, place.resolve()) for folder in listed]
         for kind, listed in folders.items()
     }
     (place / "kustomization.yaml").write_text(yaml.safe_dump({**named, **(more or {})}))
@@ -125,11 +125,11 @@ def localize(document: Object) -> tuple[Object, dict[str, list[str]]]:
     kinds = ("resources", "components", "transformers")
     tag = f"?ref=v{__version__}"
     folders = {
-        kind: [one.removeprefix(REMOTE).removesuffix(tag) for one in document[kind]]
+        kind: [url.removeprefix(REMOTE).removesuffix(tag) for url in document[kind]]
         for kind in kinds
         if kind in document
     }
-    return {key: one for key, one in document.items() if key not in kinds}, folders
+    return {key: value for key, value in document.items() if key not in kinds}, folders
 
 
 def build(folder: Path) -> tuple[Object, ...]:
@@ -153,17 +153,17 @@ def render_chart() -> tuple[Object, ...]:
 def chart() -> Path:
     """The folder of the chart in the Go module of the descheduler that we build."""
     command = ["go", "mod", "download", "-json", "sigs.k8s.io/descheduler"]
-    found = subprocess.run(command, check=True, capture_output=True, cwd=DEPLOY / "descheduler")
-    return Path(json.loads(found.stdout)["Dir"]) / "charts/descheduler"
+    module = subprocess.run(command, check=True, capture_output=True, cwd=DEPLOY / "descheduler")
+    return Path(json.loads(module.stdout)["Dir"]) / "charts/descheduler"
 
 
 def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
     """The only object of this kind and name. The name may end with a generated hash."""
     fitting = [
-        one
-        for one in objects
-        if one["kind"] == kind
-        and re.fullmatch(re.escape(name) + "(-[a-z0-9]{10})?", one["metadata"]["name"])
+        document
+        for document in objects
+        if document["kind"] == kind
+        and re.fullmatch(re.escape(name) + "(-[a-z0-9]{10})?", document["metadata"]["name"])
     ]
     assert len(fitting) == 1, f"{len(fitting)} of {kind} {name}"
     return fitting[0]
@@ -171,13 +171,20 @@ def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
 
 def pod_templates(objects: tuple[Object, ...]) -> list[Object]:
     """The pod templates of the objects."""
-    return [one["spec"]["template"] for one in objects if "template" in one.get("spec", {})]
+    return [
+        document["spec"]["template"]
+        for document in objects
+        if "template" in document.get("spec", {})
+    ]
 
 
 def containers(template: Object) -> dict[str, Object]:
     """All containers of a pod by name."""
     spec = template["spec"]
-    return {one["name"]: one for one in spec.get("initContainers", []) + spec["containers"]}
+    return {
+        container["name"]: container
+        for container in spec.get("initContainers", []) + spec["containers"]
+    }
 
 
 def config_of(objects: tuple[Object, ...]) -> Object:

@@ -132,11 +132,11 @@ async def ask() -> dict[str, Answer]:
     why = Why(WhySource.POD_SCHEDULED, "Unschedulable", message, NOW - 110.0)
     api.store.put(unschedulable, (why,))
     answers = {}
-    async with opened(api) as one:
+    async with opened(api) as served:
         for name, example in {**EXAMPLES, "refused": REFUSED}.items():
             method = "GET" if example.body is None else "POST"
             options: Json = {} if example.body is None else {"json": example.body}
-            answers[name] = await one.ask(method, example.path, **options)
+            answers[name] = await served.ask(method, example.path, **options)
     return answers
 
 
@@ -150,9 +150,9 @@ def write_api(text: str, document: Json, answers: Mapping[str, Answer]) -> str:
     for route in ROUTES:
         operation = document["paths"][route.path][route.method.lower()]
         asked = "&".join(
-            f"{one['name']}={one['name'].upper()}"
-            for one in operation.get("parameters", ())
-            if one["in"] == "query" and one.get("required")
+            f"{parameter['name']}={parameter['name'].upper()}"
+            for parameter in operation.get("parameters", ())
+            if parameter["in"] == "query" and parameter.get("required")
         )
         name = f"`{route.method} {route.path}{'?' if asked else ''}{asked}`"
         if route.name in NAMES:
@@ -193,23 +193,26 @@ def _endpoint(route: Route, document: Json, answers: Mapping[str, Answer]) -> It
     if "requestBody" in operation:
         asked += f" with a {_body(operation['requestBody'])}"
     yield f"{asked} answers with {_body(operation['responses']['200'])}."
-    beside = [one for one in operation.get("parameters", ()) if one["in"] != "path"]
+    beside = [
+        parameter for parameter in operation.get("parameters", ()) if parameter["in"] != "path"
+    ]
     if beside:
         yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
-    for one in beside:
-        yield (f"| `{one['name']}` | {one['in']} | {_kind(one['schema'])} | {one['description']} |")
+    for parameter in beside:
+        name, place, meaning = parameter["name"], parameter["in"], parameter["description"]
+        yield f"| `{name}` | {place} | {_kind(parameter['schema'])} | {meaning} |"
     yield from ("", *_fence("bash", EXAMPLES[route.name].curl))
     yield from ("", *_fence("json", _indented(answers[route.name])))
 
 
 def _types(schemas: Json) -> Iterator[str]:
     """The types: a table of words, the fields that many types share, and each other type."""
-    words = {name: one for name, one in sorted(schemas.items()) if "enum" in one}
-    types = {name: one for name, one in sorted(schemas.items()) if "enum" not in one}
+    words = {name: schema for name, schema in sorted(schemas.items()) if "enum" in schema}
+    types = {name: schema for name, schema in sorted(schemas.items()) if "enum" not in schema}
     yield from ("## Types", "", "### Words", "", "| type | meaning | values |", "|---|---|---|")
-    for name, one in words.items():
-        meaning = " ".join(one["description"].split())
-        values = ", ".join(f"`{value}`" for value in one["enum"])
+    for name, schema in words.items():
+        meaning = " ".join(schema["description"].split())
+        values = ", ".join(f"`{value}`" for value in schema["enum"])
         if name in CHAPTERS:
             values = f"[reference.md](reference.md#{CHAPTERS[name]})"
         yield f"| `{name}` | {meaning} | {values} |"
@@ -217,9 +220,9 @@ def _types(schemas: Json) -> Iterator[str]:
     yield from ("", "### Common fields", "", f"Fields of at least {COMMON} types.", "", *_HEAD)
     for field, kind in sorted(common.items()):
         yield _row(field, kind)
-    for name, one in types.items():
-        yield from ("", f"### {name}", "", *one["description"].split("\n"))
-        own = one["properties"]
+    for name, schema in types.items():
+        yield from ("", f"### {name}", "", *schema["description"].split("\n"))
+        own = schema["properties"]
         for base in _bases(name, types):
             yield from ("", f"It has all fields of [`{base}`](#{_anchor(base)}).")
             own = {field: own[field] for field in own if field not in types[base]["properties"]}
@@ -227,7 +230,7 @@ def _types(schemas: Json) -> Iterator[str]:
         if shared:
             yield from ("", f"[Common fields](#common-fields): {', '.join(shared)}.")
         rows = [
-            _row(field, kind, "" if field in one.get("required", ()) else ", optional")
+            _row(field, kind, "" if field in schema.get("required", ()) else ", optional")
             for field, kind in own.items()
             if common.get(field) != kind
         ]
@@ -238,7 +241,9 @@ def _types(schemas: Json) -> Iterator[str]:
 def _common_fields(types: Iterable[Json]) -> Json:
     """The fields that are the same in at least `COMMON` types."""
     uses = Counter(
-        (field, json.dumps(kind)) for one in types for field, kind in one["properties"].items()
+        (field, json.dumps(kind))
+        for schema in types
+        for field, kind in schema["properties"].items()
     )
     return {field: json.loads(kind) for (field, kind), times in uses.items() if times >= COMMON}
 
@@ -248,10 +253,10 @@ def _bases(name: str, types: Json) -> list[str]:
     fields = types[name]["properties"].items()
     return [
         other
-        for other, one in types.items()
+        for other, schema in types.items()
         if other != name
-        and len(one["properties"]) >= INCLUDED
-        and one["properties"].items() <= fields
+        and len(schema["properties"]) >= INCLUDED
+        and schema["properties"].items() <= fields
     ]
 
 
@@ -259,7 +264,9 @@ def _row(field: str, kind: Json, optional: str = "") -> str:
     return f"| `{field}` | {_kind(kind)}{optional} | {kind.get('description', '')} |"
 
 
-WORDS = {name for name, one in write_openapi()["components"]["schemas"].items() if "enum" in one}
+WORDS = {
+    name for name, schema in write_openapi()["components"]["schemas"].items() if "enum" in schema
+}
 _HEAD = ("| field | type | meaning |", "|---|---|---|")
 
 
@@ -269,21 +276,21 @@ def _kind(schema: Json) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[`{name}`](#{'words' if name in WORDS else _anchor(name)})"
     if "anyOf" in schema:
-        kinds = [_kind(one) for one in schema["anyOf"] if one != {"type": "null"}]
+        kinds = [_kind(variant) for variant in schema["anyOf"] if variant != {"type": "null"}]
         return " or ".join(kinds) + ("?" if len(kinds) < len(schema["anyOf"]) else "")
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     limits = [text.format(schema[key]) for key, text in _LIMITS.items() if key in schema]
     match schema["type"]:
         case "array":
-            said = f"list of {_kind(schema['items'])}"
+            words = f"list of {_kind(schema['items'])}"
         case "object":
-            said = f"object, each value {_kind(schema['additionalProperties'])}"
+            words = f"object, each value {_kind(schema['additionalProperties'])}"
         case "string" if schema.get("format") == "date-time":
-            said = "instant"
+            words = "instant"
         case kind:
-            said = str(kind)
-    return f"{said} ({' '.join(limits)})" if limits else said
+            words = str(kind)
+    return f"{words} ({' '.join(limits)})" if limits else words
 
 
 _LIMITS = {
@@ -330,16 +337,18 @@ def fill_tables(text: str) -> str:
         f" | {family.help} |"
         for family in FAMILIES
     ]
-    endpoints = [f"| `{one.method} {one.path}` | {one.stability} |" for one in ROUTES]
+    endpoints = [f"| `{route.method} {route.path}` | {route.stability} |" for route in ROUTES]
     tables = {
         "Stability": endpoints,
         "Exit codes": exits,
         "Reasons": reasons,
         "Evacuation states": _STATES,
-        "Drain outcomes": [f"| `{one}` | {words.meaning} |" for one, words in OUTCOMES.items()],
+        "Drain outcomes": [
+            f"| `{outcome}` | {words.meaning} |" for outcome, words in OUTCOMES.items()
+        ],
         "Drains": [
-            *(f"| drains | `{one}` | {meaning} |" for one, meaning in DRAIN_ENDS.items()),
-            *(f"| evacuations | `{one}` | {meaning} |" for one, meaning in EVACUATION_ENDS.items()),
+            *(f"| drains | `{end}` | {meaning} |" for end, meaning in DRAIN_ENDS.items()),
+            *(f"| evacuations | `{end}` | {meaning} |" for end, meaning in EVACUATION_ENDS.items()),
         ],
         "Metrics": metrics,
     }
@@ -350,7 +359,9 @@ def fill_tables(text: str) -> str:
 
 def fill_losses(text: str) -> str:
     """The text of the runbook about blind spots, with what is lost without each resource."""
-    return _fill(text, "Impact", [f"| `{one}` | {LOSSES[one]} |" for one in CLUSTER_RESOURCES])
+    return _fill(
+        text, "Impact", [f"| `{resource}` | {LOSSES[resource]} |" for resource in CLUSTER_RESOURCES]
+    )
 
 
 def _write_policy(text: str) -> Iterator[str]:
@@ -359,23 +370,23 @@ def _write_policy(text: str) -> Iterator[str]:
     stability = dict(
         re.findall(r"^\| `policy\.([\w.]+)` \| `[^`]*` \| (\w+) \|", text, re.MULTILINE)
     )
-    for one in structs.fields(PolicyValues):
-        guard, default = one.name.removeprefix("guard_"), one.default
-        key = f"{'guards.' if guard != one.name else ''}{write_key(guard)}"
+    for field in structs.fields(PolicyValues):
+        guard, default = field.name.removeprefix("guard_"), field.default
+        key = f"{'guards.' if guard != field.name else ''}{write_key(guard)}"
         shown = str(default).lower() if isinstance(default, bool) else format_duration(default)
         if key != "block":
-            cells = (f"`policy.{key}`", f"`{shown}`", stability.get(key, ""), meanings[one.name])
+            cells = (f"`policy.{key}`", f"`{shown}`", stability.get(key, ""), meanings[field.name])
             yield f"| {' | '.join(cells)} |\n"
 
 
 def _fill(text: str, heading: str, rows: list[str]) -> str:
     """The text with these rows in the first table below a heading."""
-    found = re.search(
+    match = re.search(
         rf"^## {heading}\n[^|]*\|.*\n\|[-|]+\|\n((?:\|.*\n)*)", text, flags=re.MULTILINE
     )
-    if found is None:
+    if match is None:
         raise ValueError(f"there is no table below ## {heading}")
-    return text[: found.start(1)] + "".join(f"{row}\n" for row in rows) + text[found.end(1) :]
+    return text[: match.start(1)] + "".join(f"{row}\n" for row in rows) + text[match.end(1) :]
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def find_unpinned(dockerfile: str) -> list[str]:
     """The base images of a Dockerfile that are not pinned by their digest."""
     images = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
     pinned = re.compile(r"\S+@sha256:[0-9a-f]{64}")
-    return [one for one in images if one != "scratch" and not pinned.fullmatch(one)]
+    return [image for image in images if image != "scratch" and not pinned.fullmatch(image)]
 
 
 def find_stale(rows: Iterable[Result]) -> list[str]:
@@ -118,13 +118,13 @@ def find_stale(rows: Iterable[Result]) -> list[str]:
         versions = ", ".join(f"{part} {version}" for part, version in row.versions.items())
         changed = _find_changed(row.commit)
         if changed is None:
-            said = f"commit {row.commit or 'unknown'} is not in this history"
+            reason = f"commit {row.commit or 'unknown'} is not in this history"
         elif changed:
-            said = f"{changed[0]} and {len(changed) - 1} more files changed after {row.commit}"
+            reason = f"{changed[0]} and {len(changed) - 1} more files changed after {row.commit}"
         else:
             continue
         only = next(iter((Pair(row.versions).changed or row.versions).values()))
-        stale.append(f"{versions}: {said}: run make matrix ONLY={only}")
+        stale.append(f"{versions}: {reason}: run make matrix ONLY={only}")
     return stale
 
 
@@ -139,7 +139,9 @@ def check() -> None:
     """Exit with an error that names stale rows of the versions, and base images without digest."""
     if stale := find_stale(read_results()):
         sys.exit("docs/versions.md has stale rows:\n" + "\n".join(stale))
-    unpinned = {one for path in DOCKERFILES for one in find_unpinned(path.read_text("utf-8"))}
+    unpinned = {
+        reference for path in DOCKERFILES for reference in find_unpinned(path.read_text("utf-8"))
+    }
     if unpinned:
         sys.exit(
             f"not pinned by digest: {', '.join(sorted(unpinned))}. Append @ and the digest to each;"

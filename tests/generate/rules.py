@@ -63,7 +63,7 @@ def keep_alerts(groups: Groups, names: Collection[str]) -> Groups:
     """These alerts, and the recording rules that they need."""
     kept: list[Rule] = []
     for rule in reversed(all_rules(groups)):
-        read = (str([one["expr"], one.get("annotations")]) for one in kept)
+        read = (str([rule["expr"], rule.get("annotations")]) for rule in kept)
         if rule.get("alert") in names or any(rule.get("record", "\0") in text for text in read):
             kept.insert(0, rule)
     return {"groups": [{"name": "kept", "rules": kept}]}

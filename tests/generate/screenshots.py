@@ -70,7 +70,7 @@ async def take() -> None:
 async def read_words(page: Page) -> str:
     """The title and the columns of a page, one a line."""
     drawn = await page.locator(WORDS).all_text_contents()
-    words = dict.fromkeys(" ".join(one.split()) for one in drawn)
+    words = dict.fromkeys(" ".join(text.split()) for text in drawn)
     return "\n".join(words) + "\n"
 
 

@@ -198,7 +198,7 @@ class World(Struct):
         if vmi := self._choose():
             del self.vmis[vmi.name]
             self.delete(Resource.VMIS, vmi.name)
-            for vmim in [one for one in self.vmims.values() if one.vmi_name == vmi.name]:
+            for vmim in [vmim for vmim in self.vmims.values() if vmim.vmi_name == vmi.name]:
                 del self.vmims[vmim.name]
                 self.delete(Resource.VMIMS, vmim.name)
 
@@ -253,7 +253,7 @@ class World(Struct):
     def forget(self) -> None:
         """KubeVirt deletes the oldest migration that has ended, but never the VM's last one."""
         last = {vmi.migration.uid for vmi in self.vmis.values() if vmi.migration is not None}
-        ended = (one for one in self.vmims.values() if one.finished and one.uid not in last)
+        ended = (vmim for vmim in self.vmims.values() if vmim.finished and vmim.uid not in last)
         oldest = next(ended, None)
         if oldest is not None:
             del self.vmims[oldest.name]
@@ -362,7 +362,7 @@ async def read(replica: Replica) -> SimpleNamespace:
     for watched in replica.health.watched:
         watched.synced, watched.contact = True, now
     snapshot = await service.take_snapshot()
-    found = await service.describe_evacuations(snapshot)
+    evacuations = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)
     forecasts = await service.forecast_nodes(count, {})
     parts, _ = await service.render_metrics("")
@@ -375,10 +375,10 @@ async def read(replica: Replica) -> SimpleNamespace:
     vmis = {key[1]: service.describe_vmi(*key, now) for key in replica.store.keys()}  # noqa: SIM118
     return SimpleNamespace(
         now=now,
-        evacuations=found.evacuations,
-        forecasts={one.node: one for one in forecasts},
+        evacuations=evacuations.evacuations,
+        forecasts={forecast.node: forecast for forecast in forecasts},
         nodes={node: service.describe_node(node, now) for node in replica.store.nodes if node},
-        vmis={name: one for name, one in vmis.items() if one is not None},
+        vmis={name: vmi for name, vmi in vmis.items() if vmi is not None},
         series=series,
         page=page or "",
     )
@@ -387,10 +387,10 @@ async def read(replica: Replica) -> SimpleNamespace:
 class Findings(list[str]):
     """What one answer says and another does not."""
 
-    def compare(self, what: str, one: object, other: object) -> None:
+    def compare(self, what: str, answer: object, other: object) -> None:
         """Note a difference."""
-        if one != other:
-            self.append(f"{what}: {one!r} and {other!r}")
+        if answer != other:
+            self.append(f"{what}: {answer!r} and {other!r}")
 
     def expect(self, what: str, *, holds: bool) -> None:
         """Note what does not hold."""
@@ -400,49 +400,51 @@ class Findings(list[str]):
 
 async def find_contradictions(world: World, replica: Replica) -> list[str]:
     """What one answer of a replica says and another does not, or the cluster did not."""
-    said, found = await read(replica), Findings()
-    compare_vms(said, world, found)
-    compare_drains(said, replica, found)
-    compare_series(said, world, found)
-    return found
+    answers, findings = await read(replica), Findings()
+    compare_vms(answers, world, findings)
+    compare_drains(answers, replica, findings)
+    compare_series(answers, world, findings)
+    return findings
 
 
-def compare_vms(said: SimpleNamespace, world: World, found: Findings) -> None:
+def compare_vms(answers: SimpleNamespace, world: World, findings: Findings) -> None:
     """What the answers say of single VMs."""
-    found.compare("VMs in /v1/vmis and in the cluster", said.vmis.keys(), world.vmis.keys())
-    evacuating = {one.name: one for one in said.evacuations}
-    for name, vmi in said.vmis.items():
-        found.compare(f"{name}, alone and in the list", vmi.evacuation, evacuating.get(name))
+    findings.compare("VMs in /v1/vmis and in the cluster", answers.vmis.keys(), world.vmis.keys())
+    evacuating = {evacuation.name: evacuation for evacuation in answers.evacuations}
+    for name, vmi in answers.vmis.items():
+        findings.compare(f"{name}, alone and in the list", vmi.evacuation, evacuating.get(name))
         is_left = vmi.evacuation is not None and vmi.evacuation.leftover
-        found.compare(f"{name} left over", LEFT_OVER in show_vmi(vmi, PIPED), is_left)
+        findings.compare(f"{name} left over", LEFT_OVER in show_vmi(vmi, PIPED), is_left)
         if vmi.cooldown is not None:
             took, most = vmi.cooldown.duration_seconds, world.copied.get(vmi.vmi_uid, 0.0)
-            found.expect(f"{name} took {took} s, at most {most}", holds=took <= most)
-    left = sum(one.leftover for one in said.evacuations)
-    found.compare("left over on the page", said.page.count('data-field="leftover"'), left)
+            findings.expect(f"{name} took {took} s, at most {most}", holds=took <= most)
+    left = sum(evacuation.leftover for evacuation in answers.evacuations)
+    findings.compare("left over on the page", answers.page.count('data-field="leftover"'), left)
 
 
-def compare_drains(said: SimpleNamespace, replica: Replica, found: Findings) -> None:
+def compare_drains(answers: SimpleNamespace, replica: Replica, findings: Findings) -> None:
     """What the answers say of drains."""
-    evacuating = {one.name: one for one in said.evacuations}
+    evacuating = {evacuation.name: evacuation for evacuation in answers.evacuations}
     drained = Counter(
-        one.node
-        for one in said.evacuations
-        if not one.leftover
-        and one.node == one.evacuation_node_name
-        and (replica.is_closed(one.node) or one.source == "other")
+        evacuation.node
+        for evacuation in answers.evacuations
+        if not evacuation.leftover
+        and evacuation.node == evacuation.evacuation_node_name
+        and (replica.is_closed(evacuation.node) or evacuation.source == "other")
     )
     gauges = {
         (name.removeprefix("kubevirt_node_drain_"), labels["node"]): value
-        for name, labels, value in said.series
+        for name, labels, value in answers.series
         if name.startswith("kubevirt_node_drain_")
     }
-    for node, answer in said.nodes.items():
-        drain, forecast = answer.drain, said.forecasts[node].progress
-        kept = [one for one in answer.candidates if one.outcome in ("stays", "fails")]
-        refused = [one for one in kept if one.name not in evacuating]
+    for node, answer in answers.nodes.items():
+        drain, forecast = answer.drain, answers.forecasts[node].progress
+        kept = [
+            candidate for candidate in answer.candidates if candidate.outcome in ("stays", "fails")
+        ]
+        refused = [candidate for candidate in kept if candidate.name not in evacuating]
         remaining = drained[node] + len(refused) * replica.is_closed(node)
-        found.compare(f"VMs in the drain of {node}", drain.remaining if drain else 0, remaining)
+        findings.compare(f"VMs in the drain of {node}", drain.remaining if drain else 0, remaining)
         for metric, value, listed in (
             ("remaining_vmis", drain and drain.remaining, forecast and forecast.remaining),
             ("left_vmis", drain and drain.left, forecast and forecast.left),
@@ -454,27 +456,31 @@ def compare_drains(said: SimpleNamespace, replica: Replica, found: Findings) -> 
             ),
             ("stuck", gauges.get(("stuck", node)), forecast and float(forecast.stuck)),
         ):
-            found.compare(f"{metric} of {node}", gauges.get((metric, node)), value)
-            found.compare(f"{metric} of {node} in the list", listed, value)
+            findings.compare(f"{metric} of {node}", gauges.get((metric, node)), value)
+            findings.compare(f"{metric} of {node} in the list", listed, value)
         if forecast is not None and forecast.stuck:
-            idle = said.now - max(forecast.since, forecast.last_left_at or 0.0)
-            stuck = any(one.stuck for one in said.evacuations if one.node == node)
+            idle = answers.now - max(forecast.since, forecast.last_left_at or 0.0)
+            stuck = any(
+                evacuation.stuck for evacuation in answers.evacuations if evacuation.node == node
+            )
             is_right = stuck or bool(kept) or idle >= LONGEST_IDLE
-            found.expect(f"{node} is stuck for a reason", holds=is_right)
-    found.compare("drains of other nodes", {one for _, one in gauges} - said.nodes.keys(), set())
+            findings.expect(f"{node} is stuck for a reason", holds=is_right)
+    findings.compare(
+        "drains of other nodes", {node for _, node in gauges} - answers.nodes.keys(), set()
+    )
 
 
-def compare_series(said: SimpleNamespace, world: World, found: Findings) -> None:
+def compare_series(answers: SimpleNamespace, world: World, findings: Findings) -> None:
     """Which VMs have series."""
     shown = {
         labels["name"]
-        for _, labels, _ in said.series
+        for _, labels, _ in answers.series
         if labels.get("namespace") == NAMESPACE and "name" in labels
     }
-    found.expect(f"{len(shown)} VMs have series, at most {SERIES}", holds=len(shown) <= SERIES)
-    found.compare("series of VMs that are gone", shown - world.vmis.keys(), set())
-    lacking = {one.name for one in said.evacuations} - shown
-    found.expect(f"{lacking} have series", holds=not lacking or len(shown) == SERIES)
+    findings.expect(f"{len(shown)} VMs have series, at most {SERIES}", holds=len(shown) <= SERIES)
+    findings.compare("series of VMs that are gone", shown - world.vmis.keys(), set())
+    lacking = {evacuation.name for evacuation in answers.evacuations} - shown
+    findings.expect(f"{lacking} have series", holds=not lacking or len(shown) == SERIES)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ async def test_serves_and_ends(simulated: SimulatedStage, login: Login, tmp_path
             last = response.status
 
     assert exporter.events("started")[0]["query"][1] == f"unix:{socket_path}"
-    assert [one["known"] for one in verdicts] == [False]
+    assert [verdict["known"] for verdict in verdicts] == [False]
     assert hidden == 404
     assert last == 304
     assert code == Exit.OK

@@ -49,6 +49,6 @@ async def test_twelve_failures_while_five_are_kept(prove: Callable[[str], None])
 def _failed(store: Store) -> int:
     evidence = store.evidence(*FAILING, Trust())
     assert evidence is not None
-    found = diagnose(evidence, StuckPolicy(), store.load(Trust()), 0.0)
-    assert found is not None
-    return found.failed_attempts
+    diagnosis = diagnose(evidence, StuckPolicy(), store.load(Trust()), 0.0)
+    assert diagnosis is not None
+    return diagnosis.failed_attempts

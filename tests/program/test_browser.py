@@ -62,8 +62,8 @@ async def visit(browser: Browser, url: str, **options: Any) -> AsyncIterator[Pag
         await page.goto(url)
         yield page
         origin = url.split("/", 3)[2]
-        assert {one.split("/", 3)[2] for one in asked if not one.startswith("data:")} == {origin}
-        assert [one for one in faults if not any(part in one for part in expected)] == []
+        assert {url.split("/", 3)[2] for url in asked if not url.startswith("data:")} == {origin}
+        assert [fault for fault in faults if not any(part in fault for part in expected)] == []
     finally:
         await context.close()
 
@@ -126,7 +126,7 @@ class TestLooks:
                     )
                 )
             evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
-            first = next(one for one in evacuations if one["stuck"])
+            first = next(evacuation for evacuation in evacuations if evacuation["stuck"])
 
         path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
@@ -226,7 +226,7 @@ class TestRefresh:
             assert await page.evaluate(place) == pytest.approx(before, abs=1)
             api = await demo.get("/v1/blocked")
             shown = await page.locator("#blocked-rows .vm a").all_inner_texts()
-            assert set(shown) == {f"{one['namespace']}/{one['name']}" for one in api["blocked"]}
+            assert set(shown) == {f"{vmi['namespace']}/{vmi['name']}" for vmi in api["blocked"]}
 
     async def test_it_becomes_what_the_server_sends(self, demo: Still, browser: Browser) -> None:
         """After a refresh the page equals a reloaded one."""

@@ -88,8 +88,8 @@ def resume(
     ):
         secured.sendall(REQUEST)
         with secured.makefile("rb") as answer:
-            said = answer.read().rpartition(b"\r\n")[2]
-        return said, secured.session
+            body = answer.read().rpartition(b"\r\n")[2]
+        return body, secured.session
 
 
 async def try_to_ask(port: int, context: ssl.SSLContext) -> bytes:
@@ -180,15 +180,15 @@ async def test_a_session_ends_with_the_authority(tmp_path: Path, version: ssl.TL
     context = trusting(files, callers)
     context.maximum_version = version
     async with serving(certificates) as port:
-        said, session = await asyncio.to_thread(resume, port, context, None)
-        assert (said, session is None) == (b"ok", False)
+        body, session = await asyncio.to_thread(resume, port, context, None)
+        assert (body, session is None) == (b"ok", False)
         shutil.copy(stranger / "ca.crt", callers / "ca.crt")
         assert certificates.renew()
         try:
-            said, _ = await asyncio.to_thread(resume, port, context, session)
+            body, _ = await asyncio.to_thread(resume, port, context, session)
         except OSError:
-            said = b""
-        assert said == b""
+            body = b""
+        assert body == b""
 
 
 async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ async def test_an_encrypted_key_is_no_key(tmp_path: Path) -> None:
     )
     async with asyncio.timeout(PATIENCE):
         assert begun.stderr is not None
-        said = await begun.stderr.read()
+        errors = await begun.stderr.read()
         await begun.wait()
-    assert b"CannotListen: tls.query:" in said
-    assert b"pass phrase" not in said
+    assert b"CannotListen: tls.query:" in errors
+    assert b"pass phrase" not in errors
 
 
 @pytest.mark.parametrize("missing", ["localhost.crt", "localhost.key", "ca.crt"])

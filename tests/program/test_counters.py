@@ -35,10 +35,10 @@ async def read_blocks(exporter: Program) -> dict[tuple[str, str], float]:
     """The count of blocks by reason and node; a series that does not exist is not in it."""
     _, text = await exporter.get("/metrics")
     return {
-        (one.labels["reason"], one.labels["node"]): one.value
+        (sample.labels["reason"], sample.labels["node"]): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
-        if one.name == BLOCKS
+        for sample in family.samples
+        if sample.name == BLOCKS
     }
 
 
@@ -118,11 +118,11 @@ async def test_a_restart_and_a_second_replica(simulated: SimulatedStage, tmp_pat
     namespace = await simulated.make_namespace()
     await simulated.admin.create(VMIS, vmi("db1", namespace))
     await migrate(simulated.admin, namespace, "db1", ago=[60.0])
-    async with exporting(simulated, tmp_path) as one, exporting(simulated, tmp_path) as other:
-        await one.verdict(namespace, "db1")
-        assert await read_blocks(one) == {("cooldown", "n1"): 1}
+    async with exporting(simulated, tmp_path) as first, exporting(simulated, tmp_path) as other:
+        await first.verdict(namespace, "db1")
+        assert await read_blocks(first) == {("cooldown", "n1"): 1}
         assert await read_blocks(other) == {("cooldown", "n1"): 0}
-        await one.end()
+        await first.end()
     async with exporting(simulated, tmp_path) as again:
         assert await read_blocks(again) == {("cooldown", "n1"): 0}
         await again.verdict(namespace, "db1")
@@ -157,11 +157,11 @@ async def read_counters(exporter: Program) -> dict[tuple[str, Labels], float]:
     """Every counter, and the count of every histogram, by name and labels."""
     _, text = await exporter.get("/metrics")
     return {
-        (one.name, tuple(sorted(map(":".join, one.labels.items())))): one.value
+        (sample.name, tuple(sorted(map(":".join, sample.labels.items())))): sample.value
         for family in text_string_to_metric_families(text)
         if family.type in ("counter", "histogram") and not family.name.startswith("process_")
-        for one in family.samples
-        if not one.name.endswith(("_bucket", "_sum"))
+        for sample in family.samples
+        if not sample.name.endswith(("_bucket", "_sum"))
     }
 
 
@@ -305,11 +305,11 @@ async def test_a_cooldown_that_began_before_the_start_is_not_observed(
     namespace = await simulated.make_namespace()
     for name in ("db1", "db2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
-    async with exporting(simulated, tmp_path) as one, exporting(simulated, tmp_path) as other:
+    async with exporting(simulated, tmp_path) as first, exporting(simulated, tmp_path) as other:
         await migrate(simulated.admin, namespace, "db1", ago=[300.0], forget=False)
-        for replica in (one, other):
+        for replica in (first, other):
             await until_begun(replica, 1, 900)
-        await one.end()
+        await first.end()
     async with exporting(simulated, tmp_path) as again:
         assert (await again.verdict(namespace, "db1"))["reason"] == "cooldown"
         await migrate(simulated.admin, namespace, "db2", ago=[200.0])
@@ -325,10 +325,10 @@ async def test_the_buckets_fit_the_policy(simulated: SimulatedStage, tmp_path: P
         await exporter.ready()
         _, text = await exporter.get("/metrics")
     bounds = [
-        one.labels["le"]
+        sample.labels["le"]
         for family in text_string_to_metric_families(text)
-        for one in family.samples
-        if one.name == f"{BEGUN}_bucket"
+        for sample in family.samples
+        if sample.name == f"{BEGUN}_bucket"
     ]
     hours = (0.5, 1, 2, 4, 5, 6)
     assert bounds == [*(f"{3600.0 * hour}" for hour in hours), "+Inf"]

@@ -66,7 +66,7 @@ class Exporter:
         """Open many connections that send these bytes and nothing else."""
         slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one() -> None:
+        async def send() -> None:
             async with slots:
                 # The exporter may close the connection at any time.
                 with suppress(OSError, TimeoutError):
@@ -76,7 +76,7 @@ class Exporter:
                             writer.write(part)
                             await writer.drain()
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(send() for _ in range(count)))
 
     async def leave(self) -> None:
         """Close all connections of strangers."""

@@ -33,8 +33,10 @@ async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], N
         async with asyncio.timeout(120):
             while not (listed >= MAIN and measured >= MAIN):
                 _, body = await exporter.get("/v1/evacuations")
-                listed |= {one["state"] for one in body["evacuations"]}
-                stuck |= {one["name"] for one in body["evacuations"] if one["stuck"]}
+                listed |= {evacuation["state"] for evacuation in body["evacuations"]}
+                stuck |= {
+                    evacuation["name"] for evacuation in body["evacuations"] if evacuation["stuck"]
+                }
                 _, text = await exporter.get("/metrics")
                 measured |= set(_STATE.findall(text))
                 await asyncio.sleep(0.2)

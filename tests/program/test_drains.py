@@ -139,7 +139,9 @@ async def until_evacuating(exporter: Program, *, leftover: bool) -> None:
     """Wait until one VM is evacuated, as a left-over or not."""
     await exporter.until(
         "/v1/evacuations",
-        lambda _, body: [one["leftover"] for one in body["evacuations"]] == [leftover],
+        lambda _, body: (
+            [evacuation["leftover"] for evacuation in body["evacuations"]] == [leftover]
+        ),
     )
 
 
@@ -314,7 +316,7 @@ async def test_a_full_limit_names_what_fills_it(tmp_path: Path) -> None:
     )
     async with exporters(tmp_path, cluster) as (exporter,):
         path = "/v1/vmis/shop/waits"
-        vmi = await exporter.until(path, lambda _, one: one["evacuation"]["state"] == "capacity")
+        vmi = await exporter.until(path, lambda _, body: body["evacuation"]["state"] == "capacity")
         step = vmi["evacuation"]["nextStep"]
         assert "2 of 2 in use by shop/db1, shop/db2" in step, step
         assert "churn" not in step

@@ -73,7 +73,7 @@ async def test_each_end_is_counted_once(
 
 def logged(exporter: Program) -> Counter[str]:
     """How many ends of evacuations the program has logged, by VM."""
-    return Counter(str(one["kubevirt.vm.name"]) for one in exporter.events("evacuation_ended"))
+    return Counter(str(event["kubevirt.vm.name"]) for event in exporter.events("evacuation_ended"))
 
 
 async def until_logged(

@@ -28,16 +28,16 @@ async def test_check_names_the_entry_of_a_vm(simulated: SimulatedStage, tmp_path
         code, out, err = await run_command("check", "--config", str(config), *asked)
         return code, out + err
 
-    code, said = await check("slow")
+    code, output = await check("slow")
     assert code == Exit.OK
-    assert f"{namespace}/slow: the entry gold of policy.overrides: migrationCooldown 15m" in said
-    code, said = await check("any")
+    assert f"{namespace}/slow: the entry gold of policy.overrides: migrationCooldown 15m" in output
+    code, output = await check("any")
     assert code == Exit.OK
-    assert f"{namespace}/any: no entry of policy.overrides" in said
-    code, said = await check("gone")
+    assert f"{namespace}/any: no entry of policy.overrides" in output
+    code, output = await check("gone")
     assert code == Exit.NO_SUCH_VMI
-    assert "there is no such VMI" in said
+    assert "there is no such VMI" in output
     simulated.server.answer(VMIS.plural, 403)
-    code, said = await check("slow")
+    code, output = await check("slow")
     assert code == Exit.CANNOT_ASK
-    assert "decide which entry applies, but the VMI cannot be read: " in said
+    assert "decide which entry applies, but the VMI cannot be read: " in output

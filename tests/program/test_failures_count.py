@@ -15,14 +15,14 @@ from tests.support.program import program
 
 
 @pytest.mark.parametrize(
-    ("counts", "cooldown", "said"),
+    ("counts", "cooldown", "text"),
     [
         (True, "= 8h, capped at 6h", "6 migrations, 5 of them failed attempts of one evacuation"),
         (False, "= 15m, cap 6h", "1 migration\n"),
     ],
 )
 async def test_explain_names_the_failures_that_count(
-    simulated: SimulatedStage, tmp_path: Path, *, counts: bool, cooldown: str, said: str
+    simulated: SimulatedStage, tmp_path: Path, *, counts: bool, cooldown: str, text: str
 ) -> None:
     """Five failed attempts of an evacuation and its success are six hours, unless set otherwise."""
     admin, namespace = simulated.admin, await simulated.make_namespace()
@@ -54,4 +54,4 @@ async def test_explain_names_the_failures_that_count(
 
     assert code == Exit.OK
     assert cooldown in out
-    assert said in out
+    assert text in out

@@ -292,8 +292,8 @@ async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
 
 async def read(exporter: Program, *words: str) -> tuple[str, int]:
     """What a command prints about this exporter, and its exit code."""
-    code, said, _ = await run_command(*words, "--url", exporter.query)
-    return said, code
+    code, output, _ = await run_command(*words, "--url", exporter.query)
+    return output, code
 
 
 def has(body: Any, right: Right) -> bool:
@@ -357,8 +357,8 @@ async def answer(exporter: Program, asked: dict[str, Any], right: Right) -> None
         is_stuck = seen[part] is not None and seen[part]["stuck"]
         assert await exporter.sample(metric, namespace=namespace, name=name) == float(is_stuck)
     verdict = await exporter.verdict(namespace, name, dryRun=True)
-    found = seen["evacuation"] or seen["move"]
-    assert verdict["stuck"] == bool(found and found["stuck"])
+    trouble = seen["evacuation"] or seen["move"]
+    assert verdict["stuck"] == bool(trouble and trouble["stuck"])
     explained, _ = await read(exporter, "explain", vm)
     for part in right.explain:
         assert part in explained
@@ -402,12 +402,12 @@ async def test_node_knows_whether_there_is_a_node_to_go_to(
     for number, node in enumerate(others, 2):
         store.apply("nodes", {**build_node(f"n{number}"), **node})
     async with playing(tmp_path, store) as exporter:
-        said, code = await read(exporter, "node", "kind-control-plane")
+        output, code = await read(exporter, "node", "kind-control-plane")
     if sentence:
-        assert said.startswith("kind-control-plane cannot be emptied: default/idle fails (")
-        assert f"none can take it: {sentence}." in said
+        assert output.startswith("kind-control-plane cannot be emptied: default/idle fails (")
+        assert f"none can take it: {sentence}." in output
         assert code == Exit.CANNOT_BE_EMPTIED
     else:
-        assert said.startswith("kind-control-plane can be emptied.")
-        assert ROOM_UNKNOWN in " ".join(said.split())
+        assert output.startswith("kind-control-plane can be emptied.")
+        assert ROOM_UNKNOWN in " ".join(output.split())
         assert code == Exit.OK

@@ -57,9 +57,9 @@ async def test_a_huge_text_is_logged_once_and_cut(
             lies = True
             simulated.server.cut(VMIS.plural)
             await exporter.until("/v1/status", lambda *_: asked >= TRIES)
-            said = exporter.output[before:]
+            output = exporter.output[before:]
 
-    assert len(said) < 10_000, "bytes of log"
-    lines = [line for line in said.splitlines() if VMIS.plural in line and "warning" in line]
+    assert len(output) < 10_000, "bytes of log"
+    lines = [line for line in output.splitlines() if VMIS.plural in line and "warning" in line]
     assert 1 <= len(lines) <= 3
-    assert r"\u001b" not in said
+    assert r"\u001b" not in output

@@ -85,8 +85,8 @@ async def test_a_killed_process_knows_what_was_written(scene: Scene) -> None:
         await exporter.end(signal.SIGKILL)
     async with scene.exporter() as successor:
         assert await count_in_window(successor, scene.namespace, "db") == KNOWN
-        found = await successor.until("/v1/evacuations", lambda _, body: body["evacuations"])
-        assert found["evacuations"][0]["requestedAt"] == asked["evacuations"][0]["requestedAt"]
+        answer = await successor.until("/v1/evacuations", lambda _, body: body["evacuations"])
+        assert answer["evacuations"][0]["requestedAt"] == asked["evacuations"][0]["requestedAt"]
 
 
 async def test_the_last_changes_are_written_at_the_end(scene: Scene) -> None:

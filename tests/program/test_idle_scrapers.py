@@ -51,7 +51,7 @@ async def test_an_answer_that_was_read_takes_no_memory(
         assert await exporter.sample(OBJECTS, resource=VMIS.plural) == vmis
         before = most = exporter.resident() / MIB
         scraping = asyncio.gather(
-            *(scrape_once(exporter, idle, ENCODINGS[one % 2]) for one in range(scrapers))
+            *(scrape_once(exporter, idle, ENCODINGS[number % 2]) for number in range(scrapers))
         )
         while not scraping.done():
             await asyncio.wait([scraping], timeout=0.02)

@@ -196,11 +196,15 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(lambda: said(logs, "certificate_not_renewed"), what="the error in the log")
+            await poll(
+                lambda: was_logged(logs, "certificate_not_renewed"), what="the error in the log"
+            )
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(lambda: said(logs, "certificate_renewed"), what="the renewal in the log")
+            await poll(
+                lambda: was_logged(logs, "certificate_renewed"), what="the renewal in the log"
+            )
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
@@ -216,7 +220,7 @@ async def test_a_block_that_no_client_can_load(
 ) -> None:
     """A pair with an invalid CRL in its file is served, and later pairs are too."""
     monkeypatch.setattr(listeners, "CERTIFICATES_READ_EVERY", 0.05)
-    tls, odd, good = (a_pair(tmp_path / one) for one in ("first", "odd", "good"))
+    tls, odd, good = (a_pair(tmp_path / name) for name in ("first", "odd", "good"))
     assert odd.cert_file is not None
     with odd.cert_file.open("a") as file:
         file.write(BAD_LIST)
@@ -239,7 +243,7 @@ async def answers_ok(url: str, authority: Path) -> bool:
         return False
 
 
-async def said(logs: list[Any], event: str) -> bool:
+async def was_logged(logs: list[Any], event: str) -> bool:
     """Whether this event was logged."""
     return any(log["event"] == event for log in logs)
 
@@ -263,13 +267,17 @@ async def test_no_more_connections_than_allowed() -> None:
         "127.0.0.1:0", limits=limits, budget=ConnectionBudget(counters)
     ).served() as urls:
         url = urls[0]
-        async with connected(url) as first, connected(url) as second, connected(url, OTHER) as one:
+        async with (
+            connected(url) as first,
+            connected(url) as second,
+            connected(url, OTHER) as third,
+        ):
             first[1].write(REQUEST)
             await asyncio.wait_for(first[0].readuntil(b"ok"), PATIENCE)
             async with connected(url) as (reader, writer):
                 assert await asyncio.wait_for(second[0].read(), PATIENCE) == b""
                 assert counters.rejected_connections == {"query": 1}
-                for source, sink in ((reader, writer), first, one):
+                for source, sink in ((reader, writer), first, third):
                     sink.write(REQUEST)
                     await asyncio.wait_for(source.readuntil(b"ok"), PATIENCE)
 

@@ -68,15 +68,15 @@ class Plugin:
     def running(self) -> list[int]:
         """The processes of the plugin, and their children, that still run."""
         groups = set(self.calls)
-        found = []
+        pids = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             if int(fields[2]) in groups and fields[0] != "Z":
-                found.append(int(stat.parent.name))
-        return found
+                pids.append(int(stat.parent.name))
+        return pids
 
 
 async def _until_called(plugin: Plugin, before: int) -> None:
@@ -97,7 +97,7 @@ async def _until_ended(plugin: Plugin) -> None:
 
 async def _until_logged(exporter: Program, text: str) -> None:
     async def is_logged() -> bool:
-        return any(text in one["why"] for one in exporter.events("watch_broke"))
+        return any(text in event["why"] for event in exporter.events("watch_broke"))
 
     await poll(is_logged, what=text)
 
@@ -176,7 +176,8 @@ async def test_a_file_without_a_token(
         await _until_logged(exporter, "token")
         token.write_text("new")
         await exporter.until(
-            "/v1/status", lambda _, seen: not any(one["trouble"] for one in seen["resources"])
+            "/v1/status",
+            lambda _, seen: not any(resource["trouble"] for resource in seen["resources"]),
         )
 
 

@@ -39,7 +39,9 @@ def renamed(made: dict[str, Any], resource: Resource | None = None) -> dict[str,
 
 async def test_serves_verdicts_evacuations_and_commands(stage: Stage, tmp_path: Path) -> None:
     """Watches read the renamed resources and labels, and the commands name them."""
-    vmis, vmims, kubevirts = (rename_resource(one, NAMES) for one in (VMIS, VMIMS, KUBEVIRTS))
+    vmis, vmims, kubevirts = (
+        rename_resource(resource, NAMES) for resource in (VMIS, VMIMS, KUBEVIRTS)
+    )
     login = await stage.rename_kubevirt(NAMES)
     namespace, admin = await stage.make_namespace(), stage.admin
     marked = vmi("db", namespace, status={"evacuationNodeName": "n1"})

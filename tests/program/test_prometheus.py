@@ -65,13 +65,13 @@ def account(*spans: Span, name: str = "ours") -> Account:
 
 def markers(events: list[Recorded]) -> list[tuple[float, str]]:
     """The changes of the VM's marker, in seconds since `NOW`."""
-    found: list[tuple[float, str]] = []
+    moves: list[tuple[float, str]] = []
     for event in events:
         if isinstance(event.fact, Vmi) and (
-            not found or found[-1][1] != event.fact.evacuation_node
+            not moves or moves[-1][1] != event.fact.evacuation_node
         ):
-            found.append((event.at - NOW, event.fact.evacuation_node))
-    return found
+            moves.append((event.at - NOW, event.fact.evacuation_node))
+    return moves
 
 
 class TestEvents:
@@ -85,18 +85,18 @@ class TestEvents:
 
     def test_a_migration_by_hand_is_none(self) -> None:
         """A manual migration is not replayed as an eviction."""
-        found = account(a_span("kubevirt-migrate-vm-a", HOUR, HOUR + 60))
+        totals = account(a_span("kubevirt-migrate-vm-a", HOUR, HOUR + 60))
 
-        assert (found.asked, found.migrations.ended) == (0, 1)
+        assert (totals.asked, totals.migrations.ended) == (0, 1)
 
     def test_evictions_are_answered_as_in_a_recording(self) -> None:
         """An eviction within the cooldown is blocked, as in the replay of a recording."""
-        found = account(
+        totals = account(
             a_span("kubevirt-evacuation-a", HOUR, HOUR + 60),
             a_span("kubevirt-evacuation-b", HOUR + 300, HOUR + 360),
         )
 
-        assert (found.allowed, found.blocked.total(), found.migrations.ended) == (1, 1, 1)
+        assert (totals.allowed, totals.blocked.total(), totals.migrations.ended) == (1, 1, 1)
 
     def test_failures_in_a_row_are_one_evacuation(self) -> None:
         """Failures in a row are one evacuation, which is stuck at the third failure."""
@@ -105,10 +105,10 @@ class TestEvents:
             for n in range(4)
         ]
         events = events_of(*spans)
-        found = account(*spans, name="none")
+        totals = account(*spans, name="none")
 
         assert markers(events) == [(0, ""), (HOUR, "n1"), (HOUR + 960 + RETRIED_WITHIN, "")]
-        assert (found.asked, found.migrations.failed, found.stuck.count) == (1, 4, 1)
+        assert (totals.asked, totals.migrations.failed, totals.stuck.count) == (1, 4, 1)
 
     def test_attempts_that_never_began_are_seen_by_their_failure(self) -> None:
         """A failure without a start counts as a failed attempt."""
@@ -118,26 +118,26 @@ class TestEvents:
         ]
         for span in spans:
             span.start = None
-        found = account(*spans)
+        totals = account(*spans)
 
-        assert (found.asked, found.migrations.ended, found.stuck.count) == (1, 0, 1)
+        assert (totals.asked, totals.migrations.ended, totals.stuck.count) == (1, 0, 1)
 
     def test_what_had_ended_before_is_history_from_the_start(self) -> None:
         """Migrations before the range count for the cooldown."""
-        found = account(
+        totals = account(
             a_span("kubevirt-evacuation-a", -120, -60), a_span("kubevirt-evacuation-b", 60, 120)
         )
 
-        assert (found.asked, found.blocked.total()) == (1, 1)
+        assert (totals.asked, totals.blocked.total()) == (1, 1)
 
     def test_an_evacuation_under_way_at_the_beginning_was_asked_for_before(self) -> None:
         """Of an evacuation that began before the range, only the migration is counted."""
         going = a_span("kubevirt-evacuation-a", -30, 60)
         following = a_span("kubevirt-evacuation-b", 120, 180)
-        found = account(going, following)
+        totals = account(going, following)
 
         assert markers(events_of(going, following))[:2] == [(0, "n1"), (60, "")]
-        assert (found.asked, found.blocked.total(), found.migrations.ended) == (1, 1, 1)
+        assert (totals.asked, totals.blocked.total(), totals.migrations.ended) == (1, 1, 1)
 
     def test_one_between_two_attempts_at_the_beginning_is_under_way_too(self) -> None:
         """An evacuation whose first attempt failed just before the range is under way."""
@@ -145,19 +145,19 @@ class TestEvents:
             a_span("kubevirt-evacuation-a", -120, -60, failed=True),
             a_span("kubevirt-evacuation-b", 120, 180),
         )
-        found = account(*spans)
+        totals = account(*spans)
 
         assert markers(events_of(*spans)) == [(0, "n1"), (180, "")]
-        assert (found.asked, found.migrations.ended) == (0, 1)
+        assert (totals.asked, totals.migrations.ended) == (0, 1)
 
     def test_a_failure_long_before_is_not_under_way(self) -> None:
         """After an old failure the next evacuation is a new request."""
-        found = account(
+        totals = account(
             a_span("kubevirt-evacuation-a", -2 * HOUR, -HOUR, failed=True),
             a_span("kubevirt-evacuation-b", 120, 180),
         )
 
-        assert found.asked == 1
+        assert totals.asked == 1
 
     def test_a_migration_by_hand_at_the_beginning_runs(self) -> None:
         """A manual migration that runs when the range begins is counted, but is no evacuation."""
@@ -177,9 +177,9 @@ class TestEvents:
         """A migration that was last seen without an end time blocks no later eviction."""
         lost = a_span("kubevirt-evacuation-a", HOUR, None)
         lost.last_seen_at = NOW + 2 * HOUR
-        found = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
+        totals = account(lost, a_span("kubevirt-evacuation-b", 3 * HOUR, 3 * HOUR + 60))
 
-        assert (found.allowed, found.blocked.total()) == (2, 0)
+        assert (totals.allowed, totals.blocked.total()) == (2, 0)
 
     def test_an_attempt_without_a_node_is_one_of_its_evacuation(self) -> None:
         """A failed attempt without a node in the metrics gets the node of its evacuation."""
@@ -297,8 +297,10 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     with pytest.raises(CannotAsk, match="a token is only sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
-    assert {one.headers["Authorization"] for one in app[ASKED]} == {"Bearer abc"}
-    assert {(one.method, one.path) for one in app[ASKED]} == {("POST", "/api/v1/query_range")}
+    assert {request.headers["Authorization"] for request in app[ASKED]} == {"Bearer abc"}
+    assert {(request.method, request.path) for request in app[ASKED]} == {
+        ("POST", "/api/v1/query_range")
+    }
 
 
 async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def test_requests_and_their_bodies(sent: bytes, answered: list[str], at_on
             await asyncio.sleep(0)
         read = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
         writer.close()
-    assert [f"<{one.partition('>')[0]}>" for one in read.split("<")[1:]] == answered
+    assert [f"<{piece.partition('>')[0]}>" for piece in read.split("<")[1:]] == answered
 
 
 async def test_a_fault_of_ours() -> None:

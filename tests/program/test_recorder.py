@@ -51,12 +51,12 @@ def read(path: Path) -> list[Recorded]:
 
 def events_in(events: list[Recorded], namespace: str) -> list[tuple[Kind, Resource | None, str]]:
     """The events of one namespace's objects, by kind, resource and name."""
-    found = []
+    lines = []
     for event in events:
         names = event.fact if event.fact is not None else event
         if getattr(names, "namespace", "") == namespace:
-            found.append((event.kind, event.resource, getattr(names, "name", "")))
-    return found
+            lines.append((event.kind, event.resource, getattr(names, "name", "")))
+    return lines
 
 
 @dataclass
@@ -145,7 +145,7 @@ async def test_what_a_cluster_says_is_in_the_file(stage: Stage, tmp_path: Path, 
     assert events[-1].kind is Kind.ENDED
     assert [event.at for event in events] == sorted(event.at for event in events)
     known = [event.fact for event in events if isinstance(event.fact, Vmi)]
-    assert [one.node for one in known] == ["n1", "n7"]
+    assert [vmi.node for vmi in known] == ["n1", "n7"]
 
 
 async def test_what_was_missed_is_in_the_file_after_a_new_list(
@@ -277,7 +277,8 @@ def test_what_overrides_match_is_in_the_file(tmp_path: Path) -> None:
 
     traits = [event.traits for event in read(tmp_path / "cluster.ndjson")]
     assert [
-        one and policy.choose("any", one.read_labels(), one.priority_class) for one in traits
+        trait and policy.choose("any", trait.read_labels(), trait.priority_class)
+        for trait in traits
     ] == ["gold", ""]
     assert b"password" not in (tmp_path / "cluster.ndjson").read_bytes()
 

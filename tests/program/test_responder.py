@@ -147,13 +147,13 @@ class Scene:
 def find_entry(eviction: Object, responder: str = RESPONDER) -> Any:
     """What a responder has written into an Eviction."""
     entries = eviction["status"].get("responders", [])
-    return next((one for one in entries if one["name"] == responder), {})
+    return next((entry for entry in entries if entry["name"] == responder), {})
 
 
 def find_state(eviction: Object, responder: str = RESPONDER) -> str:
     """The state of a responder."""
     turns = eviction["status"].get("targetResponders", [])
-    return next((str(one["state"]) for one in turns if one["name"] == responder), "")
+    return next((str(turn["state"]) for turn in turns if turn["name"] == responder), "")
 
 
 def has_failed(vm: Any) -> bool:
@@ -164,8 +164,8 @@ def has_failed(vm: Any) -> bool:
 def is_true(condition: str) -> Any:
     """Whether a condition of an Eviction is true."""
     return lambda eviction: any(
-        one["type"] == condition and one["status"] == "True"
-        for one in eviction["status"].get("conditions", [])
+        entry["type"] == condition and entry["status"] == "True"
+        for entry in eviction["status"].get("conditions", [])
     )
 
 
@@ -200,7 +200,7 @@ async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_p
         left = scene.node_of("db1")
         scene.ask("db1")
         second = scene.ask("db1", "example.com/upgrade")
-        held = await scene.until(lambda one: "message" in find_entry(one), "a hold")
+        held = await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
         scene.withdraw(second)
         assert (await exporter.get("/v1/status"))[1]["responder"]["turns"] == 1
         ended = await scene.until(is_true("TargetEvicted"), "the end")
@@ -224,7 +224,7 @@ async def test_kubernetes_evicts_after_the_hold(scene: Scene, tmp_path: Path) ->
         await exporter.ready()
         await scene.migrate("db1")
         scene.ask("db1")
-        await scene.until(lambda one: "message" in find_entry(one), "a hold")
+        await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
         ended = await scene.until(is_true("TargetEvicted"), "the end")
     assert find_state(ended) == "Completed"
     assert "Eviction triggered evacuation" in find_entry(ended, EVICTOR)["message"]
@@ -238,7 +238,9 @@ async def test_a_vm_that_would_be_stopped_is_left_to_kubernetes(
     async with exporter_of(scene, tmp_path) as exporter:
         await exporter.ready()
         scene.ask("cache")
-        await scene.until(lambda one: find_state(one, EVICTOR) == "Active", "Kubernetes' turn")
+        await scene.until(
+            lambda eviction: find_state(eviction, EVICTOR) == "Active", "Kubernetes' turn"
+        )
         asked = exporter.events("eviction_asked_for")
     assert scene.messages == [
         f"If {NAMESPACE}/cache is evicted, it goes down: its strategy is None."
@@ -271,7 +273,7 @@ async def test_what_is_withdrawn_is_said(scene: Scene, tmp_path: Path) -> None:
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
         followed = await scene.until(
-            lambda one: "leaves" in find_entry(one)["message"], "the state"
+            lambda eviction: "leaves" in find_entry(eviction)["message"], "the state"
         )
         asked = (await exporter.get(FAILING))[1]["evacuation"]
         scene.withdraw(request)
@@ -299,14 +301,14 @@ async def test_another_process_goes_on_with_a_hold(scene: Scene, tmp_path: Path)
     async with exporter_of(scene, tmp_path) as exporter:
         await exporter.ready()
         scene.ask("db1")
-        await scene.until(lambda one: "message" in find_entry(one), "a hold")
+        await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
         await exporter.end()
     async with exporter_of(scene, tmp_path / "next") as exporter:
         await exporter.ready()
         ended = await scene.until(is_true("TargetEvicted"), "the end")
         blocks = await exporter.sample(BLOCKS, reason="cooldown", namespace=NAMESPACE)
     assert find_state(ended) == "Completed"
-    assert sum("may not be moved now" in one for one in scene.messages) == 1
+    assert sum("may not be moved now" in message for message in scene.messages) == 1
     assert blocks == 0
 
 

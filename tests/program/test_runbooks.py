@@ -23,10 +23,11 @@ async def test_a_stuck_vm_leads_to_its_step(tmp_path: Path) -> None:
         aiohttp.ClientSession() as session,
     ):
         await exporter.ready()
-        found = await exporter.until(
-            "/v1/evacuations", lambda _, body: any(one["stuck"] for one in body["evacuations"])
+        listed = await exporter.until(
+            "/v1/evacuations",
+            lambda _, body: any(evacuation["stuck"] for evacuation in body["evacuations"]),
         )
-        stuck = next(one for one in found["evacuations"] if one["stuck"])
+        stuck = next(evacuation for evacuation in listed["evacuations"] if evacuation["stuck"])
         _, page = await exporter.get(f"/vmis/{stuck['namespace']}/{stuck['name']}")
         path, step, shown = _LINK.findall(page)[0]
         code, explained, _ = await run_command(
@@ -61,7 +62,7 @@ async def test_a_stuck_vm_leads_to_its_step(tmp_path: Path) -> None:
 
 async def test_an_unknown_runbook_is_a_wrong_argument() -> None:
     """The command ends with 2, and names the runbooks that there are."""
-    code, printed, said = await run_command("runbook", "Unknown")
+    code, printed, errors = await run_command("runbook", "Unknown")
 
     assert (code, printed) == (2, "")
-    assert "no runbook 'Unknown', only KubeVirtDeschedulerDoesNotAsk, " in said
+    assert "no runbook 'Unknown', only KubeVirtDeschedulerDoesNotAsk, " in errors

@@ -26,7 +26,7 @@ FAILURES = "kubevirt_eviction_exporter_task_failures_total"
 OURS = Path(app.__file__).parent
 KEPT = {
     *(f"watch_{resource}" for resource in (*CLUSTER_RESOURCES, Resource.EVICTIONS)),
-    *(f"listener_{one}" for one in ("query", "metrics", "admission", "local")),
+    *(f"listener_{listener}" for listener in ("query", "metrics", "admission", "local")),
     *("certificates_admission", "history", "lease", "events"),
 }
 
@@ -107,10 +107,10 @@ async def wait_for_change(session: aiohttp.ClientSession) -> None:
 
 def own_tasks(known: "set[asyncio.Task[Any]]") -> "list[asyncio.Task[Any]]":
     """The other tasks that run our code, without `Informers.run`, which only waits for its own."""
-    found = {task: cast("Any", task.get_coro()) for task in asyncio.all_tasks() - known}
+    tasks = {task: cast("Any", task.get_coro()) for task in asyncio.all_tasks() - known}
     return [
         task
-        for task, job in found.items()
+        for task, job in tasks.items()
         if hasattr(job, "cr_code")
         and OURS in Path(job.cr_code.co_filename).parents
         and job.__qualname__ != "Informers.run"

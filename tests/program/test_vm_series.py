@@ -58,7 +58,9 @@ async def read_names(exporter: Program) -> dict[str, set[str]]:
     return {
         family.name: names
         for family in text_string_to_metric_families(text)
-        if (names := {one.labels["name"] for one in family.samples if "name" in one.labels})
+        if (
+            names := {sample.labels["name"] for sample in family.samples if "name" in sample.labels}
+        )
     }
 
 

@@ -84,7 +84,7 @@ class TestOnBothServers:
 
         assert evidence is not None
         assert evidence.vmi.node == "n1"
-        assert [one.name for one in evidence.vmims] == ["m"]
+        assert [vmim.name for vmim in evidence.vmims] == ["m"]
         assert evidence.launcher is not None
         assert evidence.launcher.ready
 
@@ -94,7 +94,7 @@ class TestOnBothServers:
         await stage.admin.create(VMIS, vmi("old", namespace))
         async with following(stage.login, namespaces=(namespace,)) as watch:
             await watch.ready()
-            lists = [one for one in gc.get_objects() if isinstance(one, Listing)]
+            lists = [value for value in gc.get_objects() if isinstance(value, Listing)]
 
         assert lists
         assert not sum(map(len, lists))
@@ -114,7 +114,7 @@ class TestOnBothServers:
             )
             await stage.admin.delete(VMIS, namespace, "b")
             await watch.knows(namespace, "a")
-            assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
+            assert [vmis.lists for vmis in watch.health.of(Resource.VMIS)] == [1]
 
     async def test_lists_in_pages_where_asked_to(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +129,7 @@ class TestOnBothServers:
             assert watch.names(namespace) == {f"v{number}" for number in range(5)}
             await stage.admin.create(VMIS, vmi("later", namespace))
             await watch.until(lambda: "later" in watch.names(namespace), what="later")
-            assert [one.lists for one in watch.health.of(Resource.VMIS)] == [1]
+            assert [vmis.lists for vmis in watch.health.of(Resource.VMIS)] == [1]
 
     async def test_lists_anew_when_its_version_is_gone(self, stage: Stage) -> None:
         """After a 410 a new list replaces the objects, so missed deletions are applied."""
@@ -265,10 +265,14 @@ class TestOnTheSimulatedServer:
         async with following(simulated.login) as watch:
             await watch.ready()
             assert watch.names(namespace) == {"a"}
-            asked = [one for one in simulated.server.requests if one.resource.plural == VMIS.plural]
-            streamed = [one for one in asked if "sendInitialEvents" in one.query]
+            asked = [
+                request
+                for request in simulated.server.requests
+                if request.resource.plural == VMIS.plural
+            ]
+            streamed = [request for request in asked if "sendInitialEvents" in request.query]
             assert len(streamed) == 1
-            assert any("limit" in one.query for one in asked)
+            assert any("limit" in request.query for request in asked)
 
     @pytest.mark.parametrize(
         "line",
@@ -329,7 +333,7 @@ class TestOnTheSimulatedServer:
             await simulated.admin.create(VMIS, vmi("a", namespace))
             await watch.knows(namespace, "a")
             await watch.until(lambda: len(tries) > FUTILE_TRIES, what="tries after a second list")
-            first = [one for one in tries if one[0] == tries[0][0]]
+            first = [attempt for attempt in tries if attempt[0] == tries[0][0]]
             assert FUTILE_TRIES - 1 <= len(first) <= FUTILE_TRIES
             assert set(first) == {tries[0]}, "the contact is that of the list"
             assert watch.restarts(Resource.VMIS)[Restart.NO_PROGRESS] >= 1

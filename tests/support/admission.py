@@ -61,8 +61,8 @@ def admitting(pair: Pair, mode: str, *users: str) -> dict[str, Any]:
 
 def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Object:
     """The shipped webhook configuration with this URL, for these users or for all users."""
-    one: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
-    (webhook,) = one["webhooks"]
+    configuration: Object = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
+    (webhook,) = configuration["webhooks"]
     assert webhook["timeoutSeconds"] == TIMEOUT
     bundle = base64.b64encode(authority.read_bytes()).decode()
     webhook["clientConfig"] = {"url": url + PATH, "caBundle": bundle}
@@ -70,10 +70,10 @@ def configuration(url: str, authority: Path, users: Iterable[str] | None) -> Obj
     assert listed["name"] == "listed-users"
     if users is None:
         webhook["matchConditions"].remove(listed)  # as in components/admission-observe
-        return one
+        return configuration
     names = ", ".join(f"'{user}'" for user in users)
     listed["expression"] = f"request.userInfo.username in [{names}]"
-    return one
+    return configuration
 
 
 @asynccontextmanager
@@ -173,9 +173,9 @@ async def add_vm(admin: Client, namespace: str, name: str, *, held: bool) -> str
 
 async def versions(admin: Client, namespace: str) -> dict[str, str]:
     """The resourceVersion of every VMI, VMIM and pod of a namespace, by kind and name."""
-    found = {}
+    versions = {}
     for resource in (VMIS, VMIMS, PODS):
-        for one in (await admin.list(resource, namespace))["items"]:
-            metadata = one["metadata"]
-            found[f"{resource.plural}/{metadata['name']}"] = metadata["resourceVersion"]
-    return found
+        for document in (await admin.list(resource, namespace))["items"]:
+            metadata = document["metadata"]
+            versions[f"{resource.plural}/{metadata['name']}"] = metadata["resourceVersion"]
+    return versions

@@ -118,7 +118,7 @@ class RealStage(Stage):
         return Login(kubeconfig=self.cluster.kubeconfig(user))
 
     async def rename_kubevirt(self, names: KubeVirtNames) -> Login:
-        renamed = [rename_resource(one, names) for one in (VMIS, VMIMS, KUBEVIRTS)]
+        renamed = [rename_resource(resource, names) for resource in (VMIS, VMIMS, KUBEVIRTS)]
         await self.cluster.serve_renamed(renamed)
         return await self.limited_login((*renamed, PODS, NODES, BUDGETS))
 

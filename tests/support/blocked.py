@@ -11,5 +11,5 @@ def read(blocked: BlockedSet, checkpoint: Checkpoint | None) -> Blocked:
         try:
             reading.send(None)
         except StopIteration as done:
-            found: Blocked = done.value
-            return found
+            blocked_set: Blocked = done.value
+            return blocked_set

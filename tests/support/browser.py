@@ -105,12 +105,12 @@ async def _find_lively(demo: Still) -> bool:
         return False
     evacuations = (await demo.get("/v1/evacuations")).get("evacuations", [])
     blocked = (await demo.get("/v1/blocked")).get("blocked", [])  # missing in a 503
-    states = {one["state"] for one in evacuations}
-    reasons = [one["reason"] for one in blocked]
+    states = {evacuation["state"] for evacuation in evacuations}
+    reasons = [vmi["reason"] for vmi in blocked]
     return (
         len(states) >= 4
-        and any(one["stuck"] for one in evacuations)
-        and any(one["backoff"] for one in evacuations)
+        and any(evacuation["stuck"] for evacuation in evacuations)
+        and any(evacuation["backoff"] for evacuation in evacuations)
         and reasons.count("cooldown") >= 4
         and len(set(reasons)) >= 2
     )

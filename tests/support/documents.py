@@ -44,40 +44,40 @@ def chapters(document: Path) -> dict[str, str]:
 
 def table(document: Path, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without the header row."""
-    found = tables(document, heading)
-    assert found, f"{document.name} has no table below ## {heading}"
-    return found[0]
+    rows = tables(document, heading)
+    assert rows, f"{document.name} has no table below ## {heading}"
+    return rows[0]
 
 
 def tables(document: Path, heading: str) -> list[list[list[str]]]:
     """The cells of each table below a heading, without the header row."""
-    found = re.findall(
+    matches = re.findall(
         r"^\|.*\n\|[-:|]+\|\n((?:\|.*\n)*)", chapters(document)[heading], re.MULTILINE
     )
     return [
         [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows.splitlines()]
-        for rows in found
+        for rows in matches
     ]
 
 
 def bare(cell: str) -> str:
     """The text of a cell that is one word in backticks."""
-    found = re.fullmatch(r"`([^`]+)`", cell)
-    assert found is not None, f"{cell!r} is not one word in backticks"
-    return found[1]
+    match = re.fullmatch(r"`([^`]+)`", cell)
+    assert match is not None, f"{cell!r} is not one word in backticks"
+    return match[1]
 
 
 def code_blocks(text: str, language: str) -> list[str]:
     """The code blocks of one language, without the indentation of a list."""
-    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(one) for one in found]
+    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
 
 
 def anchors(document: Path) -> set[str]:
     """The anchors that GitHub gives the headings."""
     prose = re.sub(r"^ *```.*?^ *```$", "", read(document), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def ways_to_install() -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ def read_steps(name: str, now: float) -> list[dict[str, Any]]:
     """The steps of a report, with the instants that they had if it were asked at `now`."""
     at = datetime.fromtimestamp(now, UTC)
     text = _AGO.sub(
-        lambda found: format_time(at - timedelta(seconds=int(found[1]))),
+        lambda match: format_time(at - timedelta(seconds=int(match[1]))),
         (FIELD / f"{name}.json").read_text(encoding="utf-8"),
     )
     steps: list[dict[str, Any]] = json.loads(text)["steps"]
@@ -39,7 +39,7 @@ def read_steps(name: str, now: float) -> list[dict[str, Any]]:
 def serve(objects: Iterable[tuple[str, Object]], now: Instant) -> Service:
     """What answers about these objects, each with the plural of its resource, at `now`."""
     store = Store(endings_kept=64)
-    watched = [Watched(one, None, synced=True, contact=now) for one in CLUSTER_RESOURCES]
+    watched = [Watched(resource, None, synced=True, contact=now) for resource in CLUSTER_RESOURCES]
     service = build_service(
         Settings(),
         store,

@@ -58,7 +58,7 @@ def read_counts(path: Path) -> dict[str, int]:
         saved = [msgspec.json.decode(line, type=SavedVmi) for line in lines]
     except msgspec.DecodeError:
         return {}
-    return {one.uid: len(one.migrations) for one in saved}
+    return {vmi.uid: len(vmi.migrations) for vmi in saved}
 
 
 async def until_saved(path: Path, uid: str, migrations: int) -> None:

@@ -121,8 +121,8 @@ class Script:
         """Delete a VMI, and then its VMIMs and its pod, as KubeVirt does."""
         del self._lives[life.name]
         await self._delete(VMIS, life.vmi)
-        for one in life.vmims:
-            await self._delete(VMIMS, one)
+        for migration in life.vmims:
+            await self._delete(VMIMS, migration)
         await self._delete(PODS, life.pod)
 
     async def _mark_eviction(self, life: _Life) -> None:
@@ -190,10 +190,14 @@ class Script:
         """End a migration, and delete its older VMIMs that KubeVirt does not keep."""
         await self._advance(life, phase, **more)
         life.moving = None
-        finished = [one for one in life.vmims if one["status"]["phase"] in ("Succeeded", "Failed")]
-        for one in finished[:-KEPT_BY_KUBEVIRT]:
-            life.vmims.remove(one)
-            await self._delete(VMIMS, one)
+        finished = [
+            migration
+            for migration in life.vmims
+            if migration["status"]["phase"] in ("Succeeded", "Failed")
+        ]
+        for migration in finished[:-KEPT_BY_KUBEVIRT]:
+            life.vmims.remove(migration)
+            await self._delete(VMIMS, migration)
 
     async def _advance(self, life: _Life, phase: str, **more: Object) -> None:
         """Let a migration enter a phase; `more` are further fields of its status."""
@@ -240,16 +244,16 @@ def compare(expected: ClockedStore, seen: Store, namespace: str, now: float) -> 
     )
     differences = []
     for name in names:
-        one = expected.evidence(namespace, name)
+        evidence = expected.evidence(namespace, name)
         other = seen.evidence(namespace, name, Trust())
-        if one is None or other is None:
-            differences.append(f"{name}: {'not expected' if one is None else 'not seen'}")
+        if evidence is None or other is None:
+            differences.append(f"{name}: {'not expected' if evidence is None else 'not seen'}")
             continue
         differences += [
             f"{name} at {at}: {what} {left!r}, seen {right!r}"
             for at in (now, now + 600, now + 7200)
             for what, answer in _questions(policy, at)
-            if (left := answer(one)) != (right := answer(other))
+            if (left := answer(evidence)) != (right := answer(other))
         ]
     return differences
 

@@ -50,12 +50,12 @@ class Program:
     async def listening(self) -> None:
         """Wait for the program's `started` event."""
 
-        async def said() -> dict[str, Any] | None:
+        async def find_started() -> dict[str, Any] | None:
             if self.process.returncode is not None:
                 raise RuntimeError(f"ended with {self.process.returncode}:\n{self.output}")
             return next(iter(self.events("started")), None)
 
-        started = await poll(said, what="listening")
+        started = await poll(find_started, what="listening")
         self.query, self.metrics = started["query"][0], started["metrics"][0]
         self.admission = next(iter(started["admission"]), "")
 

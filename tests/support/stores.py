@@ -40,7 +40,7 @@ class ClockedStore(Store):
         sees_nodes: bool | None = True,
         deschedulers: Iterable[str] = (),
     ) -> None:
-        awaited = {one.uid: one for one in saved}
+        awaited = {vmi.uid: vmi for vmi in saved}
         super().__init__(endings_kept=keep, awaited=awaited, deschedulers=deschedulers)
         self.now = now
         self.trust = Trust()

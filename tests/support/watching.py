@@ -92,7 +92,7 @@ class Following:
 
     def invalid_objects(self, resource: Resource) -> int:
         """The number of objects of a resource that could not be read."""
-        return sum(one.invalid_objects for one in self.health.of(resource))
+        return sum(watch.invalid_objects for watch in self.health.of(resource))
 
 
 @asynccontextmanager

@@ -167,8 +167,8 @@ class TestExpectations:
         prove(
             f"week-pilot, {week.days:g} days: {comparison.events:,} events,"
             f" {ours.asked:,} evictions, {ours.allowed:,} allowed; {ours.migrations.ended:,}"
-            f" migrations, of one VM at most {ours.migrations.per_vm.quantile(0.9)} (90 %), without a cooldown"
-            f" {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
+            f" migrations, of one VM at most {ours.migrations.per_vm.quantile(0.9)} (90 %), without"
+            f" a cooldown {none.migrations.ended:,} and {none.migrations.per_vm.quantile(0.9)}"
         )
 
         assert {State.BACKOFF, State.TARGET_UNSCHEDULABLE} & set(ours.stuck.by_state)
