@@ -81,13 +81,13 @@ class Truth:
 
     def _observe(self) -> None:
         since, self._seen = self._seen, self.store.revision
-        for resource, note in (
+        for resource, record in (
             (VMIS, self._record_vmi),
             (MIGRATIONS, self._record_migration),
             (NODES, self._record_node),
         ):
             for change in self.store.caches[resource].changes_since(since) or ():
-                note(change.key, decode_body(change.body), change.kind == "DELETED")
+                record(change.key, decode_body(change.body), change.kind == "DELETED")
 
     def _record_vmi(self, key: str, vmi: Object, is_gone: bool) -> None:
         runs = not is_gone and objects.phase(vmi) == "Running"

@@ -49,7 +49,7 @@ class Capture:
                 target = target.split("?")[0]
                 if method == "CONNECT" or target.startswith("http://"):
                     self.proxied.append(
-                        {"target": target, **_note(headers, ("proxy-authorization",))}
+                        {"target": target, **_read_headers(headers, ("proxy-authorization",))}
                         | ({"tls": True} if "tls" in seen else {})
                     )
                 if method == "CONNECT":
@@ -65,7 +65,7 @@ class Capture:
                     {
                         **seen,
                         "path": target,
-                        **_note(headers, ("authorization",)),
+                        **_read_headers(headers, ("authorization",)),
                         **({"impersonation": impersonation} if impersonation else {}),
                     }
                 )
@@ -117,5 +117,5 @@ def _split(fields: list[str]) -> Iterator[tuple[str, str, str]]:
         yield line.partition(": ")
 
 
-def _note(headers: list[tuple[str, str]], names: tuple[str, ...]) -> dict[str, str]:
+def _read_headers(headers: list[tuple[str, str]], names: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, value in headers if name in names}

@@ -14,7 +14,7 @@ _OPENING = re.compile(r"^(\w+)(?:\{(.*)\})?$", re.DOTALL)
 
 def is_firing(case: Case) -> bool:
     """Whether any alert fires in this case."""
-    return any(one["exp_alerts"] for one in case["alert_rule_test"])
+    return any(alert["exp_alerts"] for alert in case["alert_rule_test"])
 
 
 def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
@@ -26,7 +26,7 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
     ours = [
         case
         for case in cases
-        if not all(_FOREIGN.match(one["series"]) for one in case["input_series"])
+        if not all(_FOREIGN.match(series["series"]) for series in case["input_series"])
     ]
     alerts = dict.fromkeys(alert for case in ours for alert in alerts_of(case))
     for alert in alerts:
@@ -35,17 +35,17 @@ def pair_cases(cases: Sequence[Case]) -> Iterator[Case]:
         silent = [case for case in of_it if not is_firing(case)]
         for case in firing:
             yield join(case, case)
-        for one, other in product(firing, silent):
-            if metrics_of(one) & metrics_of(other):
-                yield join(one, other)
-        for one, other in pairwise([*silent, silent[0]]):
-            if one is not other:
-                yield join(one, other)
+        for case, other in product(firing, silent):
+            if metrics_of(case) & metrics_of(other):
+                yield join(case, other)
+        for case, other in pairwise([*silent, silent[0]]):
+            if case is not other:
+                yield join(case, other)
 
 
 def alerts_of(case: Case) -> set[str]:
     """The names of the alerts that a case tests."""
-    return {one["alertname"] for one in case["alert_rule_test"]}
+    return {alert["alertname"] for alert in case["alert_rule_test"]}
 
 
 def metrics_of(case: Case) -> set[str]:
@@ -66,12 +66,12 @@ def join(east: Case, west: Case) -> Case:
         ],
         "alert_rule_test": [
             {
-                **one,
+                **test,
                 "exp_alerts": [
-                    _of_cluster(alert, name) for name in clusters for alert in one["exp_alerts"]
+                    _of_cluster(alert, name) for name in clusters for alert in test["exp_alerts"]
                 ],
             }
-            for one in east["alert_rule_test"]
+            for test in east["alert_rule_test"]
         ],
     }
 

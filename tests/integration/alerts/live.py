@@ -156,7 +156,7 @@ class Receiver:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_post("/", self._note)
+        app.router.add_post("/", self._record)
         self.url = await self._running.enter_async_context(serving(app)) + "/"
         return self
 
@@ -165,8 +165,8 @@ class Receiver:
 
     def firing(self) -> list[dict[str, Any]]:
         """The alerts whose last notification says that they fire."""
-        last = {json.dumps(one["labels"], sort_keys=True): one for one in self.received}
-        return [one for one in last.values() if one["status"] == "firing"]
+        last = {json.dumps(alert["labels"], sort_keys=True): alert for alert in self.received}
+        return [alert for alert in last.values() if alert["status"] == "firing"]
 
     async def fires(self, alert: str, cause: str | None = None, **labels: str) -> None:
         """Wait until an alert with these labels is firing."""
@@ -185,10 +185,10 @@ class Receiver:
             async with asyncio.timeout(WITHIN), self._changed:
                 await self._changed.wait_for(holds)
         except TimeoutError:
-            names = sorted({one["labels"]["alertname"] for one in self.firing()})
+            names = sorted({alert["labels"]["alertname"] for alert in self.firing()})
             raise TimeoutError(f"{what}: not within {WITHIN:g} s; firing: {names}") from None
 
-    async def _note(self, request: web.Request) -> web.Response:
+    async def _record(self, request: web.Request) -> web.Response:
         body = await request.json()
         async with self._changed:
             self.received += body["alerts"]
@@ -200,4 +200,4 @@ def _such(
     alerts: list[dict[str, Any]], name: str, cause: str | None, labels: dict[str, str]
 ) -> list[dict[str, Any]]:
     wanted = {"alertname": name, **({"cause": cause} if cause else {}), **labels}.items()
-    return [one for one in alerts if wanted <= one["labels"].items()]
+    return [alert for alert in alerts if wanted <= alert["labels"].items()]

@@ -47,10 +47,10 @@ class Scrape:
             ],
             "alert_rule_test": [
                 {
-                    **one,
-                    "exp_alerts": [self._alert(alert) for alert in one["exp_alerts"]],
+                    **test,
+                    "exp_alerts": [self._alert(alert) for alert in test["exp_alerts"]],
                 }
-                for one in case["alert_rule_test"]
+                for test in case["alert_rule_test"]
             ],
         }
 

@@ -79,8 +79,8 @@ def exporter_faults() -> list[dict[str, Any]]:
 
 def named(receiver: Receiver) -> Counter[tuple[str, str]]:
     """The number of firing alerts that a receiver got, by alert and cluster."""
-    labels = [one["labels"] for one in receiver.received if one["status"] == "firing"]
-    return Counter((one["alertname"], one["cluster"]) for one in labels)
+    labels = [alert["labels"] for alert in receiver.received if alert["status"] == "firing"]
+    return Counter((label["alertname"], label["cluster"]) for label in labels)
 
 
 @pytest.mark.timeout(120)
@@ -93,7 +93,7 @@ async def test_many_stuck_vms_are_one_notification(
         receivers = [await stack.enter_async_context(Receiver()) for _ in range(4)]
         plain, *routed = receivers
         names = ("others", "virtualization", "virtualization-later")
-        urls = dict(zip(names, (one.url for one in routed), strict=True))
+        urls = dict(zip(names, (receiver.url for receiver in routed), strict=True))
         servers = [
             await stack.enter_async_context(Alertmanager(tmp_path / name, config))
             for name, config in (
@@ -115,7 +115,7 @@ async def test_many_stuck_vms_are_one_notification(
             return named(plain).total() > len(alerts)
 
         await poll(has_all, what="the plain one has sent everything")
-        before, others, virtualization, later = (named(one) for one in receivers)
+        before, others, virtualization, later = (named(receiver) for receiver in receivers)
 
     for counted in (before, virtualization):
         del counted[LAST, "west"]
@@ -148,6 +148,6 @@ def test_every_name_in_the_example_is_an_alert() -> None:
     assert all(rule["labels"][label] == value.strip('"') for rule in ALERTS.values())
     for rule in config["inhibit_rules"]:
         matchers = (*rule["source_matchers"], *rule["target_matchers"])
-        for matcher in (one for one in matchers if one.startswith("alertname")):
+        for matcher in (matcher for matcher in matchers if matcher.startswith("alertname")):
             _, _, value = matcher.partition('"')
             assert set(value.strip('"').split("|")) <= set(ALERTS)

@@ -81,7 +81,9 @@ class Play(Scenario):
         home = HOMES.get(vmi["metadata"]["name"], "")
         if home in free:
             return home
-        return super().choose_node(vmi, [one for one in free if one not in HOMES.values()] or free)
+        return super().choose_node(
+            vmi, [node for node in free if node not in HOMES.values()] or free
+        )
 
 
 class Story:
@@ -322,8 +324,8 @@ class Story:
 
     def _vmis(self) -> list[Object]:
         keys = [(vm.namespace, vm.name) for vm in self.demo.scenario.vms]
-        found = [self.cluster.vmi(*key) for key in (*keys, *((NAMESPACE, one) for one in HELD))]
-        return [vmi for vmi in found if vmi is not None]
+        vmis = [self.cluster.vmi(*key) for key in (*keys, *((NAMESPACE, name) for name in HELD))]
+        return [vmi for vmi in vmis if vmi is not None]
 
 
 def shorten_day(groups: Groups) -> Groups:
@@ -370,7 +372,7 @@ class Played:
         seconds: float,
     ) -> None:
         self.received = receiver.received
-        self.routed = {name: one.received for name, one in routed.items()}
+        self.routed = {name: receiver.received for name, receiver in routed.items()}
         self.prometheus = prometheus
         self.seconds = seconds
 
@@ -418,9 +420,9 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         receiver = await enter(Receiver())
         routed = {name: await enter(Receiver()) for name in RECEIVERS}
         plain = Alertmanager(directory / "plain", plain_config(receiver.url))
-        urls = {name: one.url for name, one in routed.items()}
+        urls = {name: receiver.url for name, receiver in routed.items()}
         example = Alertmanager(directory / "example", example_config(urls))
-        managers = [(await enter(one)).address for one in (plain, example)]
+        managers = [(await enter(manager)).address for manager in (plain, example)]
         other = west.West(directory, clock, receiver)
         targets += await enter(other.served())
         rules = shorten_day(scale(load_groups(), FACTOR))
@@ -473,28 +475,32 @@ async def test_alert_fires_and_resolves(
 ) -> None:
     """Each cause of each shipped alert sends a notification when it begins and when it ends."""
     notifications = [
-        one
-        for one in played.received
-        if (one["labels"]["alertname"], one["labels"].get("cause")) == (name, cause)
+        alert
+        for alert in played.received
+        if (alert["labels"]["alertname"], alert["labels"].get("cause")) == (name, cause)
     ]
-    labels = [one["labels"] for one in notifications if one["status"] == "firing"]
+    labels = [
+        notification["labels"]
+        for notification in notifications
+        if notification["status"] == "firing"
+    ]
 
-    assert {one["status"] for one in notifications} == {"firing", "resolved"}
-    clusters = {one.get("cluster") for one in labels}
+    assert {notification["status"] for notification in notifications} == {"firing", "resolved"}
+    clusters = {label.get("cluster") for label in labels}
     # If the machine is so busy that no scrape succeeds, the alert fires for `EAST`, too.
     assert clusters - ({EAST} if name == ABSENT else set()) == expected_clusters((name, cause))
     rule = ALERTS[name]
-    for one in labels:
-        own = {**rule["labels"], **({"vm": one["name"]} if "vm" in rule["labels"] else {})}
-        assert own.items() <= one.items()
-        assert one["namespace"]
-        assert not one.keys() & {"instance", "job"}
-    for one in notifications:
-        step = one["labels"].get("cause", "")
+    for label in labels:
+        own = {**rule["labels"], **({"vm": label["name"]} if "vm" in rule["labels"] else {})}
+        assert own.items() <= label.items()
+        assert label["namespace"]
+        assert not label.keys() & {"instance", "job"}
+    for notification in notifications:
+        step = notification["labels"].get("cause", "")
         runbook = rule["annotations"]["runbook_url"].replace("{{$labels.cause}}", step)
-        assert one["annotations"]["runbook_url"] == runbook
-        assert "<no value>" not in json.dumps(one["annotations"])
-        assert "error" not in one["annotations"]["description"]
+        assert notification["annotations"]["runbook_url"] == runbook
+        assert "<no value>" not in json.dumps(notification["annotations"])
+        assert "error" not in notification["annotations"]["description"]
     prove(f"alerts: {name} fired and resolved: {notifications[0]['annotations']['description']}")
 
 
@@ -502,15 +508,15 @@ async def test_alert_fires_and_resolves(
 async def test_alerts_name_the_vm_and_not_the_exporter(played: Played) -> None:
     """Without honorLabels an alert still has the VM's namespace and node."""
     stuck = [
-        one
-        for one in played.received
-        if one["labels"]["alertname"] == "KubeVirtEvacuationStuck"
-        and one["labels"]["name"] == HELD[0]
+        alert
+        for alert in played.received
+        if alert["labels"]["alertname"] == "KubeVirtEvacuationStuck"
+        and alert["labels"]["name"] == HELD[0]
     ]
 
-    assert {one["labels"]["namespace"] for one in stuck} == {NAMESPACE}
-    assert {one["labels"]["exported_namespace"] for one in stuck} == {NAMESPACE}
-    assert not {one["labels"]["node"] for one in stuck} & {"infra-1", ""}
+    assert {alert["labels"]["namespace"] for alert in stuck} == {NAMESPACE}
+    assert {alert["labels"]["exported_namespace"] for alert in stuck} == {NAMESPACE}
+    assert not {alert["labels"]["node"] for alert in stuck} & {"infra-1", ""}
     assert "Failed attempts: 0." in stuck[0]["annotations"]["description"]
 
 
@@ -520,8 +526,8 @@ async def test_alert_fires_in_its_cluster_alone(
 ) -> None:
     """Each alert is of one cluster, although both clusters have VMs with the same names."""
     clusters: dict[str, set[str | None]] = {}
-    for one in played.received:
-        labels = dict(one["labels"])
+    for alert in played.received:
+        labels = dict(alert["labels"])
         cluster = labels.pop("cluster", None)
         if labels["alertname"] != ABSENT:
             clusters.setdefault(json.dumps(labels, sort_keys=True), set()).add(cluster)
@@ -540,8 +546,8 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
     }
     before, after = (
         sum(
-            one["status"] == "firing" and one["labels"]["alertname"] in about
-            for one in notifications
+            notification["status"] == "firing" and notification["labels"]["alertname"] in about
+            for notification in notifications
         )
         for notifications in (played.received, played.routed["virtualization"])
     )
@@ -549,7 +555,9 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
 
     assert 0 < after < before
     assert not played.routed["others"]
-    assert {one["labels"]["severity"] for one in played.routed["virtualization-later"]} == {"info"}
+    assert {alert["labels"]["severity"] for alert in played.routed["virtualization-later"]} == {
+        "info"
+    }
 
 
 @pytest.mark.timeout(1500)
@@ -571,7 +579,7 @@ async def test_prometheus_evaluated_every_rule_without_an_error(
 @pytest.mark.timeout(1500)
 async def test_queries_of_the_runbooks_are_answered(played: Played) -> None:
     """Prometheus evaluates each query of the runbooks without an error."""
-    queries = {one for text in load_runbooks().values() for one in fenced(text, "promql")}
+    queries = {query for text in load_runbooks().values() for query in fenced(text, "promql")}
     for query in queries:
         answer = await played.prometheus.ask("query", query=query)
         assert answer["resultType"] == "vector"

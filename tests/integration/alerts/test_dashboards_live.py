@@ -136,9 +136,9 @@ async def watching(
                 failing = next(vm for vm in demo.scenario.vms if vm.name == "failing-1")
                 vm = failing.namespace, failing.name
                 # Its drain is stuck, because the VM cannot leave its node.
-                found = demo.cluster.vmi(*vm)
-                assert found is not None
-                demo.cluster.cordon(found["status"]["nodeName"])
+                vmi = demo.cluster.vmi(*vm)
+                assert vmi is not None
+                demo.cluster.cordon(vmi["status"]["nodeName"])
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(demo.run(exporter.query, stop))
                     tasks.create_task(_call(session, exporter, demo, stop))
@@ -402,7 +402,7 @@ async def _prometheus(
         "rule_files": [str(rules)],
         "scrape_configs": scrapes,
     }
-    targets = sum(len(one["static_configs"]) for one in scrapes)
+    targets = sum(len(scrape["static_configs"]) for scrape in scrapes)
     file = directory / "prometheus.yaml"
     file.write_text(yaml.safe_dump(config))
     server = Process(

@@ -82,9 +82,9 @@ async def test_a_prometheus_is_asked() -> None:
     app.router.add_get("/api/v1/alerts", list_alerts)
     app.router.add_get("/alerts", fail)
     async with serving(app) as url, aiohttp.ClientSession(url) as session:
-        found = await read_alerts(session)
+        firing = await read_alerts(session)
 
-        assert [alert["labels"]["node"] for alert in found.values()] == ["n1", "n2"]
+        assert [alert["labels"]["node"] for alert in firing.values()] == ["n1", "n2"]
         assert await answers(f"{url}/api/v1/alerts")
         assert not await answers(f"{url}/alerts")
         assert not await answers(f"{url}/nothing")
@@ -97,7 +97,7 @@ async def test_the_demo_that_runs_is_found(tmp_path: Path) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    def note(name: str, url: str, started: float) -> None:
+    def record(name: str, url: str, started: float) -> None:
         file = tmp_path / name / "metrics"
         file.parent.mkdir()
         file.write_text(url)
@@ -105,12 +105,12 @@ async def test_the_demo_that_runs_is_found(tmp_path: Path) -> None:
 
     with pytest.raises(CannotShow, match=r"no demo has run here.*: run `make run`"):
         await find_exporter(list_demos(tmp_path))
-    note("127.0.0.1-1", "http://0.0.0.0:1", 300.0)
+    record("127.0.0.1-1", "http://0.0.0.0:1", 300.0)
     with pytest.raises(CannotShow, match=r"no demo answers \(http://127\.0\.0\.1:1\)"):
         await find_exporter(list_demos(tmp_path))
     app = web.Application()
     app.router.add_get("/readyz", answer)
     async with serving(app) as older, serving(app) as newer:
-        note("older", older, 100.0)
-        note("newer", newer, 200.0)
+        record("older", older, 100.0)
+        record("newer", newer, 200.0)
         assert await find_exporter(list_demos(tmp_path)) == newer

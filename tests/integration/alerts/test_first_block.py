@@ -30,8 +30,8 @@ async def test_increase_sees_the_first_block(
         async with Prometheus(tmp_path, {"groups": []}, targets=targets) as server:
 
             async def count(query: str) -> float:
-                found = await server.ask("query", query=query)
-                return float(found["result"][0]["value"][1]) if found["result"] else 0.0
+                answer = await server.ask("query", query=query)
+                return float(answer["result"][0]["value"][1]) if answer["result"] else 0.0
 
             async def is_scraped() -> bool:
                 return await count(f"count({BLOCKS} == 0)") == len(names)

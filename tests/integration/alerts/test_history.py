@@ -23,8 +23,8 @@ def an_hour(cluster: str, *, succeeded: float = 4.0) -> dict[str, str]:
     labels = f', cluster="{cluster}"' if cluster else ""
     return {
         **{
-            f'{DURATION}_{name}source="other", instance="{one}"{labels}}}': f"0+{count}x60"
-            for one, seen in (("a", succeeded), ("b", succeeded / 2))
+            f'{DURATION}_{name}source="other", instance="{instance}"{labels}}}': f"0+{count}x60"
+            for instance, seen in (("a", succeeded), ("b", succeeded / 2))
             for name, count in (("count{", seen), ('bucket{le="1800.0", ', seen / 2))
         },
         **{
@@ -69,9 +69,9 @@ def test_an_hour_is_recorded(scrape: Scrape, clusters: tuple[str, ...], tmp_path
         expect(dict.fromkeys(clusters, value), f"round({rate}, 0.001)")
         for rate, value in every.items()
     ]
-    code, said = evaluate(tmp_path, scrape, series, expected)
+    code, output = evaluate(tmp_path, scrape, series, expected)
 
-    assert code == 0, said
+    assert code == 0, output
 
 
 def evaluate(

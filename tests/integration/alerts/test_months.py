@@ -17,10 +17,10 @@ def test_the_document_shows_the_results() -> None:
 def test_the_results_are_good() -> None:
     """Healthy times call nobody, each fault has its alert and nothing flaps, no text is untrue."""
     for name, results in read_results().items():
-        for one in results:
-            assert not one.untrue, name
-            assert one.faults or not one.calls, name
-            for fault in one.faults:
+        for result in results:
+            assert not result.untrue, name
+            assert result.faults or not result.calls, name
+            for fault in result.faults:
                 assert fault.after is not None, (name, fault.about)
                 assert not fault.again, (name, fault.about)
 

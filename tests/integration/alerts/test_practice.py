@@ -29,9 +29,9 @@ async def shell(command: str, **environment: str) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, f"{command}\n{said.decode()}"
-    return said.decode()
+    output, _ = await process.communicate()
+    assert process.returncode == 0, f"{command}\n{output.decode()}"
+    return output.decode()
 
 
 COMMANDS = ("    kubectl ", "    echo ")
@@ -68,9 +68,9 @@ async def _exists(path: Path) -> bool:
 async def find_stuck(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]] | None:
     """The stuck evacuations, once there are four."""
     async with session.get(f"{url}/v1/evacuations") as answer:
-        found = (await answer.json()).get("evacuations", [])
-    found = [one for one in found if one["stuck"]]
-    return found if len(found) >= 4 else None
+        evacuations = (await answer.json()).get("evacuations", [])
+    evacuations = [evacuation for evacuation in evacuations if evacuation["stuck"]]
+    return evacuations if len(evacuations) >= 4 else None
 
 
 @pytest.mark.timeout(300)
@@ -81,7 +81,11 @@ async def test_every_command_of_the_runbooks_can_be_tried(
     write_plugin(tmp_path)
     async with practice(tmp_path) as (url, kubeconfig), aiohttp.ClientSession() as session:
         stuck = await poll(partial(find_stuck, session, url), within=120, what="four stuck VMs")
-        vm = next(one for one in stuck if one["name"].startswith("failing") and one["attempt"])
+        vm = next(
+            evacuation
+            for evacuation in stuck
+            if evacuation["name"].startswith("failing") and evacuation["attempt"]
+        )
         operator = Operator(
             kubeconfig,
             tmp_path,
@@ -95,10 +99,10 @@ async def test_every_command_of_the_runbooks_can_be_tried(
         for command in DEMO_COMMANDS:
             if command.startswith("kubectl taint "):
                 await operator.run(command.removesuffix("-") + " --overwrite")
-            code, said, complained = await operator.attempt(command)
+            code, output, complained = await operator.attempt(command)
             expected = {Exit.OK, Exit.CANNOT_BE_EMPTIED if " evictions node " in command else 0}
-            assert code in expected, f"{command}\n{said}\n{complained}"
-            assert said or not command.startswith("kubectl evictions "), command
+            assert code in expected, f"{command}\n{output}\n{complained}"
+            assert output or not command.startswith("kubectl evictions "), command
     marked = len(EVERY_COMMAND) - len(DEMO_COMMANDS)
     prove(f"demo: {len(DEMO_COMMANDS)} commands of the runbooks work, {marked} are for a cluster")
     assert marked < len(EVERY_COMMAND) / 4
@@ -117,17 +121,17 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
             explain = f"{sys.executable} -m exporter explain --url {url} {key}"
             text = await shell(explain)
             first, *lines = text.splitlines()
-            step = next(one for one in lines if one.startswith("  next step  "))
-            commands = [one.strip() for one in lines if one.startswith(COMMANDS)]
+            step = next(line for line in lines if line.startswith("  next step  "))
+            commands = [line.strip() for line in lines if line.startswith(COMMANDS)]
             command, cancel = commands[0], commands[-1]
-            said = await shell(command, KUBECONFIG=str(kubeconfig), PATH=path)
+            output = await shell(command, KUBECONFIG=str(kubeconfig), PATH=path)
             assert first.startswith(f"{key} is stuck: ")
-            assert said.strip(), command
+            assert output.strip(), command
             if cancel != command:  # both are the same if the drain was given up
                 await shell(cancel, KUBECONFIG=str(kubeconfig), PATH=path)
             ask = partial(_is_over, session, f"{url}/v1/vmis/{key}", explain, first)
             done = await poll(ask, what=f"{key} not stuck")
-            came = "\n".join(said.splitlines()[:8])
+            came = "\n".join(output.splitlines()[:8])
             prove(f"{first}\n{step.strip()}\n$ {command}\n{came}\n$ {cancel}\n{done}\n")
 
 

@@ -100,19 +100,19 @@ def test_each_reason_counts_in_the_share_of_cooling_vms_or_is_left_out() -> None
 
 def test_promtool_accepts_the_rules() -> None:
     """`promtool check rules` passes with every lint."""
-    code, said = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
+    code, output = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
 
-    assert code == 0, said
+    assert code == 0, output
 
 
 def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
     """The configuration is valid and has the shipped rules and the exporter's default port."""
-    code, said = run("promtool", "check", "config", PROMETHEUS)
+    code, output = run("promtool", "check", "config", PROMETHEUS)
     config = yaml.safe_load(PROMETHEUS.read_text())
     (scrape,) = config["scrape_configs"]
 
-    assert code == 0, said
-    assert "1 rule files found" in said
+    assert code == 0, output
+    assert "1 rule files found" in output
     assert [PROMETHEUS.parent / path for path in config["rule_files"]] == [RULES]
     assert scrape["static_configs"] == [{"targets": [f"127.0.0.1:{METRICS_PORT}"]}]
     assert scrape["honor_labels"] is True
@@ -120,10 +120,10 @@ def test_the_prometheus_of_make_alerts_scrapes_the_demo() -> None:
 
 def test_pint_has_nothing_to_say() -> None:
     """Pint reports nothing, of any severity."""
-    code, said = lint(RULES)
+    code, output = lint(RULES)
 
-    assert code == 0, said
-    assert "problem" not in said.lower(), said
+    assert code == 0, output
+    assert "problem" not in output.lower(), output
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_pint_sees_what_breaks_the_conventions(
     """Pint reports each of these violations of the conventions."""
     broken = tmp_path / "rules.yaml"
     broken.write_text(RULES.read_text().replace(right, wrong))
-    code, said = lint(broken)
+    code, output = lint(broken)
 
     assert code != 0
-    assert complaint in said
+    assert complaint in output
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_pint_sees_what_breaks_the_conventions(
 )
 def test_cases_hold_as_they_are_written(path: Path) -> None:
     """`promtool test rules` passes on each file of cases."""
-    code, said = run("promtool", "test", "rules", path)
+    code, output = run("promtool", "test", "rules", path)
 
-    assert code == 0, said
+    assert code == 0, output
 
 
 def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
@@ -194,16 +194,18 @@ def hold(directory: Path, rules: Groups, tests: list[Case]) -> tuple[int, str]:
 def test_cases_hold_under_every_scrape(scrape: Scrape, tmp_path: Path) -> None:
     """Two replicas cause one alert, with and without honorLabels, and in a tenant's Prometheus."""
     tests = [scrape.case(case) for case in cases()]
-    code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
+    code, output = hold(tmp_path, scrape.rules(load_groups()), tests)
 
-    assert code == 0, said
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(
     "scrape",
     [
-        pytest.param(one, id=one.name, marks=() if one is BESIDE_ANOTHER else pytest.mark.soak)
-        for one in SCRAPES
+        pytest.param(
+            scrape, id=scrape.name, marks=() if scrape is BESIDE_ANOTHER else pytest.mark.soak
+        )
+        for scrape in SCRAPES
     ],
 )
 def test_cases_hold_with_two_clusters_under_every_scrape(
@@ -211,9 +213,9 @@ def test_cases_hold_with_two_clusters_under_every_scrape(
 ) -> None:
     """An alert names its cluster, and another cluster neither causes nor silences it."""
     tests = [scrape.case(case) for case in pair_cases(cases())]
-    code, said = hold(tmp_path, scrape.rules(load_groups()), tests)
+    code, output = hold(tmp_path, scrape.rules(load_groups()), tests)
 
-    assert code == 0, said
+    assert code == 0, output
     prove(f"rules: {len(tests)} cases with two clusters hold ({scrape.name})")
 
 
@@ -222,12 +224,12 @@ def test_an_alert_names_the_cluster_of_its_prometheus(tmp_path: Path) -> None:
     tests = json.loads(json.dumps(cases()))  # a copy without shared objects
     for case in tests:
         case["external_labels"] = {"cluster": "north"}
-        for alert in (one for test in case["alert_rule_test"] for one in test["exp_alerts"]):
+        for alert in (alert for test in case["alert_rule_test"] for alert in test["exp_alerts"]):
             texts = alert["exp_annotations"]
             texts["description"] = f"Cluster north: {texts['description']}"
-    code, said = hold(tmp_path, load_groups(), tests)
+    code, output = hold(tmp_path, load_groups(), tests)
 
-    assert code == 0, said
+    assert code == 0, output
 
 
 @pytest.mark.parametrize(
@@ -256,8 +258,8 @@ def test_each_alert_fires_and_each_stays_silent_for_a_reason() -> None:
     fired: set[str] = set()
     silent: set[str] = set()
     for case in cases():
-        names = {one["alertname"] for one in case["alert_rule_test"]}
-        firing = {one["alertname"] for one in case["alert_rule_test"] if one["exp_alerts"]}
+        names = {alert["alertname"] for alert in case["alert_rule_test"]}
+        firing = {alert["alertname"] for alert in case["alert_rule_test"] if alert["exp_alerts"]}
         assert bool(firing) != case["name"].startswith("silent, because "), case["name"]
         fired |= firing
         silent |= names - firing
@@ -298,11 +300,11 @@ def test_a_rule_reads_scraped_or_recorded_series() -> None:
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
     """Each series of a case has the labels of its metric."""
     for case in cases():
-        for one in case["input_series"]:
-            match = SERIES.match(one["series"])
+        for series in case["input_series"]:
+            match = SERIES.match(series["series"])
             assert match is not None
             labels = set(re.findall(r'(\w+)="', match[2] or "")) - {"instance", "job"}
-            assert labels == LABELS[match[1]], one["series"]
+            assert labels == LABELS[match[1]], series["series"]
 
 
 def test_each_recording_rule_is_read() -> None:
@@ -330,13 +332,13 @@ def test_files_are_derived_from_one_source_and_one_base_url() -> None:
 
 def test_a_rule_that_keeps_replicas_apart_would_be_seen(tmp_path: Path) -> None:
     """The cases with two replicas fail if a rule returns one result per replica."""
-    scrape = next(one for one in SCRAPES if one.honors_labels)
+    scrape = next(scrape for scrape in SCRAPES if scrape.honors_labels)
     apart = replace_in_rules("max by (", "max by (instance, ")
     firing = [case for case in cases() if is_firing(case)]
-    code, said = hold(tmp_path, apart, [scrape.case(case) for case in firing])
+    code, output = hold(tmp_path, apart, [scrape.case(case) for case in firing])
 
     assert code != 0
-    assert "KubeVirtEvacuationStuck" in said
+    assert "KubeVirtEvacuationStuck" in output
 
 
 def test_two_clusters_hold_the_same_names() -> None:
@@ -344,8 +346,8 @@ def test_two_clusters_hold_the_same_names() -> None:
     shared = set()
     for case in pair_cases(cases()):
         series = Counter(
-            re.sub(r',? ?(cluster|instance)="\w+"', "", one["series"])
-            for one in case["input_series"]
+            re.sub(r',? ?(cluster|instance)="\w+"', "", series["series"])
+            for series in case["input_series"]
         )
         beside_silent = "; beside it: silent" in case["name"] and is_firing(case)
         if beside_silent and max(series.values()) > 1:

@@ -89,9 +89,15 @@ def section(text: str, heading: str) -> str:
     return " ".join(inside[1].split())
 
 
-DEMO_COMMANDS = list(dict.fromkeys(one for text in TEXTS.values() for one in demo_commands(text)))
-CANCEL = next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in one)
-EVERY_COMMAND = list(dict.fromkeys(one for text in TEXTS.values() for one in commands(text)))
+DEMO_COMMANDS = list(
+    dict.fromkeys(command for text in TEXTS.values() for command in demo_commands(text))
+)
+CANCEL = next(
+    command for command in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in command
+)
+EVERY_COMMAND = list(
+    dict.fromkeys(command for text in TEXTS.values() for command in commands(text))
+)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -288,9 +294,9 @@ class Operator:
 
     async def run(self, command: str, given: str = "") -> str:
         """Run a command; returns its output."""
-        code, said, complained = await self.attempt(command, given)
-        assert code == 0, f"{command}\n{said}\n{complained}"
-        return said
+        code, output, complained = await self.attempt(command, given)
+        assert code == 0, f"{command}\n{output}\n{complained}"
+        return output
 
     async def attempt(self, command: str, given: str = "") -> tuple[int | None, str, str]:
         """Run a command; returns its exit code, its output and its errors."""
@@ -301,8 +307,8 @@ class Operator:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        said, complained = await process.communicate(given.encode())
-        return process.returncode, said.decode(), complained.decode()
+        output, complained = await process.communicate(given.encode())
+        return process.returncode, output.decode(), complained.decode()
 
 
 def what_there_is_to_log(command: str) -> str:
@@ -341,8 +347,8 @@ async def test_every_command_runs(
     made = await real.admin.create(VMIS, vmi("db1", namespace, status={"evacuationNodeName": "n1"}))
     await real.admin.create(PODS, launcher_pod(made))
     await real.admin.create(VMIMS, vmim("attempt", namespace, of="db1", evacuates="n1"))
-    for one in scene(home, "kubevirt"):
-        await operator.run("kubectl apply -f -", json.dumps(one))
+    for document in scene(home, "kubevirt"):
+        await operator.run("kubectl apply -f -", json.dumps(document))
     await operator.run(
         'kubectl -n "$EXPORTER_NAMESPACE" patch pod exporter --subresource=status'
         """ --patch '{"status": {"phase": "Running"}}'"""
@@ -361,9 +367,9 @@ async def test_every_command_runs(
             _, _, refused = await operator.attempt(command)
             assert "pod exporter does not have a host assigned" in refused
             asked = command.replace("kubectl evictions", "python -m exporter", 1)
-            code, said, complained = await operator.attempt(asked)
+            code, output, complained = await operator.attempt(asked)
             # This cluster has one node, so no VM can leave it.
-            assert code in (Exit.OK, Exit.CANNOT_BE_EMPTIED), f"{asked}\n{said}\n{complained}"
+            assert code in (Exit.OK, Exit.CANNOT_BE_EMPTIED), f"{asked}\n{output}\n{complained}"
             ran.add(command)
         elif " logs " in command:
             assert await operator.run(what_there_is_to_log(command)), command
@@ -389,18 +395,21 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
     answer = await exporter.until(
         "/v1/evacuations",
         lambda status, body: (
-            status == 200 and any(one["namespace"] == namespace for one in body["evacuations"])
+            status == 200
+            and any(evacuation["namespace"] == namespace for evacuation in body["evacuations"])
         ),
     )
-    advised = next(one for one in answer["evacuations"] if one["namespace"] == namespace)["cancel"]
+    advised = next(
+        evacuation for evacuation in answer["evacuations"] if evacuation["namespace"] == namespace
+    )["cancel"]
     seen: list[tuple[str, str, Any]] = []
 
-    async def note(request: web.Request) -> web.Response:
+    async def record(request: web.Request) -> web.Response:
         seen.append((request.method, request.path, json.loads(await request.text())))
         return web.Response()
 
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", note)
+    app.router.add_route("*", "/{path:.*}", record)
     async with serving(app) as url:
         config = open_kubeconfig(tmp_path / "kubeconfig", url)
         operator = Operator(
@@ -418,7 +427,7 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
 async def test_kubevirt_obeys_the_mitigation() -> None:
     """virt-api cancels the evacuation, and KubeVirt creates no further attempt."""
     cancel, delete = (
-        next(one for one in commands(TEXTS["KubeVirtEvacuationStuck"]) if wanted in one)
+        next(command for command in commands(TEXTS["KubeVirtEvacuationStuck"]) if wanted in command)
         for wanted in ("evacuate/cancel", "delete ")
     )
     key = "stuck/db1"

@@ -194,10 +194,10 @@ class West:
                 await asyncio.sleep(ASKS_EVERY)
 
     async def _fire(self, *alerts: Cause) -> None:
-        await asyncio.gather(*(self._receiver.fires(*one, cluster=WEST) for one in alerts))
+        await asyncio.gather(*(self._receiver.fires(*alert, cluster=WEST) for alert in alerts))
 
     async def _resolve(self, *alerts: Cause) -> None:
-        await asyncio.gather(*(self._receiver.resolves(*one, cluster=WEST) for one in alerts))
+        await asyncio.gather(*(self._receiver.resolves(*alert, cluster=WEST) for alert in alerts))
 
 
 async def fail_renewal() -> None:

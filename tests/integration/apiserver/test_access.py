@@ -238,9 +238,9 @@ async def test_who_runs_a_command_in_the_pod_needs_no_token(
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await status.communicate()
+        output, _ = await status.communicate()
 
-    assert said.startswith(b"Healthy: ")
+    assert output.startswith(b"Healthy: ")
 
 
 @asynccontextmanager
@@ -387,8 +387,8 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
                 assert status == 200
                 times.append((took, waited))
                 await asyncio.sleep(0.05)
-            for one in crowd:
-                one.cancel()
+            for task in crowd:
+                task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
 
     late = [(took, waited) for took, waited in times if took >= 1.0 + waited]

@@ -97,10 +97,10 @@ class Ground:
     @asynccontextmanager
     async def called(self, exporter: Program, authority: Path | None = None) -> AsyncIterator[None]:
         """Register an exporter's webhook at the API server."""
-        one = configuration(
+        webhook = configuration(
             exporter.admission, authority or self.pair.authority, [self.listed.user.name]
         )
-        async with registered(self.real.cluster, one):
+        async with registered(self.real.cluster, webhook):
             yield
 
     @asynccontextmanager
@@ -247,7 +247,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
         async def count_calls() -> float:
             """Count the reviews that resolve our alert with the cause `not_called`."""
             outcomes = set(ReviewOutcome) - {ReviewOutcome.UNLISTED_USER}
-            return sum([await exporter.sample(REVIEWS, outcome=one) for one in outcomes])
+            return sum([await exporter.sample(REVIEWS, outcome=outcome) for outcome in outcomes])
 
         quiet = await count_calls()
         assert (await forge(userInfo={"username": "somebody"}))["allowed"]
@@ -260,7 +260,7 @@ async def test_what_a_peer_without_credentials_can_do(ground: Ground) -> None:
         told = await forge()
         assert f"VMI {namespace}/forged: cooldown until" in told["status"]["message"]
         _, shown = await exporter.get(f"/v1/vmis/{namespace}/forged")
-        assert [one["user"] for one in shown["blockedEvictions"]] == [user["username"]]
+        assert [eviction["user"] for eviction in shown["blockedEvictions"]] == [user["username"]]
         assert '"event": "eviction_denied"' in exporter.output
         assert await exporter.sample(REVIEWS, outcome="denied") == 1
         assert await versions(admin, namespace) == before
@@ -491,15 +491,15 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
     async with AsyncExitStack() as stack, Service() as service:
 
         async def start() -> Program:
-            one = await stack.enter_async_context(ground.exporter())
-            await one.ready()
-            await one.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
-            service.endpoints.append(_port(one))
-            return one
+            replica = await stack.enter_async_context(ground.exporter())
+            await replica.ready()
+            await replica.until_verdict(ground.namespace, "held", "preEviction", "cooldown")
+            service.endpoints.append(_port(replica))
+            return replica
 
         replicas = [await start(), await start()]
-        one = configuration(service.url, ground.pair.authority, [ground.listed.user.name])
-        await stack.enter_async_context(registered(ground.real.cluster, one))
+        webhook = configuration(service.url, ground.pair.authority, [ground.listed.user.name])
+        await stack.enter_async_context(registered(ground.real.cluster, webhook))
 
         async def is_held() -> bool:
             return (await ground.listed.evict(ground.held, dry_run=True)).code == 429
@@ -531,7 +531,7 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
         await evicting
         lasted = time.perf_counter() - began
     failed_open = await ground.failed_open() - failed_open
-    wrong = [one for one in answers if one[:2] not in {("held", 429), ("free", 201)}]
+    wrong = [answer for answer in answers if answer[:2] not in {("held", 429), ("free", 201)}]
     slowest = max(seconds for _, _, seconds in answers)
     prove(
         f"admission rollout: {replaced} replicas replaced under {len(answers) / lasted:.0f}"
@@ -544,8 +544,8 @@ async def test_a_rolling_restart(ground: Ground, prove: Prove, rate: int, replac
     assert len(wrong) <= failed_open
 
 
-def _port(one: Program) -> int:
-    return int(one.admission.rpartition(":")[2])
+def _port(replica: Program) -> int:
+    return int(replica.admission.rpartition(":")[2])
 
 
 async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
@@ -557,9 +557,9 @@ async def test_the_demo_shows_a_denial(tmp_path: Path) -> None:
             errors = demo.events("eviction_failed")
             return errors[0]["error"] if errors else None
 
-        said = await poll(denied, within=60, what="a denial")
+        output = await poll(denied, within=60, what="a denial")
         assert await demo.sample(REVIEWS, outcome="denied") > 0
-        namespace, name = said.partition("VMI ")[2].partition(":")[0].split("/")
+        namespace, name = output.partition("VMI ")[2].partition(":")[0].split("/")
         _, vmi = await demo.get(f"/v1/vmis/{namespace}/{name}")
-    assert said.startswith("denied by the webhook: kubevirt-eviction-exporter: VMI")
+    assert output.startswith("denied by the webhook: kubevirt-eviction-exporter: VMI")
     assert vmi["blockedEvictions"][0]["denied"]

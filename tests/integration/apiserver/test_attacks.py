@@ -313,7 +313,7 @@ async def hold_connections(target: Target, idle: int) -> None:
                 *(asyncio.open_connection(host, int(port)) for _ in range(100)),
                 return_exceptions=True,
             )
-            opened += [one[1] for one in made if not isinstance(one, BaseException)]
+            opened += [pair[1] for pair in made if not isinstance(pair, BaseException)]
         held = target.program.resident() // MIB
 
         async def most_are_refused() -> bool:

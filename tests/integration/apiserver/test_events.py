@@ -89,15 +89,15 @@ async def kubectl(cluster: RealCluster, *arguments: str) -> str:
 async def events(admin: Client, namespace: str) -> list[dict[str, Any]]:
     """The Events of a namespace as the core API serves them, oldest first."""
     listed: list[dict[str, Any]] = (await admin.list(EVENTS, namespace))["items"]
-    return sorted(listed, key=lambda one: str(one["eventTime"]))
+    return sorted(listed, key=lambda event: str(event["eventTime"]))
 
 
 async def until_reported(admin: Client, namespace: str, *reasons: EventReason) -> list[Any]:
     """Wait until the namespace has Events of these reasons and no others."""
 
     async def reported() -> list[Any] | None:
-        found = await events(admin, namespace)
-        return found if sorted(one["reason"] for one in found) == sorted(reasons) else None
+        written = await events(admin, namespace)
+        return written if sorted(event["reason"] for event in written) == sorted(reasons) else None
 
     within = PATIENCE + PER_VMI
     return await poll(reported, what=f"Events {reasons}", within=within)
@@ -190,17 +190,17 @@ async def test_replicas_write_each_event_once(real: RealStage, tmp_path: Path) -
     login = await a_reporter(real.cluster, namespace, CREATE)
     config = {**ON, "namespaces": [namespace]}
     async with (
-        program(tmp_path, "--kubeconfig", login, config=config) as one,
+        program(tmp_path, "--kubeconfig", login, config=config) as exporter,
         program(tmp_path, "--kubeconfig", login, config=config) as other,
     ):
-        await one.ready()
+        await exporter.ready()
         await other.ready()
 
         async def elected() -> bool:
-            return bool(one.events("lease_taken") or other.events("lease_taken"))
+            return bool(exporter.events("lease_taken") or other.events("lease_taken"))
 
         await poll(elected, what="a holder of the Lease")
-        holder, standby = (one, other) if one.events("lease_taken") else (other, one)
+        holder, standby = (exporter, other) if exporter.events("lease_taken") else (other, exporter)
         await a_stuck_vm(real.admin, namespace, "db1")
         await real.admin.create(VMIS, cooling("db2", namespace))
         await until_counted(holder, STUCK, EventOutcome.WRITTEN)
@@ -249,13 +249,13 @@ async def test_a_series_as_kubectl_shows_it(real: RealStage, prove: Callable[[st
             await writer.write_due()
             now += REPEATED_AFTER
 
-    found = await events(real.admin, namespace)
+    written = await events(real.admin, namespace)
     shown = await kubectl(real.cluster, "-n", namespace, "events", "--for", f"vmi/{held.name}")
 
     prove(shown)
-    sizes = Counter((one["reason"], len(one["message"].encode()) > 1000) for one in found)
+    sizes = Counter((event["reason"], len(event["message"].encode()) > 1000) for event in written)
     assert sizes == {(BLOCKED, False): 3, (STUCK, True): 3}
-    counts = [one.get("series", {}).get("count") for one in found if one["reason"] == STUCK]
+    counts = [event.get("series", {}).get("count") for event in written if event["reason"] == STUCK]
     assert sorted(counts, key=str) == [2, 3, None]
     assert re.search(r"\(x3 over 12\dm\)\s+Normal\s+EvictionBlocked", shown)
 
@@ -322,7 +322,7 @@ async def test_a_flood_is_bounded(
                     body = {"candidates": candidates}
                     async with session.post(f"{exporter.query}/v1/verdicts", json=body) as answer:
                         verdicts = (await answer.json())["verdicts"]
-                    blocked += sum(not one["allowed"] for one in verdicts)
+                    blocked += sum(not verdict["allowed"] for verdict in verdicts)
                 longest = max(longest, time.monotonic() - asked)
                 await asyncio.sleep(0.5)
         written = await exporter.sample(COUNTED, reason=BLOCKED, outcome=EventOutcome.WRITTEN)

@@ -68,8 +68,8 @@ class Ground(Stage):
 
     async def explain(self, key: str) -> str:
         """What `kubectl evictions explain` prints about a VM."""
-        _, said, _ = await run_command("explain", "--url", self.exporter.query, key)
-        return said
+        _, output, _ = await run_command("explain", "--url", self.exporter.query, key)
+        return output
 
     async def count_ends(self) -> Ends:
         """How many Evictions have ended, by who asked and how."""
@@ -110,7 +110,7 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
 def read_intents(vmi: dict[str, Any]) -> dict[str, str]:
     """The requesters of a VM's Eviction with their intents; empty without an Eviction."""
     request = vmi["evictionRequest"] or {"requesters": []}
-    return {one["name"]: one["intent"] for one in request["requesters"]}
+    return {requester["name"]: requester["intent"] for requester in request["requesters"]}
 
 
 def read_askers(shown: dict[str, Any]) -> set[str]:
@@ -148,10 +148,10 @@ async def test_one_of_two_requesters_withdraws(ground: Ground) -> None:
         )
         drain = await ground.until_drain(lambda drain: len(read_askers(drain)) == 2)
         assert await ground.exporter.sample(PRESENT, state="Active") == 1
-        said = await ground.explain(key)
+        output = await ground.explain(key)
 
         await ground.asking.withdraw(balance)
-        one = await ground.until_vmi(key, lambda vmi: "Withdrawn" in read_intents(vmi).values())
+        vmi = await ground.until_vmi(key, lambda vmi: "Withdrawn" in read_intents(vmi).values())
         left = await ground.until_drain(lambda drain: len(read_askers(drain)) == 1)
         said_then = await ground.explain(key)
         ends = await ground.count_ends() - before
@@ -161,12 +161,12 @@ async def test_one_of_two_requesters_withdraws(ground: Ground) -> None:
     assert both["evacuation"]["source"] == "descheduler"
     assert read_askers(both["evacuation"]) == read_askers(drain["drain"]) == {BALANCE, DRAIN}
     assert drain["drain"]["asked"] == 1
-    assert f"{BALANCE} (Eviction)" in said
-    assert FIRST in said
+    assert f"{BALANCE} (Eviction)" in output
+    assert FIRST in output
 
-    assert read_intents(one) == {BALANCE: "Withdrawn", DRAIN: "Eviction"}
-    assert one["evacuation"]["source"] == "other"
-    assert read_askers(one["evacuation"]) == read_askers(left["drain"]) == {DRAIN}
+    assert read_intents(vmi) == {BALANCE: "Withdrawn", DRAIN: "Eviction"}
+    assert vmi["evacuation"]["source"] == "other"
+    assert read_askers(vmi["evacuation"]) == read_askers(left["drain"]) == {DRAIN}
     assert f"{BALANCE} (Withdrawn)" in said_then
     assert f"{FIRST} {DRAIN}, or Kubernetes asks" in said_then
     assert not ends
@@ -198,7 +198,7 @@ async def test_both_withdraw_while_attempts_fail(ground: Ground, prove: Prove) -
         going_on = await ground.until_vmi(
             key, lambda vmi: vmi["evacuation"]["failedAttempts"] > failed
         )
-        said = await ground.explain(key)
+        output = await ground.explain(key)
         command = going_on["evacuation"]["cancel"]["command"]
         control = ground.rig.cluster.control
         await shell(command, KUBECONFIG=str(control.kubeconfig(control.administrator)))
@@ -207,10 +207,10 @@ async def test_both_withdraw_while_attempts_fail(ground: Ground, prove: Prove) -
         await ground.until_ended(before, RequesterKind.DESCHEDULER, EvictionOutcome.CANCELLED)
 
     assert going_on["evacuation"]["requestedBy"] is None
-    assert f"{DRAIN} (Withdrawn)" in said
-    assert f"{BALANCE} (Withdrawn)" in said
-    assert command in said
-    assert FIRST not in said
+    assert f"{DRAIN} (Withdrawn)" in output
+    assert f"{BALANCE} (Withdrawn)" in output
+    assert command in output
+    assert FIRST not in output
     prove(
         f"EvictionRequests: both withdrawn after {failed} failed attempts, KubeVirt went on to"
         f" {going_on['evacuation']['failedAttempts']} until `{command}`"
@@ -247,12 +247,12 @@ async def test_an_external_vm(ground: Ground) -> None:
         asked = await ground.until_vmi(
             key, lambda vmi: vmi["evacuation"] and vmi["evictionRequest"]
         )
-        said = await ground.explain(key)
+        output = await ground.explain(key)
 
     assert asked["evacuation"]["state"] == "external"
     assert read_askers(asked["evacuation"]) == {DRAIN}
-    assert asked["evacuation"]["nextStep"] in said
-    assert f"{DRAIN} (Eviction)" in said
+    assert asked["evacuation"]["nextStep"] in output
+    assert f"{DRAIN} (Eviction)" in output
 
 
 async def test_a_vm_that_cannot_migrate(ground: Ground) -> None:
@@ -268,12 +268,12 @@ async def test_a_vm_that_cannot_migrate(ground: Ground) -> None:
             key, lambda vmi: vmi["evictionRequest"] and vmi["evictionRequest"]["message"]
         )
         node = await ground.until_drain(lambda drain: drain["requestedBy"])
-        said = await ground.explain(key)
+        output = await ground.explain(key)
 
     assert asked["evacuation"] is None
     assert asked["drain"] == "stays"
     assert "is not live-migratable" in asked["evictionRequest"]["message"]
-    assert asked["obstruction"]["nextStep"] in said
+    assert asked["obstruction"]["nextStep"] in output
     assert read_askers(node["drain"]) == {DRAIN}
     assert (node["drain"]["asked"], node["drain"]["failing"]) == (1, 1)
 
@@ -285,13 +285,13 @@ async def test_a_vm_that_an_eviction_stops(ground: Ground) -> None:
         await ground.rig.player.set_migratable(scene.vmi, migratable=False)
         await ground.until_vmi(key, lambda vmi: vmi["drain"] == "restarts")
         before = await ground.count_ends()
-        said = await ground.explain(key)
+        output = await ground.explain(key)
         await ground.asking.ask(await ground.rig.pod(key), DRAIN)
         await ground.rig.until(key, lambda scene: phase(scene.vmi) in {"Failed", "Succeeded"})
         ended = await ground.until_vmi(key, lambda vmi: vmi["phase"] in {"Failed", "Succeeded"})
         await ground.until_ended(before, RequesterKind.OTHER, EvictionOutcome.EVICTED)
 
-    assert "it goes down" in said
+    assert "it goes down" in output
     assert ended["evictionRequest"] is None
 
 
@@ -312,7 +312,7 @@ async def responder(ground: Ground) -> AsyncIterator[Responder]:
     control = ground.rig.cluster.control
     base = render("base")
     await apply(control.admin, [only(base, "Namespace")])
-    objects = [one for one in base if one["kind"] in RBAC]
+    objects = [document for document in base if document["kind"] in RBAC]
     objects += render("components/eviction-requests")
     async with applied(control.admin, objects):
         user = await control.account(NAMESPACE, NAME)
@@ -380,10 +380,10 @@ async def hold(ground: Ground, exporter: Program, key: str) -> Held:
     request = await ground.asking.ask(pod, DRAIN)
     not_before = datetime.fromisoformat(cooling["cooldown"]["notBefore"])
     held = Held(ground, key, pod, request, not_before)
-    eviction = await held.until(lambda one: message_of(one, RESPONDER))
+    eviction = await held.until(lambda eviction: message_of(eviction, RESPONDER))
     assert state_of(eviction, RESPONDER) == "Active"
     assert f"{key} may not be moved now: it is cooling down" in message_of(eviction, RESPONDER)
-    entries = {one["name"]: one for one in eviction["status"]["responders"]}
+    entries = {responder["name"]: responder for responder in eviction["status"]["responders"]}
     expected = parse_time(entries[RESPONDER]["expectedCompletionTime"])
     assert expected == not_before
     assert not (await ground.rig.look(key)).marked
@@ -429,21 +429,21 @@ async def test_a_vm_in_its_cooldown(
         held = await hold(ground, exporter, key)
         await ground.asking.record("held", "A VM in its cooldown.", key, held.pod)
         late = await held.until_evicted()
-        leaving = await held.until(lambda one: "leaves" in message_of(one, RESPONDER))
+        leaving = await held.until(lambda eviction: "leaves" in message_of(eviction, RESPONDER))
         await ground.asking.record("followed", "The same VM, while it migrates.", key, held.pod)
-        left = await held.until(lambda one: condition_of(one, EVICTED)[0] == "True")
-        done = await held.until(lambda one: state_of(one, RESPONDER) != "Active")
+        left = await held.until(lambda eviction: condition_of(eviction, EVICTED)[0] == "True")
+        done = await held.until(lambda eviction: state_of(eviction, RESPONDER) != "Active")
         await ground.asking.record("completed", "The same VM has left its node.", key, held.pod)
 
-    said = message_of(leaving, RESPONDER)
+    output = message_of(leaving, RESPONDER)
     assert 0 <= late < SOON
     assert state_of(leaving, EVICTOR) == "Inactive"
-    assert f"{key} leaves" in said
+    assert f"{key} leaves" in output
     assert condition_of(left, EVICTED) == ("True", "PodTerminal")
     assert state_of(done, RESPONDER) == "Completed"
     assert state_of(done, EVICTOR) == "Inactive"
     assert message_of(done, RESPONDER).startswith(f"{key} has left ")
-    prove(f"EvictionRequests: evicted {late:.0f} s after the cooldown, then said: {said}")
+    prove(f"EvictionRequests: evicted {late:.0f} s after the cooldown, then said: {output}")
 
 
 async def test_kubernetes_evicts_after_a_hold(
@@ -457,8 +457,10 @@ async def test_kubernetes_evicts_after_a_hold(
     ):
         held = await hold(ground, exporter, key)
         late = await held.until_evicted()
-        evicting = await held.until(lambda one: "triggered evacuation" in message_of(one, EVICTOR))
-        left = await held.until(lambda one: condition_of(one, EVICTED)[0] == "True")
+        evicting = await held.until(
+            lambda eviction: "triggered evacuation" in message_of(eviction, EVICTOR)
+        )
+        left = await held.until(lambda eviction: condition_of(eviction, EVICTED)[0] == "True")
         await held.record("handed-over", "A VM whose hold ended, evicted by Kubernetes.", EVICTOR)
 
     assert 0 <= late < SOON
@@ -478,7 +480,7 @@ async def test_a_successor_goes_on_with_a_hold(
             await exporter.end(signal.SIGKILL)
         async with program(tmp_path, *responder.login, config=config):
             late = await held.until_evicted()
-            left = await held.until(lambda one: condition_of(one, EVICTED)[0] == "True")
+            left = await held.until(lambda eviction: condition_of(eviction, EVICTED)[0] == "True")
             await held.record("inherited", "Held by two processes, one after the other.", RESPONDER)
 
     assert 0 <= late < SOON
@@ -526,9 +528,11 @@ async def test_a_target_pod_is_moved_once(
         await exporter.ready()
         target = await begin_migration(ground.rig, key)
         await ground.asking.ask(target, DRAIN)
-        waiting = await ground.asking.until(target, lambda one: message_of(one, RESPONDER))
+        waiting = await ground.asking.until(
+            target, lambda eviction: message_of(eviction, RESPONDER)
+        )
         cooling = await ground.asking.until(
-            target, lambda one: "cooling down" in message_of(one, RESPONDER)
+            target, lambda eviction: "cooling down" in message_of(eviction, RESPONDER)
         )
         scene = await ground.rig.look(key)
         source = "The target pod of a migration, held after it."

@@ -36,8 +36,8 @@ async def test_the_recorded_answers_are_theirs(
                 answers["kubectl"] = asked.write()
         return answers
 
-    found = await asyncio.gather(*(ask(number) for number in range(len(rows))))
-    answers = {row.name: answer for row, answer in zip(rows, found, strict=True)}
+    codes = await asyncio.gather(*(ask(number) for number in range(len(rows))))
+    answers = {row.name: answer for row, answer in zip(rows, codes, strict=True)}
     if os.environ.get("RECORD"):
         ANSWERS.write_text(json.dumps(answers, indent=1) + "\n")
     assert answers == json.loads(ANSWERS.read_text())

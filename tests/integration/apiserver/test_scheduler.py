@@ -82,10 +82,10 @@ class Lottery(Random):
 
     def _draw_toleration(self) -> Object:
         key = self.choice(("", UNSCHEDULABLE, *KEYS))
-        found = {"key": key, "effect": self.choice(("", "", *EFFECTS))}
+        toleration = {"key": key, "effect": self.choice(("", "", *EFFECTS))}
         if not key or self.happens(0.5):
-            return found | {"operator": "Exists"}
-        return found | {"operator": "Equal", "value": self.choice(VALUES)}
+            return toleration | {"operator": "Exists"}
+        return toleration | {"operator": "Equal", "value": self.choice(VALUES)}
 
     def _draw_term(self, names: list[str]) -> Object:
         expressions = [self._draw_expression() for _ in range(self.randint(0, 2))]
@@ -103,11 +103,15 @@ class Lottery(Random):
     def _draw_expression(self) -> Object:
         key = self.choice((*LABELS, "missing"))
         operator = self.choice(("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"))
-        found: Object = {"key": key, "operator": operator}
+        requirement: Object = {"key": key, "operator": operator}
         if operator in ("In", "NotIn"):
             choices = LABELS.get(key, VALUES)
-            return found | {"values": self.sample(choices, self.randint(1, 2))}
-        return found | {"values": [self.choice(("1", "12", "30"))]} if operator[1] == "t" else found
+            return requirement | {"values": self.sample(choices, self.randint(1, 2))}
+        return (
+            requirement | {"values": [self.choice(("1", "12", "30"))]}
+            if operator[1] == "t"
+            else requirement
+        )
 
 
 @pytest.mark.parametrize(
@@ -130,17 +134,17 @@ async def test_the_forecast_agrees_with_the_scheduler(
             await asyncio.gather(
                 *(cluster.admin.request("POST", NODES.path(), json=node) for node in group)
             )
-        made = await map_all(vmis, lambda one: cluster.admin.create(VMIS, one))
-        await map_all(made, lambda one: cluster.admin.create(PODS, launcher_pod(one)))
+        made = await map_all(vmis, lambda vmi: cluster.admin.create(VMIS, vmi))
+        await map_all(made, lambda vmi: cluster.admin.create(PODS, launcher_pod(vmi)))
         login = cluster.kubeconfig(cluster.exporter)
         async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
             await exporter.ready()
             forecasts = await map_all(owners, lambda owner: find_forecast(exporter, owner))
-        targets = await map_all(made, lambda one: cluster.admin.create(PODS, build_target(one)))
+        targets = await map_all(made, lambda vmi: cluster.admin.create(PODS, build_target(vmi)))
         scheduler = cluster.kubeconfig(cluster.certified("system:kube-scheduler"))
         async with Scheduler(cluster.directory, scheduler):
-            found = await map_all(targets, lambda pod: find_decision(cluster, pod))
-    pairs = Counter(zip(forecasts, found, strict=True))
+            decisions = await map_all(targets, lambda pod: find_decision(cluster, pod))
+    pairs = Counter(zip(forecasts, decisions, strict=True))
     both, none = pairs["leaves", "True"], pairs[NO_OTHER_NODE, "False"]
     prove(
         f"scheduler: {count} random sets of taints, tolerations, selectors and affinities: {none}"
@@ -149,8 +153,8 @@ async def test_the_forecast_agrees_with_the_scheduler(
         f" {pairs['leaves', 'False']}"
     )
     wrong = [
-        (forecast, decision, one["spec"], nodes[one["metadata"]["name"]])
-        for forecast, decision, one in zip(forecasts, found, made, strict=True)
+        (forecast, decision, vmi["spec"], nodes[vmi["metadata"]["name"]])
+        for forecast, decision, vmi in zip(forecasts, decisions, made, strict=True)
         if (forecast, decision) not in (("leaves", "True"), (NO_OTHER_NODE, "False"))
     ]
     assert not wrong

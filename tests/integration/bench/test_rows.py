@@ -9,8 +9,8 @@ from tests.bench.test_bench import MACHINE, ROWS
 def test_every_row_is_measured_at_a_tiny_size() -> None:
     """Every row can be measured, at a size that takes seconds."""
     build_tools()
-    said: list[str] = []
-    bench = Bench(SMALL, said.append)
+    lines: list[str] = []
+    bench = Bench(SMALL, lines.append)
     rows = bench.run()
 
     assert len(rows) == ROWS

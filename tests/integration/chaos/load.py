@@ -46,7 +46,7 @@ async def load(
                     counted["answered"] += 1
                     continue
                 counted["retried"] += 1
-                other = next((one for one in replicas() if one is not first), first)
+                other = next((replica for replica in replicas() if replica is not first), first)
                 counted["answered" if await answered(other) else "failed"] += 1
 
         clients = [asyncio.create_task(ask(number)) for number in range(_CLIENTS)]

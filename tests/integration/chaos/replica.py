@@ -77,17 +77,17 @@ class Replica:
 async def replicas(*several: Replica) -> AsyncIterator[None]:
     """Run these replicas during the block; all are ready at its beginning."""
     async with AsyncExitStack() as stack:
-        for one in several:
-            stack.push_async_callback(one.close)
-        await asyncio.gather(*(one.start() for one in several))
-        await asyncio.gather(*(one.now.ready() for one in several))
+        for replica in several:
+            stack.push_async_callback(replica.close)
+        await asyncio.gather(*(replica.start() for replica in several))
+        await asyncio.gather(*(replica.now.ready() for replica in several))
         yield
 
 
 async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[str, Answers]:
     """The answers about these VMIs, by name, without the fields that change with the time."""
     asked = [{"namespace": namespace, "name": name} for namespace, name in candidates]
-    answers: dict[str, Answers] = {one["name"]: {} for one in asked}
+    answers: dict[str, Answers] = {candidate["name"]: {} for candidate in asked}
     async with aiohttp.ClientSession(exporter.query, raise_for_status=True) as session:
         for checkpoint in CHECKPOINTS:
             body: dict[str, object] = {"candidates": asked, "dryRun": True}
@@ -98,20 +98,25 @@ async def ask(exporter: Program, candidates: Iterable[tuple[str, str]]) -> dict[
                     del verdict["retryAfterSeconds"]
                     answers[verdict["name"]][f"verdict({checkpoint})"] = verdict
         async with session.get("/v1/evacuations") as response:
-            for one in (await response.json())["evacuations"]:
-                if one["name"] in answers and one["namespace"] == asked[0]["namespace"]:
+            for evacuation in (await response.json())["evacuations"]:
+                if (
+                    evacuation["name"] in answers
+                    and evacuation["namespace"] == asked[0]["namespace"]
+                ):
                     compared = ("evacuationNodeName", "requestedAt", "failedAttempts", "stuck")
-                    answers[one["name"]]["evacuation"] = {key: one[key] for key in compared}
+                    answers[evacuation["name"]]["evacuation"] = {
+                        key: evacuation[key] for key in compared
+                    }
     return answers
 
 
-def differences(one: Mapping[str, Answers], other: Mapping[str, Answers]) -> list[str]:
+def differences(left: Mapping[str, Answers], other: Mapping[str, Answers]) -> list[str]:
     """The differences between the answers of two replicas, one line each."""
     return [
-        f"{name} {key}: {one[name].get(key)} and {other[name].get(key)}"
-        for name in one
-        for key in sorted(one[name].keys() | other[name].keys())
-        if one[name].get(key) != other[name].get(key)
+        f"{name} {key}: {left[name].get(key)} and {other[name].get(key)}"
+        for name in left
+        for key in sorted(left[name].keys() | other[name].keys())
+        if left[name].get(key) != other[name].get(key)
     ]
 
 
@@ -121,14 +126,18 @@ def instant(text: str) -> float:
 
 
 async def until_alike(
-    one: Program, other: Program, candidates: Iterable[tuple[str, str]], *, within: float = PATIENCE
+    exporter: Program,
+    other: Program,
+    candidates: Iterable[tuple[str, str]],
+    *,
+    within: float = PATIENCE,
 ) -> dict[str, Answers]:
     """Wait until two replicas answer the same; returns the answers, or fails with what differs."""
     names = list(candidates)
     last: list[str] = []
 
     async def alike() -> tuple[dict[str, Answers]] | None:
-        left, right = await asyncio.gather(ask(one, names), ask(other, names))
+        left, right = await asyncio.gather(ask(exporter, names), ask(other, names))
         last[:] = differences(left, right)
         return None if last else (left,)
 
@@ -143,8 +152,8 @@ async def until_event(
 ) -> dict[str, Any]:
     """Wait until the log has an event with this name and these fields; returns the last one."""
 
-    async def found() -> dict[str, Any] | None:
+    async def find_last() -> dict[str, Any] | None:
         fitting = [e for e in exporter.events(name) if fields.items() <= e.items()]
         return fitting[-1] if fitting else None
 
-    return await poll(found, within=within, what=f"{name} {fields} in the log")
+    return await poll(find_last, within=within, what=f"{name} {fields} in the log")

@@ -61,7 +61,7 @@ class _Life:
     @property
     def finished(self) -> list[Object]:
         """The VM's VMIMs that have ended, oldest first."""
-        return [one for one in self.vmims if one is not self.moving]
+        return [vmim for vmim in self.vmims if vmim is not self.moving]
 
 
 async def _at_once() -> None:
@@ -160,17 +160,17 @@ class Stream:
     async def _end_life(self, life: _Life) -> None:
         del self._lives[life.name]
         await self._admin.delete(VMIS, self._namespace, life.name)
-        for one in life.vmims:
-            await self._delete(one)
+        for migration in life.vmims:
+            await self._delete(migration)
         self._free_at[life.name] = _next_second()
         self.happened["died"] += 1
 
     async def _tidy(self, life: _Life) -> None:
         """Delete all finished VMIMs but the newest five, as KubeVirt does."""
         await self._acknowledge()
-        for one in life.finished[:-KEPT_BY_KUBEVIRT]:
-            life.vmims.remove(one)
-            await self._delete(one)
+        for migration in life.finished[:-KEPT_BY_KUBEVIRT]:
+            life.vmims.remove(migration)
+            await self._delete(migration)
             self.happened["VMIM deleted"] += 1
 
     async def _mark(self, life: _Life) -> None:
@@ -288,8 +288,8 @@ class Stream:
     async def _replace(self, life: _Life) -> None:
         life.vmi = await self._admin.replace(VMIS, life.vmi)
 
-    async def _delete(self, one: Object) -> None:
-        await self._admin.delete(VMIMS, self._namespace, one["metadata"]["name"])
+    async def _delete(self, migration: Object) -> None:
+        await self._admin.delete(VMIMS, self._namespace, migration["metadata"]["name"])
 
     def _now(self, life: _Life) -> float:
         """The VM's current time. Attempts have no lag, because eviction requests have none."""

@@ -169,7 +169,7 @@ async def test_a_watch_that_is_dead_silences_its_own_rule(
     assert released == ["running"]
     assert running["reason"] == "migration_in_progress"
     assert not explained["stale"], "the VMIs are still watched"
-    silenced = {one["rule"] for one in explained["rules"] if one["silenced"]}
+    silenced = {rule["rule"] for rule in explained["rules"] if rule["silenced"]}
     rule = "pending_migration" if resource is VMIMS else "requested_evacuation"
     assert silenced == {rule}
 
@@ -190,7 +190,7 @@ async def ask_blocked(url: str, etag: str) -> list[str]:
         session.get(url, headers={"If-None-Match": etag}) as response,
     ):
         assert response.status == 200
-        return [one["name"] for one in (await response.json())["blocked"]]
+        return [vmi["name"] for vmi in (await response.json())["blocked"]]
 
 
 async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_an_api_server_with_a_new_authority_is_trusted_again(tmp_path: Pat
 
                 async def distrusted() -> bool:
                     events = exporter.events("watch_broke")
-                    return any("certificate verify failed" in one["why"] for one in events)
+                    return any("certificate verify failed" in event["why"] for event in events)
 
                 await poll(distrusted, within=30, what="a certificate that is not trusted")
                 cluster.kubeconfig(cluster.exporter)

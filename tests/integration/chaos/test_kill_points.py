@@ -107,8 +107,8 @@ class Watched:
             answers = await ask(keeper.now, [(self.namespace, name)])
         except aiohttp.ClientError:
             return None
-        found = answers[name].get("evacuation")
-        return None if found is None else str(found["requestedAt"])
+        evacuation = answers[name].get("evacuation")
+        return None if evacuation is None else str(evacuation["requestedAt"])
 
     async def compare(self, replica: Replica, stream: Stream) -> list[str]:
         """How the answers of a killed replica differ from those of the unbroken one."""
@@ -214,9 +214,9 @@ async def quiet(watched: Watched, victims: list[Replica]) -> None:
 
 async def equal(watched: Watched, victim: Replica, stream: Stream, when: str) -> None:
     """Compare the answers up to three times, because a cooldown may end between two requests."""
-    found: list[str] = []
+    differences: list[str] = []
     for _ in range(3):
-        found = await watched.compare(victim, stream)
-        if not found:
+        differences = await watched.compare(victim, stream)
+        if not differences:
             return
-    raise AssertionError("\n".join([f"{victim.name}, {when}:", *found]))
+    raise AssertionError("\n".join([f"{victim.name}, {when}:", *differences]))

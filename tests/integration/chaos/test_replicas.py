@@ -55,16 +55,16 @@ async def test_a_killed_replica_under_load(real: RealStage, tmp_path: Path, prov
     namespace = await real.make_namespace()
     login = ("--kubeconfig", str(real.login.kubeconfig))
     config = {"namespaces": [namespace]}
-    one, other = (Replica(tmp_path, *login, config=config, name=name) for name in "ab")
+    first, other = (Replica(tmp_path, *login, config=config, name=name) for name in "ab")
     stream = Stream(real.admin, namespace, SEED, lasting=3, brief=1)
     await stream.play(5)
-    async with replicas(one, other):
-        async with load(lambda: (one, other), stream.candidates()) as requests:
+    async with replicas(first, other):
+        async with load(lambda: (first, other), stream.candidates()) as requests:
             async with playing(stream):
-                await one.kill()
-                await one.start()
-                await one.now.ready()
-            await until_alike(one.now, other.now, stream.candidates(brief_alone=True))
+                await first.kill()
+                await first.start()
+                await first.now.ready()
+            await until_alike(first.now, other.now, stream.candidates(brief_alone=True))
         assert requests["failed"] == 0
     prove(f"replica killed: {requests['answered']} requests, {requests['retried']} retried")
 
@@ -112,16 +112,16 @@ async def test_clocks_that_differ(real: RealStage) -> None:
     await real.admin.create(VMIS, vmi("web", namespace))
     apart = 3.0
     async with (
-        in_process(login, {"namespaces": [namespace]}, time.time) as one,
+        in_process(login, {"namespaces": [namespace]}, time.time) as behind,
         in_process(login, {"namespaces": [namespace]}, lambda: time.time() + apart) as ahead,
     ):
         await migrate(real.admin, namespace, "db", ago=[100, 200, 300])
         evacuated = {"status": {"evacuationNodeName": "n1"}}
         await real.admin.merge(VMIS, namespace, "web", evacuated)
-        for exporter in (one, ahead):
+        for exporter in (behind, ahead):
             await until_counted(exporter, namespace, "db", 3)
         left, right = await asyncio.gather(
-            *(e.verdict(namespace, "db", dryRun=True) for e in (one, ahead))
+            *(e.verdict(namespace, "db", dryRun=True) for e in (behind, ahead))
         )
         assert left["notBefore"] == right["notBefore"]
         assert left["effectiveCooldownSeconds"] == right["effectiveCooldownSeconds"] == 3600
@@ -130,7 +130,7 @@ async def test_clocks_that_differ(real: RealStage) -> None:
         )
         evacuations = [
             await e.until("/v1/evacuations", lambda _, body: body["evacuations"])
-            for e in (one, ahead)
+            for e in (behind, ahead)
         ]
         early, late = (instant(answer["evacuations"][0]["requestedAt"]) for answer in evacuations)
         assert 0 <= late - early < apart + 1

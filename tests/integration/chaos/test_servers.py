@@ -38,9 +38,9 @@ class Scene:
     async def until_followed(self) -> None:
         """Wait until both replicas watch again; an object that is deleted earlier is never seen."""
         await self.real.admin.create(VMIS, vmi("back", self.namespace))
-        for one in self.several:
+        for replica in self.several:
             path = f"/v1/vmis/{self.namespace}/back"
-            await one.now.until(path, lambda status, _: status == 200)
+            await replica.now.until(path, lambda status, _: status == 200)
 
 
 async def killed_and_compacted(scene: Scene) -> None:
@@ -49,8 +49,8 @@ async def killed_and_compacted(scene: Scene) -> None:
     assert not scene.real.cluster.api.running
     await lost_by_both(scene)
     await scene.real.force_gone()
-    for one in scene.several:
-        broke = await until_event(one.now, "watch_broke", kind="expired")
+    for replica in scene.several:
+        broke = await until_event(replica.now, "watch_broke", kind="expired")
         assert "410" in broke["why"]
 
 
@@ -79,8 +79,8 @@ async def cut(scene: Scene) -> None:
 
 async def lost_by_both(scene: Scene) -> None:
     """Wait until both replicas have lost their watches."""
-    for one in scene.several:
-        await until_event(one.now, "watch_broke", resource=VMIS.plural)
+    for replica in scene.several:
+        await until_event(replica.now, "watch_broke", resource=VMIS.plural)
 
 
 @pytest.mark.parametrize("fault", [killed_and_compacted, frozen, half_open, cut])
@@ -99,15 +99,15 @@ async def test_the_watches_go_on_when_the_server_does(
         ]
         async with replicas(*scene.several):
             await migrate(real.admin, namespace, "db", ago=[400, 300, 200])
-            for one in scene.several:
-                await until_counted(one.now, namespace, "db", 3)
+            for replica in scene.several:
+                await until_counted(replica.now, namespace, "db", 3)
             await fault(scene)
             await scene.until_followed()
             await migrate(real.admin, namespace, "db", ago=[100, 50])
-            for one in scene.several:
-                await until_counted(one.now, namespace, "db", 5)
-            one, other = scene.several
-            await until_alike(one.now, other.now, [(namespace, "db")])
+            for replica in scene.several:
+                await until_counted(replica.now, namespace, "db", 5)
+            first, other = scene.several
+            await until_alike(first.now, other.now, [(namespace, "db")])
 
 
 async def test_vmis_are_known_soon_after_a_restart(

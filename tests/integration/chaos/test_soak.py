@@ -142,7 +142,7 @@ class Soak:
         async def is_sound() -> bool:
             _, state = await self.exporter.get("/v1/status")
             return state["staleness"] == "fresh" and not any(
-                one["trouble"] for one in state["resources"]
+                watch["trouble"] for watch in state["resources"]
             )
 
         await poll(is_sound, within=RECOVERY, what=f"recovery from an API server that {after}")
@@ -193,9 +193,9 @@ class Soak:
         await self.churn.clear()
 
         async def is_gone() -> bool:
-            found = {await self.exporter.sample(OBJECTS, resource=one) for one in PER_VM}
+            counts = {await self.exporter.sample(OBJECTS, resource=resource) for resource in PER_VM}
             _, status = await self.exporter.get("/v1/status")
-            return found == {0} and not status["history"]["vmis"]
+            return counts == {0} and not status["history"]["vmis"]
 
         await poll(is_gone, what="the end of the VMs")
         await asyncio.sleep(self.size.quiet)

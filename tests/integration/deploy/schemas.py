@@ -27,8 +27,8 @@ def find_faults(objects: Iterable[Object], openapi: Object, folder: Path) -> Obj
     command = [str(find_binary("kubeconform")), "-strict", "-summary", "-output", "json"]
     command += ["-schema-location", _find_in(schemas), str(file)]
     checked = subprocess.run(command, check=False, capture_output=True, text=True)
-    found: Object = json.loads(checked.stdout)
-    return found
+    summary: Object = json.loads(checked.stdout)
+    return summary
 
 
 def _find_in(folder: Path) -> str:
@@ -48,7 +48,10 @@ def write_schemas(openapi: Object, folder: Path) -> None:
             suffix = f"-{group}-{kind['version']}" if group else f"-{kind['version']}"
             document = {
                 "$ref": _REFERENCE + name,
-                "definitions": {one: definitions[one] for one in _reachable(name, references)},
+                "definitions": {
+                    definition: definitions[definition]
+                    for definition in _reachable(name, references)
+                },
             }
             path = folder / f"{kind['kind'].lower()}{suffix.lower()}.json"
             path.write_text(json.dumps(document))
@@ -57,7 +60,7 @@ def write_schemas(openapi: Object, folder: Path) -> None:
 def _strict(schema: Any) -> Any:
     """The schema without Kubernetes' extensions; it refuses unknown fields."""
     if isinstance(schema, list):
-        return [_strict(one) for one in schema]
+        return [_strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("format") == "int-or-string" or schema.get("x-kubernetes-int-or-string"):
@@ -70,11 +73,11 @@ def _strict(schema: Any) -> Any:
 
 def _reachable(name: str, references: Mapping[str, list[str]]) -> set[str]:
     """The definition itself, and all definitions to which it refers, directly or indirectly."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [name]
     while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting += references[one]
-    return found
+        definition = waiting.pop()
+        if definition not in reached:
+            reached.add(definition)
+            waiting += references[definition]
+    return reached

@@ -35,7 +35,7 @@ def playable(config: Object, pair: Pair) -> Object:
     if "tls" not in config:
         return config
     files = {"certFile": str(pair.certificate), "keyFile": str(pair.key)}
-    assert all(one.keys() == files.keys() for one in config["tls"].values())
+    assert all(listener.keys() == files.keys() for listener in config["tls"].values())
     config["tls"] = dict.fromkeys(config["tls"], files)
     # Without a cache, changed roles have effect at once.
     config["auth"] = {**config["auth"], "cache": "0"}

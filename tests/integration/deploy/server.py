@@ -34,18 +34,18 @@ class Paths:
     async def discover(cls, client: Client, objects: Iterable[Object]) -> "Paths":
         """Read the discovery of the API versions of these objects."""
         plurals = {}
-        for version in sorted({one["apiVersion"] for one in objects}):
+        for version in sorted({document["apiVersion"] for document in objects}):
             listed = await client.request("GET", _root(version))
-            for one in listed["resources"]:
-                if "/" not in one["name"]:
-                    plurals[version, one["kind"]] = one["name"], one["namespaced"]
+            for resource in listed["resources"]:
+                if "/" not in resource["name"]:
+                    plurals[version, resource["kind"]] = resource["name"], resource["namespaced"]
         return cls(plurals)
 
-    def of(self, one: Object) -> str:
+    def of(self, document: Object) -> str:
         """The path of an object."""
-        plural, namespaced = self.plurals[one["apiVersion"], one["kind"]]
-        place = f"/namespaces/{one['metadata']['namespace']}" if namespaced else ""
-        return f"{_root(one['apiVersion'])}{place}/{plural}/{one['metadata']['name']}"
+        plural, namespaced = self.plurals[document["apiVersion"], document["kind"]]
+        place = f"/namespaces/{document['metadata']['namespace']}" if namespaced else ""
+        return f"{_root(document['apiVersion'])}{place}/{plural}/{document['metadata']['name']}"
 
 
 def _root(version: str) -> str:
@@ -55,12 +55,12 @@ def _root(version: str) -> str:
 async def apply(client: Client, objects: Iterable[Object], **query: str) -> None:
     """Apply objects like `kubectl apply --server-side`; unknown fields are refused."""
     paths = await Paths.discover(client, objects)
-    for one in objects:
+    for document in objects:
         await client.send(
             "PATCH",
-            paths.of(one),
+            paths.of(document),
             params={"fieldManager": "tests", "fieldValidation": "Strict", **query},
-            data=json.dumps(one),
+            data=json.dumps(document),
             headers=APPLY,
         )
 
@@ -68,8 +68,8 @@ async def apply(client: Client, objects: Iterable[Object], **query: str) -> None
 async def delete(client: Client, objects: Iterable[Object]) -> None:
     """Delete objects like `kubectl delete`."""
     paths = await Paths.discover(client, objects)
-    for one in objects:
-        await client.send("DELETE", paths.of(one))
+    for document in objects:
+        await client.send("DELETE", paths.of(document))
 
 
 @asynccontextmanager
@@ -87,17 +87,17 @@ async def account(
     cluster: RealCluster, folder: str, *, without: tuple[str, tuple[str, ...]] | None = None
 ) -> AsyncIterator[User]:
     """The exporter's account with an overlay's roles; `without` removes a verb from them."""
-    objects = [one for one in render(folder) if one["kind"] in RBAC]
+    objects = [document for document in render(folder) if document["kind"] in RBAC]
     if without is not None:
-        objects = [less(one, *without) for one in objects]
-    wanted = _grants(rule for one in objects for rule in bound_rules(objects, one))
+        objects = [less(document, *without) for document in objects]
+    wanted = _grants(rule for document in objects for rule in bound_rules(objects, document))
     async with applied(cluster.admin, objects):
         user = await cluster.account(NAMESPACE, NAME)
         async with cluster.client(user) as client:
 
             async def in_force() -> bool:
                 may = await granted(client)
-                return {one for one in may if one[2] not in _OF_EVERYBODY} == wanted
+                return {grant for grant in may if grant[2] not in _OF_EVERYBODY} == wanted
 
             await poll(in_force, what="roles in force")
         yield user
@@ -107,10 +107,10 @@ def bound_rules(objects: Iterable[Object], role: Object) -> list[Object]:
     """The rules of a role, if one of these objects binds it to the exporter's account."""
     name = role["metadata"]["name"]
     bound = any(
-        (one["roleRef"]["kind"], one["roleRef"]["name"]) == (role["kind"], name)
-        and NAME in {subject["name"] for subject in one["subjects"]}
-        for one in objects
-        if "roleRef" in one
+        (document["roleRef"]["kind"], document["roleRef"]["name"]) == (role["kind"], name)
+        and NAME in {subject["name"] for subject in document["subjects"]}
+        for document in objects
+        if "roleRef" in document
     )
     return role.get("rules", []) if bound else []
 
@@ -122,7 +122,9 @@ def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
     rules = [rule for rule in role["rules"] if "nonResourceURLs" in rule]
     for rule in role["rules"]:
         for resource in rule.get("resources", []):
-            left = [one for one in rule["verbs"] if resource not in resources or one != verb]
+            left = [
+                allowed for allowed in rule["verbs"] if resource not in resources or allowed != verb
+            ]
             rules.append({**rule, "resources": [resource], "verbs": left})
     return {**role, "rules": [rule for rule in rules if rule["verbs"]]}
 

@@ -66,12 +66,12 @@ def rendered(name: str) -> tuple[Object, ...]:
 async def test_kubeconform_finds_no_fault(cluster: RealCluster, tmp_path: Path) -> None:
     """Every object matches this API server's schemas, and a wrong one does not."""
     openapi = await cluster.admin.request("GET", "/openapi/v2")
-    objects = [one for folder in RENDERED for one in rendered(folder)]
-    found = find_faults(objects, openapi, tmp_path)
+    objects = [document for folder in RENDERED for document in rendered(folder)]
+    report = find_faults(objects, openapi, tmp_path)
     misspelt = {**only(render("overlays/standalone"), "Service"), "spec": {"prots": []}}
     wrong = find_faults([misspelt], openapi, tmp_path)
 
-    assert found["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
+    assert report["summary"] == {"valid": len(objects), "invalid": 0, "errors": 0, "skipped": 0}
     assert wrong["summary"]["invalid"] == 1
 
 
@@ -97,14 +97,14 @@ async def test_openshift_s_pod_fits_restricted_v2(cluster: RealCluster) -> None:
     (template,) = pod_templates(render("overlays/openshift"))
     policies = list(yaml.safe_load_all(RESTRICTED_V2.read_text(encoding="utf-8")))
 
-    async def refuses(own: Object, said: str) -> bool:
+    async def refuses(own: Object, text: str) -> bool:
         """Whether the API server refuses the pod with more in its security context."""
         wrong = copy.deepcopy(template)
         wrong["spec"]["securityContext"] |= own
         try:
             await try_pod(cluster.admin, wrong)
         except ApiError as error:
-            return f"restricted-v2: {said}" in str(error)
+            return f"restricted-v2: {text}" in str(error)
         return False
 
     levels = {"seLinuxOptions": {"level": "s0"}}, "no SELinux options of its own"
@@ -167,8 +167,11 @@ async def test_every_verb_is_needed(
             missing = "kubevirt_eviction_exporter_permission_missing"
 
             async def find_missing() -> bool:
-                seen = {one: await exporter.sample(missing, resource=one) for _, one in READS}
-                return seen == {one: float(one in OPTIONAL) for _, one in READS}
+                seen = {
+                    resource: await exporter.sample(missing, resource=resource)
+                    for _, resource in READS
+                }
+                return seen == {resource: float(resource in OPTIONAL) for _, resource in READS}
 
             # The exporter may be ready before it knows whether it may read nodes and budgets.
             await poll(find_missing, what="every optional resource missing")
@@ -194,7 +197,7 @@ async def test_nothing_more_is_allowed(cluster: RealCluster, folder: str, review
         more = await granted(client) - await granted(without)
     await cluster.admin.delete(SERVICE_ACCOUNTS, NAMESPACE, "other")
 
-    reads = {(verb, *one, "") for verb in ("list", "watch") for one in READS}
+    reads = {(verb, *resource, "") for verb in ("list", "watch") for resource in READS}
     assert more == reads | reviews
 
 

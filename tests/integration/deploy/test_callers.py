@@ -98,7 +98,7 @@ async def test_everybody_gets_what_their_role_says(
     }
     assert list(promised) == list(REQUESTS)
     for who, column in columns.items():
-        assert got[who] == {one: promised[one][column] for one in REQUESTS}, who
+        assert got[who] == {request: promised[request][column] for request in REQUESTS}, who
     for token in tokens.values():
         assert token not in standalone.exporter.output
         assert token.rpartition(".")[2] not in standalone.exporter.output

@@ -101,16 +101,18 @@ def charted(values: Object, namespace: str = NAMESPACE) -> tuple[Object, ...]:
 def comparable(objects: Iterable[Object]) -> dict[str, Object]:
     """The objects by kind and name, without hashes and tool labels, and with parsed ConfigMaps."""
     text = re.sub(r"(-(?:config|descheduler))-[a-z0-9]{10}\b", r"\1", json.dumps([*objects]))
-    found = {}
-    for one in json.loads(text):
-        labels = one["metadata"].get("labels", {})
-        one["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
-        if one["kind"] == "ConfigMap":
-            one["data"] = {name: yaml.safe_load(text) for name, text in one["data"].items()}
-        if one["kind"] == "PodMonitor":  # only kustomize's transformer needs the annotations
-            one["metadata"].pop("annotations", None)
-        found[f"{one['kind']} {one['metadata']['name']}"] = one
-    return found
+    documents = {}
+    for document in json.loads(text):
+        labels = document["metadata"].get("labels", {})
+        document["metadata"]["labels"] = {k: v for k, v in labels.items() if k not in TOOL_LABELS}
+        if document["kind"] == "ConfigMap":
+            document["data"] = {
+                name: yaml.safe_load(text) for name, text in document["data"].items()
+            }
+        if document["kind"] == "PodMonitor":  # only kustomize's transformer needs the annotations
+            document["metadata"].pop("annotations", None)
+        documents[f"{document['kind']} {document['metadata']['name']}"] = document
+    return documents
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,16 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
         transformers=["namespace"],
     )
     ours = comparable(charted({**values, **MONITORING}, namespace))
-    theirs = comparable(one for one in kustomized if one["kind"] != "Namespace")
-    for one in ours.values():  # kustomize cannot change the host of the dashboards' links
-        if "grafana_dashboard" in one["metadata"]["labels"]:
-            one["data"] = json.loads(json.dumps(one["data"]).replace(served_at, RUNBOOK_BASE))
+    theirs = comparable(document for document in kustomized if document["kind"] != "Namespace")
+    for document in ours.values():  # kustomize cannot change the host of the dashboards' links
+        if "grafana_dashboard" in document["metadata"]["labels"]:
+            document["data"] = json.loads(
+                json.dumps(document["data"]).replace(served_at, RUNBOOK_BASE)
+            )
 
     assert ours.keys() == theirs.keys()
-    for name, one in ours.items():
-        assert one == theirs[name], name
+    for name, document in ours.items():
+        assert document == theirs[name], name
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, ELSEWHERE])
@@ -191,12 +195,12 @@ def test_observing_needs_one_rule() -> None:
 
 def test_every_object_says_that_helm_made_it() -> None:
     """Every object has the two labels that the comparison ignores."""
-    for one in charted(MONITORING):
-        assert one["metadata"]["labels"].keys() >= TOOL_LABELS
+    for document in charted(MONITORING):
+        assert document["metadata"]["labels"].keys() >= TOOL_LABELS
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "text"),
     [
         (
             {"mode": "sidecar", "tls": {"enabled": False}},
@@ -255,12 +259,12 @@ def test_every_object_says_that_helm_made_it() -> None:
     ],
     ids=str,
 )
-def test_wrong_values_are_refused_by_name(values: Object, said: str) -> None:
+def test_wrong_values_are_refused_by_name(values: Object, text: str) -> None:
     """`helm template` refuses wrong values, and its error names them."""
     refused = template(values)
 
     assert refused.returncode != 0
-    assert said in refused.stderr
+    assert text in refused.stderr
 
 
 def leaves(schema: Object) -> st.SearchStrategy[Any]:
@@ -271,7 +275,7 @@ def leaves(schema: Object) -> st.SearchStrategy[Any]:
         return st.sampled_from(schema["enum"])
     if schema.get("type") == "boolean":
         return st.booleans()
-    optional = {key: leaves(one) for key, one in schema["properties"].items() if key != "global"}
+    optional = {key: leaves(part) for key, part in schema["properties"].items() if key != "global"}
     return st.fixed_dictionaries({}, optional=optional)
 
 
@@ -311,7 +315,7 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
     for values in sets:
         made, linted = template(values), lint(values)
         if made.returncode:
-            (why,) = [one for one in SENTENCES if one in made.stderr]
+            (why,) = [sentence for sentence in SENTENCES if sentence in made.stderr]
             assert why in linted.stderr  # helm lint only reports a template's `fail`
             refused[why] += 1
             continue
@@ -320,9 +324,11 @@ async def test_drawn_values_are_accepted_or_refused_with_a_sentence(
         objects = tuple(filter(None, yaml.safe_load_all(made.stdout)))
         read_settings(config_of(objects))
         # The CRD of Perses' operator is not among those that are built here.
-        served = tuple(one for one in objects if not one["apiVersion"].startswith("perses.dev/"))
-        found = find_faults(served, openapi, tmp_path)
-        assert found["summary"] == {"valid": len(served), "invalid": 0, "errors": 0, "skipped": 0}
+        served = tuple(
+            document for document in objects if not document["apiVersion"].startswith("perses.dev/")
+        )
+        report = find_faults(served, openapi, tmp_path)
+        assert report["summary"] == {"valid": len(served), "invalid": 0, "errors": 0, "skipped": 0}
         await apply(cluster.admin, served, dryRun="All")
     accepted = drawn - refused.total()
     prove(f"chart: of {drawn} sets of values {accepted} are accepted, refused: {dict(refused)}")
@@ -343,7 +349,9 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     }
     objects = charted(values)
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
-    conditions = {one["name"]: one["expression"] for one in webhook["matchConditions"]}
+    conditions = {
+        condition["name"]: condition["expression"] for condition in webhook["matchConditions"]
+    }
     in_group = f"request.userInfo.groups.exists(group, group in ['{group}'])"
     assert conditions["listed-users"].endswith(f"] || {in_group}")
     page = (ROOT / "docs" / "hold-evictions.md").read_text()
@@ -363,7 +371,7 @@ def test_to_observe_the_webhook_is_called_for_all_users(values: Object) -> None:
     """With `admission.observe` the webhook is called for all users, and the setting is on."""
     objects = charted({"mode": "standalone", **values})
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
-    assert [one["name"] for one in webhook["matchConditions"]] == ["launcher-pods"]
+    assert [condition["name"] for condition in webhook["matchConditions"]] == ["launcher-pods"]
     assert read_settings(config_of(objects)).admission.observe
 
 
@@ -371,8 +379,8 @@ def test_own_settings_are_merged_over_those_of_the_mode() -> None:
     """`config` is merged over the mode's settings; other settings stay."""
     values = {"mode": "standalone", "config": {"policy": {"migrationCooldown": "1h"}}}
     changed, plain = (
-        comparable(charted(one))[f"ConfigMap {NAME}-config"]["data"]["config.yaml"]
-        for one in (values, {"mode": "standalone"})
+        comparable(charted(chosen))[f"ConfigMap {NAME}-config"]["data"]["config.yaml"]
+        for chosen in (values, {"mode": "standalone"})
     )
 
     assert changed["policy"].pop("migrationCooldown") == "1h"
@@ -391,7 +399,7 @@ def test_alerts_follow_the_conventions_of_a_site() -> None:
     expected = load_groups()
     for group in expected["groups"]:
         group["rules"] = [
-            one for one in group["rules"] if one.get("alert") not in chosen["disabled"]
+            rule for rule in group["rules"] if rule.get("alert") not in chosen["disabled"]
         ]
     for alert in all_alerts(expected).values():
         alert["labels"] |= chosen["additionalRuleLabels"]
@@ -455,7 +463,11 @@ def test_the_values_have_the_rules_own_defaults() -> None:
 def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
     """With `dashboards.fleet` the dashboards are those of `dashboards/fleet`."""
     objects = charted({"dashboards": {"enabled": True, "fleet": True}})
-    made = [one["data"] for one in objects if one["metadata"]["labels"].get("grafana_dashboard")]
+    made = [
+        document["data"]
+        for document in objects
+        if document["metadata"]["labels"].get("grafana_dashboard")
+    ]
 
     assert {name: json.loads(text) for data in made for name, text in data.items()} == {
         path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards/fleet").iterdir()
@@ -465,23 +477,24 @@ def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
 def test_dashboards_of_perses_are_those_of_kustomize() -> None:
     """`dashboards.perses` adds the objects of `dashboards/perses`."""
     made = [
-        (one["metadata"]["name"], one["spec"])
-        for one in charted({"dashboards": {"perses": True}})
-        if one["kind"] == "PersesDashboard"
+        (document["metadata"]["name"], document["spec"])
+        for document in charted({"dashboards": {"perses": True}})
+        if document["kind"] == "PersesDashboard"
     ]
 
     assert sorted(made) == sorted(
-        (one["metadata"]["name"], one["spec"]) for one in build(ROOT / "dashboards/perses")
+        (document["metadata"]["name"], document["spec"])
+        for document in build(ROOT / "dashboards/perses")
     )
 
 
 def test_a_changed_setting_makes_new_pods() -> None:
     """A changed setting changes the ConfigMap's name, so that pods are replaced."""
     names = {
-        one["metadata"]["name"]
+        document["metadata"]["name"]
         for cooldown in ("15m", "1h")
-        for one in charted({"config": {"policy": {"migrationCooldown": cooldown}}})
-        if one["kind"] == "ConfigMap"
+        for document in charted({"config": {"policy": {"migrationCooldown": cooldown}}})
+        if document["kind"] == "ConfigMap"
     }
 
     assert len(names) == 2
@@ -515,16 +528,16 @@ def test_values_that_admins_expect_reach_the_pods() -> None:
     assert "priorityClassName" not in pod
     assert template["metadata"]["labels"].items() >= {"team": "virt", "inject": "false"}.items()
     assert {"--descheduling-interval=5m", "--v=4", "--dry-run"} <= set(arguments)
-    names = {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in objects}
+    names = {document["metadata"]["labels"]["app.kubernetes.io/name"] for document in objects}
     assert names == {NAME}
-    assert all(one["metadata"]["labels"]["team"] == "virt" for one in objects)
-    accounts = [one for one in objects if one["kind"] == "ServiceAccount"]
+    assert all(document["metadata"]["labels"]["team"] == "virt" for document in objects)
+    accounts = [document for document in objects if document["kind"] == "ServiceAccount"]
     assert not accounts
     subjects = {
         subject["name"]
-        for one in objects
-        if one["kind"].endswith("RoleBinding")
-        for subject in one["subjects"]
+        for document in objects
+        if document["kind"].endswith("RoleBinding")
+        for subject in document["subjects"]
     }
     assert subjects == {"ours"}
 
@@ -533,11 +546,12 @@ def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
     """With `config.namespaces`, only KubeVirt objects and nodes are read in the whole cluster."""
     objects = charted({"config": {"namespaces": ["shop", "db"]}, "events": {"enabled": True}})
     named = [
-        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects
+        (document["kind"], document["metadata"].get("namespace"), document["metadata"]["name"])
+        for document in objects
     ]
 
     everywhere = only(objects, "ClusterRole", f"{NAME}-reader")
-    read = {one for rule in everywhere["rules"] for one in rule["resources"]}
+    read = {resource for rule in everywhere["rules"] for resource in rule["resources"]}
     assert read == {"kubevirts", "nodes"}
     for role, space in itertools.product(("reader", "events"), ("shop", "db")):
         assert ("Role", space, f"{NAME}-{role}") in named
@@ -559,7 +573,8 @@ def test_the_role_has_other_names_of_kubevirt() -> None:
     names = read_settings(values).kubevirt
     assert role[0]["apiGroups"] == [names.api_group]
     assert role[0]["resources"] == [
-        names.write_resource(one) for one in (Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS)
+        names.write_resource(resource)
+        for resource in (Resource.VMIS, Resource.VMIMS, Resource.KUBEVIRTS)
     ]
 
 
@@ -598,15 +613,16 @@ def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
     for place in (None, NAMESPACE, "shop", "db"):
         made, documented = (
             comparable(
-                one
-                for one in objects
-                if one["metadata"].get("namespace") == place and one["kind"] != "Namespace"
+                document
+                for document in objects
+                if document["metadata"].get("namespace") == place
+                and document["kind"] != "Namespace"
             )
             for objects in (ours, theirs)
         )
         assert made.keys() == documented.keys()
-        for name, one in made.items():
-            assert one == documented[name], name
+        for name, document in made.items():
+            assert document == documented[name], name
 
 
 def test_the_files_of_the_chart_are_copies() -> None:
@@ -614,8 +630,8 @@ def test_the_files_of_the_chart_are_copies() -> None:
     for copy, source in CHART_COPIES.items():
         assert copy.read_bytes() == source.read_bytes(), copy
         assert not copy.is_symlink()
-    found = {path for path in (CHART / "files").rglob("*") if path.is_file()}
-    assert found == CHART_COPIES.keys()
+    files = {path for path in (CHART / "files").rglob("*") if path.is_file()}
+    assert files == CHART_COPIES.keys()
 
 
 def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
@@ -626,8 +642,8 @@ def test_every_value_has_a_meaning_and_every_key_a_default() -> None:
 
     def same(values: Object, schema: Object) -> bool:
         return values.keys() == schema["properties"].keys() and all(
-            same(values[name], one) if "properties" in one else bool(one["description"])
-            for name, one in schema["properties"].items()
+            same(values[name], part) if "properties" in part else bool(part["description"])
+            for name, part in schema["properties"].items()
         )
 
     assert same(values, schema)

@@ -36,15 +36,15 @@ def arguments(kubeconfig: Path, directory: Path, plugin: Object | None = None) -
     if plugin is not None:
         changed = yaml.safe_load(text)
         (profile,) = changed["profiles"]
-        others = [one for one in profile["pluginConfig"] if one["name"] != plugin["name"]]
+        others = [entry for entry in profile["pluginConfig"] if entry["name"] != plugin["name"]]
         assert len(others) == len(profile["pluginConfig"]) - 1
         profile["pluginConfig"] = [*others, plugin]
         text = yaml.safe_dump(changed)
     policy.write_text(text)
     places = {"/policy-dir/policy.yaml": str(policy), "$(POD_NAMESPACE)": NAMESPACE}
     flags = [
-        re.sub("|".join(map(re.escape, places)), lambda found: places[found[0]], one)
-        for one in container["args"]
+        re.sub("|".join(map(re.escape, places)), lambda match: places[match[0]], argument)
+        for argument in container["args"]
     ]
     return [
         str(find_binary("descheduler")),
@@ -98,11 +98,11 @@ async def run(
 
     async def is_done() -> bool:
         assert process.running, process.tail()
-        said = process.log.read_text()
+        output = process.log.read_text()
         if refusals:
-            return all(one in said for one in refusals)
+            return all(refusal in output for refusal in refusals)
         events = await cluster.admin.list(EVENTS, "default")
-        return (EVICTED in said and bool(events["items"])) or "forbidden" in said
+        return (EVICTED in output and bool(events["items"])) or "forbidden" in output
 
     try:
         await poll(is_done, what="an eviction and its event")
@@ -116,12 +116,12 @@ async def run(
 async def test_a_cycle_under_the_rendered_roles(crowded: RealCluster, tmp_path: Path) -> None:
     """The descheduler reads what it needs, evicts a pod, writes an Event, and gets no 403."""
     async with account(crowded, "overlays/sidecar") as user:
-        said = await run(crowded, arguments(crowded.kubeconfig(user), tmp_path), tmp_path)
+        output = await run(crowded, arguments(crowded.kubeconfig(user), tmp_path), tmp_path)
 
-    assert EVICTED in said
-    assert "forbidden" not in said
+    assert EVICTED in output
+    assert "forbidden" not in output
     pods = (await crowded.admin.list(PODS, "default"))["items"]
-    assert any("deletionTimestamp" in one["metadata"] for one in pods)
+    assert any("deletionTimestamp" in pod["metadata"] for pod in pods)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_what_a_cycle_needs(
     crowded: RealCluster, verb: str, resources: tuple[str, ...], tmp_path: Path
 ) -> None:
     """If permissions are missing, the descheduler's log has a 403 for each."""
-    refusals = [f'cannot {verb} resource \\"{one}\\"' for one in resources]
+    refusals = [f'cannot {verb} resource \\"{resource}\\"' for resource in resources]
     async with account(crowded, "overlays/sidecar", without=(verb, resources)) as user:
         await run(crowded, arguments(crowded.kubeconfig(user), tmp_path), tmp_path, refusals)
 
@@ -182,23 +182,25 @@ async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
             "bearerTokenFile": str(tmp_path / "token"),
             "ignorable": False,
         }
-        roles = [one for one in render("overlays/sidecar") if one["kind"] == "ClusterRole"]
+        roles = [
+            document for document in render("overlays/sidecar") if document["kind"] == "ClusterRole"
+        ]
         async with applied(
             crowded.admin, [only(tuple(roles), "ClusterRole", f"{NAME}-descheduler")]
         ):
             account_of_it = await crowded.account(NAMESPACE, "descheduler")
             kubeconfig = crowded.kubeconfig(account_of_it)
             command = arguments(kubeconfig, tmp_path, plugin)
-            alone = [one for one in command if "leader-elect" not in one]
-            said = await run(crowded, alone, tmp_path)
+            alone = [argument for argument in command if "leader-elect" not in argument]
+            output = await run(crowded, alone, tmp_path)
         answered = await prometheus.sample(
             "kubevirt_eviction_exporter_request_duration_seconds_count", endpoint="verdicts"
         )
         refusals = "kubevirt_eviction_exporter_rejected_requests_total"
-        refused = [await prometheus.sample(refusals, status=one) for one in ("401", "403")]
+        refused = [await prometheus.sample(refusals, status=status) for status in ("401", "403")]
 
-    assert EVICTED in said
-    assert "forbidden" not in said
+    assert EVICTED in output
+    assert "forbidden" not in output
     assert answered > 0
     assert refused == [0, 0]
-    assert token not in said
+    assert token not in output

@@ -32,9 +32,9 @@ async def test_what_events_need(cluster: RealCluster, tmp_path: Path) -> None:
 
                 async def written() -> list[object]:
                     return [
-                        one["involvedObject"]["kind"]
-                        for one in (await cluster.admin.list(EVENTS, "default"))["items"]
-                        if one["reason"] == "EvictionBlocked"
+                        event["involvedObject"]["kind"]
+                        for event in (await cluster.admin.list(EVENTS, "default"))["items"]
+                        if event["reason"] == "EvictionBlocked"
                     ]
 
                 assert await poll(written, what="an Event") == [VMIS.kind]

@@ -133,9 +133,9 @@ class Adopter:
         place = f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{NAME}"
         deployment = await self._cluster.admin.request("GET", place)
         (volume,) = (
-            one["configMap"]["name"]
-            for one in deployment["spec"]["template"]["spec"]["volumes"]
-            if one["name"] == "config"
+            volume["configMap"]["name"]
+            for volume in deployment["spec"]["template"]["spec"]["volumes"]
+            if volume["name"] == "config"
         )
         maps = f"/api/v1/namespaces/{self._namespace}/configmaps"
         mounted = await self._cluster.admin.request("GET", f"{maps}/{volume}")
@@ -174,13 +174,13 @@ async def test_the_typed_lines_end_in_verdicts(
     by_helm = way.endswith("Helm")
     lines = adopter.lines(way)
     began = time.monotonic()
-    said = [await adopter.type(line) for line in lines]
+    outputs = [await adopter.type(line) for line in lines]
     took = time.monotonic() - began
 
-    assert "shop/db1" in said[-1]
-    assert "cooldown" in said[-1]
+    assert "shop/db1" in outputs[-1]
+    assert "cooldown" in outputs[-1]
     if by_helm:  # Helm's notes name the labels that Prometheus needs
-        assert any("podMonitor.additionalLabels" in one for one in said)
+        assert any("podMonitor.additionalLabels" in output for output in outputs)
     prove(f"{way}, in {namespace}: {len(lines)} lines typed, verdicts after {took:.1f} s")
 
     for line in commands(UPGRADE) if not by_helm else []:
@@ -200,14 +200,14 @@ async def test_the_readme_s_lines_end_in_verdicts(
 ) -> None:
     """Each way of the README ends in an answer, with only images that the README pushes."""
     adopter = Adopter(busy, tmp_path, pair, NAMESPACE)
-    said = [await adopter.type(line) for line in follow_readme(picked)]
+    outputs = [await adopter.type(line) for line in follow_readme(picked)]
     images = await adopter.type(
         f"kubectl -n {NAMESPACE} get deployment {NAME} -o jsonpath='{{.spec.template.spec..image}}'"
     )
     pushed = re.findall(r"podman push (\S+)", chapters(README)["Pick one of three"])
     await adopter.type(commands(UNINSTALL)[0])
 
-    assert "shop/db1" in said[-1]
+    assert "shop/db1" in outputs[-1]
     assert images
     assert set(images.split()) <= set(pushed)
 

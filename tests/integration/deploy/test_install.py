@@ -92,16 +92,16 @@ async def shell(command: str, **environment: str) -> str:
 
 async def play_controllers(cluster: RealCluster) -> None:
     """Mark every Deployment as available, because no pods run here."""
-    for one in (await cluster.admin.request("GET", "/apis/apps/v1/deployments"))["items"]:
-        replicas = one["spec"]["replicas"]
+    for deployment in (await cluster.admin.request("GET", "/apis/apps/v1/deployments"))["items"]:
+        replicas = deployment["spec"]["replicas"]
         counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
         status = dict.fromkeys(counts, replicas) | {
-            "observedGeneration": one["metadata"]["generation"]
+            "observedGeneration": deployment["metadata"]["generation"]
         }
-        path = f"/apis/apps/v1/namespaces/{one['metadata']['namespace']}/deployments"
+        path = f"/apis/apps/v1/namespaces/{deployment['metadata']['namespace']}/deployments"
         await cluster.admin.request(
             "PATCH",
-            f"{path}/{one['metadata']['name']}/status",
+            f"{path}/{deployment['metadata']['name']}/status",
             json={"status": status},
             headers={"Content-Type": "application/merge-patch+json"},
         )
@@ -113,10 +113,10 @@ async def uninstall(cluster: RealCluster) -> None:
         await cluster.admin.send("DELETE", SECRET)
     for folder in (*OVERLAYS, *ADDITIONS):
         paths = await Paths.discover(cluster.admin, render(folder))
-        for one in render(folder):
-            if one["kind"] != "Namespace":
+        for document in render(folder):
+            if document["kind"] != "Namespace":
                 with suppress(ApiError):
-                    await cluster.admin.send("DELETE", paths.of(one))
+                    await cluster.admin.send("DELETE", paths.of(document))
 
 
 def test_the_folders_are_those_of_deploy() -> None:
@@ -160,7 +160,7 @@ class Reader:
                         "descheduler_kubevirt",
                         '"evacuations"',
                     )
-                    assert any(one in output for one in expected)
+                    assert any(text in output for text in expected)
 
     async def type(self, command: str) -> str:
         """Run a command with simulated controllers; later commands see what it exports."""

@@ -68,12 +68,12 @@ def plugin_arguments(policy: Object) -> Object:
 def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
     """The objects that these objects refer to."""
     named = set()
-    for one in objects:
-        if "roleRef" in one:
-            named.add((one["roleRef"]["kind"], one["roleRef"]["name"]))
+    for document in objects:
+        if "roleRef" in document:
+            named.add((document["roleRef"]["kind"], document["roleRef"]["name"]))
             named |= {
                 (subject["kind"], subject["name"])
-                for subject in one["subjects"]
+                for subject in document["subjects"]
                 if subject["namespace"] == NAMESPACE
             }
     for template in pod_templates(objects):
@@ -88,7 +88,7 @@ def references(objects: tuple[Object, ...]) -> set[tuple[str, str]]:
 
 def identities(objects: tuple[Object, ...]) -> list[tuple[str, str]]:
     """The kind and name of each object."""
-    return [(one["kind"], one["metadata"]["name"]) for one in objects]
+    return [(document["kind"], document["metadata"]["name"]) for document in objects]
 
 
 def test_what_is_derived_is_up_to_date() -> None:
@@ -106,15 +106,15 @@ def test_what_is_derived_is_up_to_date() -> None:
 def test_only_the_release_s_images_are_pulled(folder: str) -> None:
     """Every overlay has the images of this version, and no tag such as `latest`."""
     wanted = {"exporter": EXPORTER_IMAGE, "descheduler": DESCHEDULER_IMAGE}
-    found = {
+    texts = {
         name: container["image"]
         for template in pod_templates(render(folder))
         for name, container in containers(template).items()
     }
 
-    assert found == {name: wanted[name] for name in found}
-    assert ("exporter" in found) == (folder in OVERLAYS)
-    assert ("descheduler" in found) == (folder == "overlays/sidecar")
+    assert texts == {name: wanted[name] for name in texts}
+    assert ("exporter" in texts) == (folder in OVERLAYS)
+    assert ("descheduler" in texts) == (folder == "overlays/sidecar")
     assert not re.search(
         r"localhost[:/]|:latest|imagePullPolicy", yaml.safe_dump_all(render(folder))
     )
@@ -136,17 +136,17 @@ def test_everything_named_is_there(folder: str) -> None:
 @pytest.mark.parametrize("folder", EVERYTHING)
 def test_everything_is_in_its_namespace_and_labelled(folder: str) -> None:
     """Every object is in the namespace and has the label that the runbooks use."""
-    for one in render(folder):
-        place = one["metadata"].get("namespace", NAMESPACE)
-        assert place == NAMESPACE, one["metadata"]
-        assert one["metadata"]["labels"].items() >= SELECTED.items(), one["metadata"]
+    for document in render(folder):
+        place = document["metadata"].get("namespace", NAMESPACE)
+        assert place == NAMESPACE, document["metadata"]
+        assert document["metadata"]["labels"].items() >= SELECTED.items(), document["metadata"]
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_additions_collide_with_nothing(folder: str) -> None:
     """`monitoring` can be applied to any installation that does not have it."""
     both = identities(render(folder)) + identities(render("overlays/monitoring"))
-    doubles = {one for one in both if both.count(one) > 1}
+    doubles = {pair for pair in both if both.count(pair) > 1}
 
     assert doubles == (
         set(identities(render("overlays/monitoring"))) if folder.endswith("openshift") else set()
@@ -174,7 +174,7 @@ def test_ports_and_probes_fit_the_listeners(folder: str) -> None:
         for rule in only(objects, "NetworkPolicy")["spec"]["ingress"]
         for port in rule["ports"]
     }
-    open_query = {one.port for one in settings.listen.query if not one.is_local}
+    open_query = {address.port for address in settings.listen.query if not address.is_local}
 
     assert named["metrics"] == settings.listen.metrics[0].port
     assert {named["query"]} == open_query if open_query else "query" not in named
@@ -193,16 +193,17 @@ def test_selectors_select_the_pods(folder: str) -> None:
     text = yaml.safe_dump_all(render(folder))
     template = only(render(folder), "Deployment")["spec"]["template"]
     selectors: list[Any] = [
-        one["spec"].get("selector", one["spec"].get("podSelector"))
-        for one in render(folder)
-        if "spec" in one and one["kind"] not in {"PrometheusRule", "Namespace"}
+        document["spec"].get("selector", document["spec"].get("podSelector"))
+        for document in render(folder)
+        if "spec" in document and document["kind"] not in {"PrometheusRule", "Namespace"}
     ]
     selectors += [
-        one["labelSelector"] for one in template["spec"].get("topologySpreadConstraints", [])
+        constraint["labelSelector"]
+        for constraint in template["spec"].get("topologySpreadConstraints", [])
     ]
 
     assert template["metadata"]["labels"].items() >= SELECTED.items()
-    assert all(one.get("matchLabels", one) == SELECTED for one in selectors)
+    assert all(selector.get("matchLabels", selector) == SELECTED for selector in selectors)
     assert ("topologySpreadConstraints" in text) == ("replicas: 2" in text)
     assert ("PodDisruptionBudget" in text) == ("replicas: 2" in text)
 
@@ -214,10 +215,10 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
     policy = yaml.safe_load(POLICY.read_text(encoding="utf-8"))
     sidecar, descheduler = (containers(template)[name] for name in ("exporter", "descheduler"))
     mounts = [
-        {mount["mountPath"]: mount for mount in one["volumeMounts"]}[SOCKET_FOLDER]
-        for one in (sidecar, descheduler)
+        {mount["mountPath"]: mount for mount in container["volumeMounts"]}[SOCKET_FOLDER]
+        for container in (sidecar, descheduler)
     ]
-    volume = {one["name"]: one for one in template["spec"]["volumes"]}[mounts[0]["name"]]
+    volume = {volume["name"]: volume for volume in template["spec"]["volumes"]}[mounts[0]["name"]]
 
     assert plugin_arguments(policy)["urlPrefix"] == str(settings.listen.query[0])
     assert str(settings.listen.query[0]) == f"unix:{SOCKET_FOLDER}/query.sock"
@@ -226,7 +227,9 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
     assert "readOnly" not in mounts[0]
     assert mounts[1]["readOnly"]
     assert template["spec"]["securityContext"]["runAsUser"] > 0
-    assert not any("runAsUser" in one["securityContext"] for one in (sidecar, descheduler))
+    assert not any(
+        "runAsUser" in container["securityContext"] for container in (sidecar, descheduler)
+    )
 
 
 def test_the_chart_makes_the_same_pod() -> None:
@@ -234,10 +237,11 @@ def test_the_chart_makes_the_same_pod() -> None:
     ours = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
     theirs = only(render_chart(), "Deployment")["spec"]["template"]
     policy = only(render_chart(), "ConfigMap")["data"]["policy.yaml"]
-    flags = [set(containers(one)["descheduler"]["args"]) for one in (ours, theirs)]
+    flags = [set(containers(template)["descheduler"]["args"]) for template in (ours, theirs)]
 
     volumes = [
-        {volume["name"]: volume for volume in one["spec"]["volumes"]} for one in (ours, theirs)
+        {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        for template in (ours, theirs)
     ]
     for name in (mount["name"] for mount in containers(ours)["exporter"]["volumeMounts"]):
         mine = json.loads(
@@ -247,7 +251,7 @@ def test_the_chart_makes_the_same_pod() -> None:
     assert containers(theirs)["exporter"] == containers(ours)["exporter"]
     assert containers(theirs)["descheduler"]["image"] == DESCHEDULER_IMAGE
     assert theirs["spec"]["initContainers"][0]["name"] == "exporter"
-    assert flags[1] == {one.replace("$(POD_NAMESPACE)", NAMESPACE) for one in flags[0]}
+    assert flags[1] == {flag.replace("$(POD_NAMESPACE)", NAMESPACE) for flag in flags[0]}
     for key in ("securityContext", "serviceAccountName", "priorityClassName", "nodeSelector"):
         assert theirs["spec"][key] == ours["spec"][key]
     assert theirs["metadata"]["labels"].items() >= SELECTED.items()
@@ -263,7 +267,7 @@ def test_the_chart_and_what_goes_with_it_are_whole() -> None:
     assert len(made) == len(set(made))
     assert references(together) - set(made) == {("Secret", TLS_SECRET)}
     # The chart grants the Lease of the descheduler's leader by a ClusterRole.
-    wanted = {one["kind"] for one in render("overlays/sidecar")} - {"Role", "RoleBinding"}
+    wanted = {document["kind"] for document in render("overlays/sidecar")} - {"Role", "RoleBinding"}
     assert {kind for kind, _ in made} == wanted
 
 
@@ -271,13 +275,15 @@ def test_prometheus_finds_the_ports_and_keeps_the_vms_labels() -> None:
     """The monitors have the ports of the pods, and the label `namespace` stays that of the VM."""
     objects = render("overlays/monitoring")
     template = only(render("overlays/sidecar"), "Deployment")["spec"]["template"]
-    ports = {port["name"] for one in containers(template).values() for port in one["ports"]}
-    monitors = [one["spec"] for one in objects if one["kind"] == "PodMonitor"]
-    endpoints = [endpoint for one in monitors for endpoint in one["podMetricsEndpoints"]]
+    ports = {
+        port["name"] for container in containers(template).values() for port in container["ports"]
+    }
+    monitors = [document["spec"] for document in objects if document["kind"] == "PodMonitor"]
+    endpoints = [endpoint for monitor in monitors for endpoint in monitor["podMetricsEndpoints"]]
 
-    assert {one["port"] for one in endpoints} == ports
-    assert all(one["honorLabels"] for one in endpoints)
-    assert all(one["selector"]["matchLabels"] == SELECTED for one in monitors)
+    assert {endpoint["port"] for endpoint in endpoints} == ports
+    assert all(endpoint["honorLabels"] for endpoint in endpoints)
+    assert all(monitor["selector"]["matchLabels"] == SELECTED for monitor in monitors)
 
 
 def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
@@ -287,7 +293,7 @@ def test_prometheus_shows_its_token_to_the_exporter_alone() -> None:
     credentials = endpoint["authorization"]["credentials"]
     secret = only(objects, "Secret", credentials["name"])
     account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
-    (bound,) = (one for one in objects if one["kind"] == "ClusterRoleBinding")
+    (bound,) = (document for document in objects if document["kind"] == "ClusterRoleBinding")
     role = only(render("base"), "ClusterRole", bound["roleRef"]["name"])
 
     assert endpoint["scheme"] == "https"
@@ -344,8 +350,8 @@ def test_the_certificate_has_the_service_s_names() -> None:
     assert only(render("overlays/standalone"), "Service")["metadata"]["name"] == NAME
     assert certificate["secretName"] == TLS_SECRET
     assert authority["isCA"]
-    for one in (certificate, authority):
-        assert one["issuerRef"]["name"] in {made for kind, made in identities(objects)}
+    for issued in (certificate, authority):
+        assert issued["issuerRef"]["name"] in {made for kind, made in identities(objects)}
     assert only(objects, "Issuer")["spec"] == {"ca": {"secretName": authority["secretName"]}}
 
 
@@ -362,7 +368,7 @@ ADMISSION = "overlays/admission"
 
 def test_the_webhook_s_configuration_is_standalone_s_and_more() -> None:
     """Apart from its settings for the webhook, `admission` is configured like `standalone`."""
-    plain, more = (config_of(render(one)) for one in ("overlays/standalone", ADMISSION))
+    plain, more = (config_of(render(folder)) for folder in ("overlays/standalone", ADMISSION))
     own = more.pop("admission")
     port = more["listen"].pop("admission")
     assert more["tls"].pop("admission") == more["tls"]["query"]
@@ -404,8 +410,8 @@ def test_the_webhook_judges_no_eviction_of_the_cluster_s_own_pods() -> None:
 def test_who_tells_the_api_server_the_webhook_s_authority() -> None:
     """The webhook's CA comes from cert-manager, or on OpenShift from the service CA."""
     made = only(render("components/cert-manager"), "Certificate")["metadata"]
-    found = only(render(ADMISSION), "MutatingWebhookConfiguration")["metadata"]["annotations"]
-    assert found == {"cert-manager.io/inject-ca-from": f"{made['namespace']}/{made['name']}"}
+    annotations = only(render(ADMISSION), "MutatingWebhookConfiguration")["metadata"]["annotations"]
+    assert annotations == {"cert-manager.io/inject-ca-from": f"{made['namespace']}/{made['name']}"}
 
     page = (ROOT / "docs/hold-evictions.md").read_text(encoding="utf-8")
     shown = re.search(r"^ *```yaml\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
@@ -447,7 +453,7 @@ def test_plain_metrics_need_no_certificate_and_no_token() -> None:
         f"{NAME}-scraper",
     }
     assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
-    plain, encrypted = (config_of(render(one)) for one in (PLAIN, "base"))
+    plain, encrypted = (config_of(render(folder)) for folder in (PLAIN, "base"))
     assert {**plain, "tls": encrypted["tls"], "auth": encrypted["auth"]} == encrypted
 
 
@@ -467,13 +473,13 @@ def test_another_namespace_is_everywhere() -> None:
     # kustomize cannot change the links of the dashboards, which are text; docs/install.md says so.
     text = yaml.safe_dump_all(moved, width=10_000).replace(f"{RUNBOOK_BASE}/${{__value", "")
 
-    assert {one["metadata"].get("namespace", ELSEWHERE) for one in moved} == {ELSEWHERE}
+    assert {document["metadata"].get("namespace", ELSEWHERE) for document in moved} == {ELSEWHERE}
     assert only(moved, "Namespace", ELSEWHERE)
     assert len(moved) == len(set(identities(here)))
     assert not re.search(rf"(?<!name: ){NAMESPACE}\.{NAMESPACE}\b|{NAMESPACE}/{NAMESPACE}", text)
     assert f"namespace: {NAMESPACE}" not in text
-    for one in moved:
-        for subject in one.get("subjects", []):
+    for document in moved:
+        for subject in document.get("subjects", []):
             ours = subject["name"].startswith(NAME)
             assert subject["namespace"] == (ELSEWHERE if ours else "openshift-monitoring")
     assert f"{NAME}.{ELSEWHERE}.svc" in str(only(moved, "Certificate"))

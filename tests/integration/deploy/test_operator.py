@@ -36,8 +36,8 @@ def operator_crds() -> list[Object]:
     """The operator's CRDs, from its own module."""
     command = ["go", "list", "-m", "-f", "{{.Dir}}", MODULE]
     place = ROOT / "tests/tools/shared"
-    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place)
-    folder = Path(found.stdout.strip()) / "jsonnet/prometheus-operator"
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place)
+    folder = Path(done.stdout.strip()) / "jsonnet/prometheus-operator"
     return [json.loads(path.read_bytes()) for path in sorted(folder.glob("*-crd.json"))]
 
 
@@ -135,7 +135,7 @@ async def configuration(cluster: RealCluster) -> tuple[set[str], str]:
     except ApiError:
         return set(), ""
     text = gzip.decompress(base64.b64decode(secret["data"]["prometheus.yaml.gz"]))
-    jobs = {one["job_name"] for one in yaml.safe_load(text)["scrape_configs"]}
+    jobs = {job["job_name"] for job in yaml.safe_load(text)["scrape_configs"]}
     return jobs, "\n".join((rules.get("data") or {}).values())
 
 
@@ -165,7 +165,7 @@ async def test_the_operator_selects_them_by_the_label(
     await apply(operated.admin, [*ours, control()])
 
     async def written() -> bool:
-        found, rules = await configuration(operated)
-        return found == jobs and ("KubeVirtEvacuationStuck" in rules) == bool(labels)
+        configured, rules = await configuration(operated)
+        return configured == jobs and ("KubeVirtEvacuationStuck" in rules) == bool(labels)
 
     await poll(written, what=f"{jobs} in the configuration")

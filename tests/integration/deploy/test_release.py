@@ -79,8 +79,8 @@ def test_krew_installs_a_plugin_that_runs(dist: Path, tmp_path: Path) -> None:
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
     program = [sys.executable, "-I", tmp_path / platform["bin"], "--help"]
-    said = subprocess.run(program, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert "kubectl evictions explain shop/db1" in said.stdout
+    output = subprocess.run(program, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "kubectl evictions explain shop/db1" in output.stdout
 
 
 def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_chart_is_whole_and_names_its_version(dist: Path) -> None:
 def test_install_yaml_is_everything_but_cert_manager(dist: Path) -> None:
     """install.yaml begins with the namespace, and has the exporter with its Certificate."""
     objects = list(yaml.safe_load_all((dist / "install.yaml").read_text(encoding="utf-8")))
-    kinds = [one["kind"] for one in objects]
+    kinds = [document["kind"] for document in objects]
 
     assert kinds[0] == "Namespace"
     assert {"Deployment", "Certificate", "ConfigMap", "NetworkPolicy"} <= set(kinds)
@@ -142,10 +142,10 @@ async def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
 
 def test_the_wheel_has_all_of_the_page(installed: Path) -> None:
     """The wheel has the status page's template, style and script, and each runbook."""
-    found = {path.name for path in (installed / "exporter/server/page").iterdir()}
+    files = {path.name for path in (installed / "exporter/server/page").iterdir()}
     runbooks = {path.stem for path in (installed / "exporter/runbooks").glob("*.md")}
 
-    assert found >= {"page.html.j2", "page.css", "page.js"}
+    assert files >= {"page.html.j2", "page.css", "page.js"}
     assert runbooks == set(NAMES)
 
 
@@ -172,9 +172,11 @@ def test_no_checkout_leaves_its_credentials(path: Path) -> None:
     """No checkout keeps its token for later steps."""
     workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    checkouts = [one for one in steps if one.get("uses", "").startswith("actions/checkout@")]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
 
-    assert all(one.get("with", {}).get("persist-credentials") is False for one in checkouts)
+    assert all(
+        checkout.get("with", {}).get("persist-credentials") is False for checkout in checkouts
+    )
 
 
 def test_no_release_without_digests_of_the_base_images() -> None:
@@ -193,5 +195,6 @@ def test_signatures_are_verified_by_workflow_and_tag() -> None:
 
     assert commands
     assert all(
-        f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in one for one in commands
+        f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in command
+        for command in commands
     )

@@ -36,8 +36,8 @@ async def populate(stage: SimulatedStage) -> None:
                     for phase in ("Scheduled", "Succeeded")
                 ]
                 status = {"phase": "Succeeded", "phaseTransitionTimestamps": phases}
-                one = vmim(f"{name}-{number}", "many", of=name, status=status)
-                await stage.admin.create(VMIMS, one)
+                migration = vmim(f"{name}-{number}", "many", of=name, status=status)
+                await stage.admin.create(VMIMS, migration)
 
     await stage.admin.create(NAMESPACES, namespace("many"))
     await asyncio.gather(*(make(f"vm-{number}") for number in range(VMS)))

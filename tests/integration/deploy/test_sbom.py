@@ -24,12 +24,12 @@ _PIN = re.compile(
 def pins() -> dict[tuple[str, str], set[str]]:
     """Name and version of each pinned requirement, with its hashes."""
     text = PINNED.read_text(encoding="utf-8")
-    found = {
+    pins = {
         (name, version): set(re.findall(r"sha256:([0-9a-f]{64})", hashes))
         for name, version, hashes in _PIN.findall(text)
     }
-    assert len(found) == len(re.findall("^[a-z]", text, re.MULTILINE))
-    return found
+    assert len(pins) == len(re.findall("^[a-z]", text, re.MULTILINE))
+    return pins
 
 
 def make(target: str, folder: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -61,18 +61,18 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_it_lists_exactly_the_pinned_requirements(bill: dict[str, Any]) -> None:
     """The bill has each pinned requirement with its version and hashes, and nothing else."""
     listed = {
-        (one["name"], one["version"]): {
+        (component["name"], component["version"]): {
             digest["content"]
-            for reference in one["externalReferences"]
+            for reference in component["externalReferences"]
             for digest in reference["hashes"]
             if digest["alg"] == "SHA-256"
         }
-        for one in bill["components"]
+        for component in bill["components"]
     }
 
     assert listed == pins()
     assert len(bill["components"]) == len(listed)
-    assert {one["purl"] for one in bill["components"]} == {
+    assert {component["purl"] for component in bill["components"]} == {
         f"pkg:pypi/{name}@{version}" for name, version in listed
     }
 

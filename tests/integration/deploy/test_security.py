@@ -39,7 +39,7 @@ def full_name(cell: str) -> str:
 
 def rules() -> set[tuple[str, str, str]]:
     """Role, verbs and objects of each rule, in the table's format."""
-    found = set()
+    rules = set()
     for folder in (*OVERLAYS, *ADDITIONS):
         for role in render(folder):
             for rule in role.get("rules", []):
@@ -47,8 +47,8 @@ def rules() -> set[tuple[str, str, str]]:
                 named = rule.get("resources", rule.get("nonResourceURLs"))
                 key = (name, named[0], len(rule.get("resourceNames", [])))
                 objects = SPOKEN.get(key, ", ".join(named))
-                found.add((name, ", ".join(rule["verbs"]), objects))
-    return found
+                rules.add((name, ", ".join(rule["verbs"]), objects))
+    return rules
 
 
 def test_the_rules_are_those_of_the_manifests() -> None:
@@ -81,9 +81,9 @@ def test_the_listeners_are_those_of_the_manifests() -> None:
     for installations, listener, _, tls, *_ in table(SECURITY, "What each listener exposes"):
         if "descheduler" in listener:
             continue
-        names = [Path(one).name for one in OVERLAYS]
+        names = [Path(overlay).name for overlay in OVERLAYS]
         named = names if installations == "all" else re.findall("`(.*?)`", installations)
-        rows |= {(one, listener.replace("`", ""), tls != "no") for one in named}
+        rows |= {(name, listener.replace("`", ""), tls != "no") for name in named}
 
     assert rows == listening
 
@@ -105,8 +105,8 @@ def test_the_certificate_is_the_only_secret_mounted() -> None:
     for folder in OVERLAYS:
         (template,) = pod_templates(render(folder))
         volumes = template["spec"]["volumes"]
-        kinds = [next(kind for kind in one if kind != "name") for one in volumes]
-        secrets = [one["secret"]["secretName"] for one in volumes if "secret" in one]
+        kinds = [next(kind for kind in volume if kind != "name") for volume in volumes]
+        secrets = [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
         assert secrets == ([TLS_SECRET] if folder in ENCRYPTED else [])
         assert set(kinds) <= {"configMap", "secret", "emptyDir"}
         assert not re.search("secretKeyRef|secretRef", str(template))

@@ -76,12 +76,12 @@ class Run:
     @property
     def blocks(self) -> list[dict[str, Any]]:
         """The descheduler's log lines about blocks of the plugin."""
-        return [one for one in self.log if one["msg"] == BLOCKED]
+        return [line for line in self.log if line["msg"] == BLOCKED]
 
     @property
     def denials(self) -> list[str]:
         """The exporter's denials in the audit log."""
-        return [one.message for one in find_denials(self.ledger)]
+        return [denial.message for denial in find_denials(self.ledger)]
 
 
 @dataclass
@@ -107,8 +107,8 @@ class WebhookCluster:
         login = ("--kubeconfig", str(self.control.kubeconfig(self.control.exporter)))
         async with program(self.folder, *login, config=config) as exporter:
             await exporter.ready()
-            one = configuration(exporter.admission, pair.authority, users)
-            async with registered(self.control, one):
+            webhook = configuration(exporter.admission, pair.authority, users)
+            async with registered(self.control, webhook):
                 await self._until_called(exporter, users[0])
                 yield exporter
 
@@ -179,13 +179,13 @@ async def run_column(hooked: WebhookCluster, column: str, cycles: int) -> Run:
                 return False
             if column in CHURNING:
                 return len(ledger.too_early(RULES)) >= CHURN
-            cooling = [one for one in process.said(BLOCKED) if one["reason"] == "cooldown"]
+            cooling = [line for line in process.logged(BLOCKED) if line["reason"] == "cooldown"]
             blocks = len(find_denials(ledger)) + len(cooling)
             return blocks >= BLOCKS_SEEN and any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
 
         await process.run_until(has_enough, within=WITHIN, what=f"enough of {namespace}")
         await world.at_rest(namespace)
-        log = process.said()
+        log = process.logged()
         ledger = write_ledger(namespace, audit, migrations.values())
         warned, denied = [
             0.0 if exporter is None else await exporter.sample(REVIEWS, outcome=outcome)
@@ -214,15 +214,15 @@ async def run_column(hooked: WebhookCluster, column: str, cycles: int) -> Run:
 
 def find_denials(ledger: Ledger) -> list[Creation]:
     """The evictions that the webhook has denied."""
-    return [one for one in ledger.refused if OURS in one.message]
+    return [eviction for eviction in ledger.refused if OURS in eviction.message]
 
 
 def read_ends(exporter: Program, namespace: str) -> list[tuple[str, datetime]]:
     """The VMs whose migrations ended, and when the exporter's log says that it read each end."""
     return [
-        (one["kubevirt.vm.name"], datetime.fromisoformat(one["timestamp"]))
-        for one in exporter.events("migration_ended")
-        if one["k8s.namespace.name"] == namespace
+        (event["kubevirt.vm.name"], datetime.fromisoformat(event["timestamp"]))
+        for event in exporter.events("migration_ended")
+        if event["k8s.namespace.name"] == namespace
     ]
 
 
@@ -234,6 +234,6 @@ def is_news(eviction: Eviction, run: Run) -> bool:
     field seconds after the end.
     """
     just_before = timedelta(seconds=1 if run.name == "plugin" else 5)
-    ends = [one.end for one in run.ledger.moves_of(eviction.vm) if one.end <= eviction.at]
+    ends = [move.end for move in run.ledger.moves_of(eviction.vm) if move.end <= eviction.at]
     read = [at for vm, at in run.noticed if vm == eviction.vm and at >= ends[-1]]
     return eviction.at - min(read, default=ends[-1]) < just_before

@@ -93,7 +93,7 @@ async def run_cycle(
         lists=after["blocked"],
         long_polls=after["blocked_wait"],
         blocks=await exporter.sample(BLOCKS) - blocks,
-        evicted=len(process.said("Evicted pods")),
+        evicted=len(process.logged("Evicted pods")),
         questions={(at, ended): int(times) for (at, ended), times in questions.items()},
         polls={result: int(times) for (result,), times in polls.items() if times},
     )

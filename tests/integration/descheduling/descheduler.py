@@ -87,19 +87,19 @@ class Descheduler(Server):
         ):
             return response.status == 200
 
-    def said(self, message: str = "") -> list[dict[str, Any]]:
+    def logged(self, message: str = "") -> list[dict[str, Any]]:
         """The log lines whose message begins with this text, oldest first."""
-        return [one for one in self._lines() if one["msg"].startswith(message)]
+        return [line for line in self._lines() if line["msg"].startswith(message)]
 
     @property
     def cycles(self) -> int:
         """How many cycles have ended."""
-        return len(self.said(CYCLE_ENDED))
+        return len(self.logged(CYCLE_ENDED))
 
     @property
     def under_way(self) -> int:
         """How many evictions the descheduler counted as under way after its last cycle."""
-        return int(self.said(CYCLE_ENDED)[-1]["evictionRequests"])
+        return int(self.logged(CYCLE_ENDED)[-1]["evictionRequests"])
 
     async def ran(self, cycles: int) -> None:
         """Wait until this many more cycles have ended, including the running one."""
@@ -144,18 +144,18 @@ class Descheduler(Server):
         """Whether the descheduler has stalled, if `cycles` have ended since its last start."""
         if cycles < STALLED_AFTER or not self.under_way:
             return False
-        messages = [one["msg"] for one in self._lines() if one["msg"] in (CYCLE_ENDED, EVICTED)]
+        messages = [line["msg"] for line in self._lines() if line["msg"] in (CYCLE_ENDED, EVICTED)]
         return EVICTED not in messages[-STALLED_AFTER:]
 
     def durations(self) -> list[float]:
         """The duration of each ended cycle, in seconds."""
         begun = 0.0
         taken = []
-        for one in self._lines():
-            if one["msg"] == CYCLE_BEGAN:
-                begun = one["ts"]
-            elif one["msg"] == CYCLE_ENDED:
-                taken.append((one["ts"] - begun) / 1000)
+        for line in self._lines():
+            if line["msg"] == CYCLE_BEGAN:
+                begun = line["ts"]
+            elif line["msg"] == CYCLE_ENDED:
+                taken.append((line["ts"] - begun) / 1000)
         return taken
 
     async def sample(self, metric: str, /, **labels: str) -> float:
@@ -173,15 +173,15 @@ class Descheduler(Server):
             families = text_string_to_metric_families(await response.text())
         # The parser gives the deprecated descheduler_pods_evicted the name of its successor.
         series = {
-            tuple(sorted(one.labels.items())): one
+            tuple(sorted(sample.labels.items())): sample
             for family in families
-            for one in family.samples
-            if one.name == metric
+            for sample in family.samples
+            if sample.name == metric
         }
-        found: dict[tuple[str, ...], float] = defaultdict(float)
-        for one in series.values():
-            found[tuple(one.labels[label] for label in labels)] += one.value
-        return found
+        totals: dict[tuple[str, ...], float] = defaultdict(float)
+        for sample in series.values():
+            totals[tuple(sample.labels[label] for label in labels)] += sample.value
+        return totals
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         for line in self.log.read_text().splitlines(keepends=True):
@@ -192,7 +192,7 @@ class Descheduler(Server):
 async def log_in(cluster: RealCluster) -> Path:
     """The kubeconfig of a user who may do what the shipped role allows a descheduler."""
     shipped = yaml.safe_load_all(RBAC.read_text())
-    (role,) = [one for one in shipped if one["kind"] == CLUSTER_ROLES.kind]
+    (role,) = [document for document in shipped if document["kind"] == CLUSTER_ROLES.kind]
     await cluster.admin.create(CLUSTER_ROLES, role)
     name = role["metadata"]["name"]
     await cluster.admin.create(CLUSTER_ROLE_BINDINGS, binding(name, USER))
@@ -232,7 +232,7 @@ def build_policy(
     policy["maxNoOfPodsToEvictPerNode"] = limits.per_node
     policy["maxNoOfPodsToEvictTotal"] = limits.in_all
     (profile,) = policy["profiles"]
-    configured = {one["name"]: one["args"] for one in profile["pluginConfig"]}
+    configured = {plugin["name"]: plugin["args"] for plugin in profile["pluginConfig"]}
     configured["LowNodeUtilization"] |= {
         "useDeviationThresholds": bounds.of_mean,
         "thresholds": {"memory": bounds.room},
@@ -251,7 +251,7 @@ def build_policy(
 
 
 def _remove_plugin(profile: Object, plugin: str) -> None:
-    kept = [one for one in profile["pluginConfig"] if one["name"] != plugin]
+    kept = [entry for entry in profile["pluginConfig"] if entry["name"] != plugin]
     profile["pluginConfig"] = kept
     for point in profile["plugins"].values():
         point["enabled"] = [name for name in point["enabled"] if name != plugin]

@@ -39,7 +39,7 @@ def keep(rows: Sequence[Row]) -> None:
 
 def fill_table(text: str) -> str:
     """The document with the table of the stored results."""
-    rows = [Row(**one) for one in json.loads(RESULTS.read_bytes())]
+    rows = [Row(**result) for result in json.loads(RESULTS.read_bytes())]
     head = [
         "gate",
         "blocked by",

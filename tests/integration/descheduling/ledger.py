@@ -77,11 +77,11 @@ class Ledger:
 
     def evictions_of(self, vm: str) -> int:
         """How often a VM was evicted."""
-        return sum(one.vm == vm for one in self.evictions)
+        return sum(eviction.vm == vm for eviction in self.evictions)
 
     def moves_of(self, vm: str) -> list[Move]:
         """The moves of a VM, oldest first."""
-        return sorted((one for one in self.moves if one.vm == vm), key=lambda one: one.end)
+        return sorted((move for move in self.moves if move.vm == vm), key=lambda move: move.end)
 
     def too_early(self, rules: Rules) -> list[tuple[Eviction, Move]]:
         """The evictions inside the cooldown of the VM's earlier moves.
@@ -89,13 +89,13 @@ class Ledger:
         The audit log has the time at which the API server received an eviction; the verdict follows
         within a second.
         """
-        found = []
+        pairs = []
         for eviction in self.evictions:
-            before = [one for one in self.moves_of(eviction.vm) if one.end <= eviction.at]
+            before = [move for move in self.moves_of(eviction.vm) if move.end <= eviction.at]
             judged = eviction.at + timedelta(seconds=1)
             if before and judged < before[-1].end + rules.effective(before):
-                found.append((eviction, before[-1]))
-        return found
+                pairs.append((eviction, before[-1]))
+        return pairs
 
     def moving(self) -> list[Eviction]:
         """The evictions of a VM while its migration ran."""
@@ -105,8 +105,8 @@ class Ledger:
             # A start time has whole seconds, so the migration that this eviction caused may seem to
             # start before the eviction.
             if any(
-                one.start < eviction.at.replace(microsecond=0) and eviction.at < one.end
-                for one in self.moves_of(eviction.vm)
+                move.start < eviction.at.replace(microsecond=0) and eviction.at < move.end
+                for move in self.moves_of(eviction.vm)
             )
         ]
 
@@ -115,7 +115,7 @@ class Ledger:
 async def recording(admin: Client) -> AsyncIterator[dict[str, Object]]:
     """Record the last state of every migration during the block, by its UID."""
     listed = await admin.list(VMIMS)
-    seen = {one["metadata"]["uid"]: one for one in listed["items"]}
+    seen = {migration["metadata"]["uid"]: migration for migration in listed["items"]}
 
     async def follow() -> None:
         version = listed["metadata"]["resourceVersion"]
@@ -137,18 +137,19 @@ async def recording(admin: Client) -> AsyncIterator[dict[str, Object]]:
 def write_ledger(namespace: str, audit: Path, migrations: Iterable[Object] = ()) -> Ledger:
     """The evictions and migrations of a namespace, from the audit log and the VMIMs."""
     ledger = Ledger(namespace)
-    for one in read_audit(audit):
-        if one.namespace != namespace:
+    for entry in read_audit(audit):
+        if entry.namespace != namespace:
             continue
-        if one.resource == VMIMS.plural:
-            is_evacuation = objects.EVACUATION in objects.annotations(one.made)
-            (ledger.creators if is_evacuation else ledger.by_hand)[one.user] += 1
-        elif one.user == USER:
-            _write_eviction(ledger, one)
+        if entry.resource == VMIMS.plural:
+            is_evacuation = objects.EVACUATION in objects.annotations(entry.made)
+            (ledger.creators if is_evacuation else ledger.by_hand)[entry.user] += 1
+        elif entry.user == USER:
+            _write_eviction(ledger, entry)
     ledger.moves = [
-        Move(one["spec"]["vmiName"], *instants)
-        for one in migrations
-        if one["metadata"]["namespace"] == namespace and (instants := _instants(one)) is not None
+        Move(migration["spec"]["vmiName"], *instants)
+        for migration in migrations
+        if migration["metadata"]["namespace"] == namespace
+        and (instants := _instants(migration)) is not None
     ]
     return ledger
 

@@ -61,12 +61,12 @@ class Stage:
 
     def evicted(self, namespace: str) -> set[str]:
         """The VMs of a namespace that the descheduler has evicted."""
-        return {one.vm for one in self.ledger(namespace).evictions}
+        return {eviction.vm for eviction in self.ledger(namespace).evictions}
 
     def evicted_pods(self, namespace: str) -> set[str]:
         """The pods of a namespace that the descheduler has evicted, without those of VMs."""
         return {
-            one.name
-            for one in read_audit(self.world.control.api.audit)
-            if (one.namespace, one.user, one.code) == (namespace, USER, 201)
+            entry.name
+            for entry in read_audit(self.world.control.api.audit)
+            if (entry.namespace, entry.user, entry.code) == (namespace, USER, 201)
         }

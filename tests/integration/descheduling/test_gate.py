@@ -121,7 +121,7 @@ async def _run(folder: Path, size: Size, held_by: str, *, gate: bool) -> Row:
 
             await poll(is_over, within=2 * size.seconds + 60, what=f"{size.seconds:g} s")
             counts = await process.samples(EVICTED, "result")
-            first_ended = process.said(CYCLE_ENDED)[0]["ts"] / 1000
+            first_ended = process.logged(CYCLE_ENDED)[0]["ts"] / 1000
         ledger = write_ledger(SPACE, world.control.api.audit, migrations.values())
         return _read(ledger, first_ended, counts, held_by, gate=gate)
 
@@ -135,7 +135,9 @@ def _read(
     gate: bool,
 ) -> Row:
     moves = Counter(move.vm for move in ledger.moves)
-    at_once = {one.vm for one in ledger.evictions if one.at.timestamp() <= first_ended}
+    at_once = {
+        eviction.vm for eviction in ledger.evictions if eviction.at.timestamp() <= first_ended
+    }
     return Row(
         gate=gate,
         held_by=held_by,

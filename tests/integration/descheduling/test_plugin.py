@@ -66,10 +66,10 @@ def test_the_policy_is_one_that_the_descheduler_takes() -> None:
 def test_an_allowed_pod_allocates_nothing(prove: Callable[[str], None]) -> None:
     """`Filter` for an allowed pod allocates nothing, with 5,000 blocked VMIs."""
     output = run_go("test", "-vet=off", "-run=^$", "-bench=FilterAllowed", "-count=3", "./verdicts")
-    found = re.findall(r"^Benchmark\S+\s+\d+\s+([\d.]+) ns/op\s+(\d+) B/op", output, re.MULTILINE)
-    costs = [float(nanoseconds) for nanoseconds, _ in found]
+    rows = re.findall(r"^Benchmark\S+\s+\d+\s+([\d.]+) ns/op\s+(\d+) B/op", output, re.MULTILINE)
+    costs = [float(nanoseconds) for nanoseconds, _ in rows]
     assert len(costs) == 3, output
-    assert {size for _, size in found} == {"0"}
+    assert {size for _, size in rows} == {"0"}
     prove(f"descheduler plugin: Filter of an allowed pod, 5000 blocked: {min(costs):g} ns, 0 bytes")
 
 

@@ -150,9 +150,9 @@ async def test_what_moves_or_has_just_moved_is_left_alone_and_the_others_go_on(
             await asking.ran(2)
             evicted_later = stage.evicted(space)
         held_by = {
-            one["vmi"]["name"]
-            for one in asking.said(BLOCKED_UNANSWERED)
-            if one["outcome"] == "blocked_by_snapshot"
+            line["vmi"]["name"]
+            for line in asking.logged(BLOCKED_UNANSWERED)
+            if line["outcome"] == "blocked_by_snapshot"
         }
 
         async with stage.descheduler(None) as unasking:
@@ -200,17 +200,17 @@ async def test_exceptions_are_held_for_their_own_time(
             await _until_evicted(stage, space, 2, by=asking, within=90)
             await asking.ran(3)
         # Only the first reason of each VM: after an eviction the VM's migration blocks it, too.
-        blocks = reversed(asking.said("Eviction blocked"))
-        blocked = {one["vmi"]["name"]: one["reason"] for one in blocks}
+        blocks = reversed(asking.logged("Eviction blocked"))
+        blocked = {block["vmi"]["name"]: block["reason"] for block in blocks}
         moved = stage.ledger(space).evictions
         _, explained = await exporter.get(f"/v1/vmis/{space}/brief")
 
     assert explained["policy"]["override"] == "brief"
     assert held["effectiveCooldownSeconds"] == 30
     assert blocked | {"free": "cooldown"} == dict.fromkeys(names, "cooldown") | {"never": "policy"}
-    assert {one.vm for one in moved} == {"brief", "free"}
+    assert {move.vm for move in moved} == {"brief", "free"}
     released = datetime.fromisoformat(held["notBefore"])
-    waited = min(one.at for one in moved if one.vm == "brief") - released
+    waited = min(move.at for move in moved if move.vm == "brief") - released
     # The audit log has the time at which an eviction was received; the verdict follows in a second.
     assert waited > -timedelta(seconds=1)
     prove(
@@ -233,9 +233,12 @@ async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
         """Change the launcher image of the first VM; returns the old one."""
         pod = (await rig.look(f"{space}/one")).pods[0]
         containers = pod["spec"]["containers"]
-        (before,) = (one["image"] for one in containers if one["name"] == "compute")
+        (before,) = (
+            container["image"] for container in containers if container["name"] == "compute"
+        )
         changed = [
-            one | ({"image": image} if one["name"] == "compute" else {}) for one in containers
+            container | ({"image": image} if container["name"] == "compute" else {})
+            for container in containers
         ]
         patch = {"spec": {"containers": changed}}
         await rig.cluster.admin.merge(PODS, space, pod["metadata"]["name"], patch)
@@ -310,7 +313,9 @@ async def test_a_migration_that_began_since_the_snapshot(
     prove(f"descheduling: migration since the snapshot, evicted: {sorted(evicted)}")
 
 
-@pytest.mark.parametrize("outage", [killed, slow, unready, stale], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "outage", [killed, slow, unready, stale], ids=lambda outage: outage.__name__
+)
 @pytest.mark.parametrize("ignorable", [False, True], ids=["not_ignorable", "ignorable"])
 async def test_a_sidecar_that_fails(
     stage: Stage,
@@ -360,17 +365,17 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
     descheduler recognises an eviction under way. But a target pod does not end after that.
     """
     rig, space = stage.world.rig, f"target-{'with' if asking else 'without'}"
-    one = f"{space}-vm"
-    key = f"{space}/{one}"
+    vm = f"{space}-vm"
+    key = f"{space}/{vm}"
     async with (
-        stage.world.vms(space, {"node-1": [one]}, guest=SMALL),
+        stage.world.vms(space, {"node-1": [vm]}, guest=SMALL),
         stage.exporter() as exporter,
     ):
         await exporter.ready()
         rig.player.plan(key, "hangs")
         await rig.evict(key, descheduler=False)
         copying = await rig.until(key, _is_copying)
-        await exporter.until_verdict(space, one, "filter", "migration_in_progress")
+        await exporter.until_verdict(space, vm, "filter", "migration_in_progress")
         async with stage.descheduler(Verdicts(exporter.query) if asking else None) as process:
             await process.ran(2)
             rig.player.decide(copying.vmims[0]["metadata"]["uid"], "succeeds")
@@ -378,7 +383,9 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
             await process.ran(3)
             under_way = process.under_way
         # An eviction with the answer 201 is of the source pod, which the VM has left by then.
-        evicted = {one.name for one in stage.ledger(space).refused if one.code != 201}
+        evicted = {
+            eviction.name for eviction in stage.ledger(space).refused if eviction.code != 201
+        }
 
     targets = {
         pod["metadata"]["name"]
@@ -402,7 +409,10 @@ def _is_in_progress(scene: Scene) -> bool:
 
 
 def _is_waiting_for_a_slot(_: int, body: Any) -> bool:
-    return any("outbound slot: 2 of 2 in use" in one["nextStep"] for one in body["evacuations"])
+    return any(
+        "outbound slot: 2 of 2 in use" in evacuation["nextStep"]
+        for evacuation in body["evacuations"]
+    )
 
 
 LEAVING: dict[str, Callable[[Scene], object]] = {
@@ -427,13 +437,13 @@ async def leaving(stage: Stage) -> dict[str, dict[str, set[str]]]:
     async with AsyncExitStack() as stack:
         for node, state in zip(NODES, LEAVING, strict=False):
             # The names are unique: KubeVirt counts a node's migrations by name in all namespaces.
-            one, rest = f"{state}-leaving", [f"{state}-{number}" for number in range(3)]
+            leaving, rest = f"{state}-leaving", [f"{state}-{number}" for number in range(3)]
             strategy = "External" if state == "external" else "LiveMigrate"
-            layout = {node: [one, *rest]}
-            vms = world.vms(state, layout, batch=[one], evictionStrategy=strategy)
+            layout = {node: [leaving, *rest]}
+            vms = world.vms(state, layout, batch=[leaving], evictionStrategy=strategy)
             await stack.enter_async_context(vms)
-            rig.player.plan(f"{state}/{one}", "never bound" if state == "pending" else "hangs")
-            await rig.evict(f"{state}/{one}", descheduler=False)
+            rig.player.plan(f"{state}/{leaving}", "never bound" if state == "pending" else "hangs")
+            await rig.evict(f"{state}/{leaving}", descheduler=False)
         exporter = await stack.enter_async_context(stage.exporter())
         await exporter.ready()
         for state, is_there in LEAVING.items():

@@ -79,7 +79,7 @@ def test_no_vm_moves_inside_its_cooldown(story: Story) -> None:
         if name in ("plugin", "enforce"):
             # The webhook allows the eviction of an evacuating VM until the exporter has read the
             # end of the migration.
-            late = [one for one, _ in early if not is_news(one, run)]
+            late = [eviction for eviction, _ in early if not is_news(eviction, run)]
             # The API server allows an eviction if the webhook takes more than a second.
             assert len(late) + len(run.ledger.moving()) <= run.failed_open
         else:
@@ -109,12 +109,18 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     assert early
     # The API server allows an eviction if our answer takes more than a second, and the exporter
     # reads a migration's end a moment after it is written.
-    unwarned = [one for one in early if not one.warned and not is_news(one, run)]
+    unwarned = [
+        eviction for eviction in early if not eviction.warned and not is_news(eviction, run)
+    ]
     assert len(unwarned) <= run.failed_open
     assert run.denied == 0
     assert run.denials == []
-    held = {(one.vm, one.at) for one in (*early, *ledger.moving())}
-    beyond = [one for one in ledger.evictions if one.warned and (one.vm, one.at) not in held]
+    held = {(eviction.vm, eviction.at) for eviction in (*early, *ledger.moving())}
+    beyond = [
+        eviction
+        for eviction in ledger.evictions
+        if eviction.warned and (eviction.vm, eviction.at) not in held
+    ]
     # VMs with a waiting migration have warnings too, but the ledger has only ended migrations.
     assert len(beyond) <= len(early)
 
@@ -125,7 +131,7 @@ def test_every_denial_is_ours_and_counted(story: Story) -> None:
 
     assert run.denied == len(run.denials) > 0
     assert run.warned == 0
-    assert all(one.code == 429 for one in find_denials(run.ledger))
+    assert all(denial.code == 429 for denial in find_denials(run.ledger))
 
 
 def test_the_plugin_prevents_every_eviction_of_a_moving_or_cooling_vm(story: Story) -> None:
@@ -138,13 +144,13 @@ def test_the_plugin_prevents_every_eviction_of_a_moving_or_cooling_vm(story: Sto
     assert run.cycles >= story["warn"].cycles >= 10
     assert ledger.too_early(RULES) == []
     assert ledger.moving() == []
-    assert [one for one in ledger.refused if one.code != 201] == []
+    assert [eviction for eviction in ledger.refused if eviction.code != 201] == []
 
 
 def test_the_sidecar_counts_the_blocks_that_the_descheduler_logs(story: Story) -> None:
     """The sidecar's counts of blocks are those of the descheduler's log, by reason."""
     run = story["plugin"]
-    logged = Counter(one["reason"] for one in run.blocks)
+    logged = Counter(block["reason"] for block in run.blocks)
 
     assert run.counted == {reason: logged[reason] for reason in run.counted}
     assert sum(run.counted.values()) == len(run.blocks) > 0
@@ -156,16 +162,16 @@ def test_the_others_go_on(story: Story) -> None:
     plugin, enforce = story["plugin"], story["enforce"]
     denied = find_denials(enforce.ledger)
     first = {
-        "plugin": min(one["ts"] / 1000 for one in plugin.blocks),
-        "enforce": min(one.at.timestamp() for one in denied),
+        "plugin": min(block["ts"] / 1000 for block in plugin.blocks),
+        "enforce": min(block.at.timestamp() for block in denied),
     }
 
     for name, at in first.items():
         ledger = story[name].ledger
-        assert any(one.at.timestamp() > at for one in ledger.evictions)
+        assert any(eviction.at.timestamp() > at for eviction in ledger.evictions)
         assert any(ledger.evictions_of(vm) >= 2 for vm in MOVABLE)
     errors = [
-        one for one in enforce.log if one["msg"] == "Error evicting pod" and OURS in one["err"]
+        line for line in enforce.log if line["msg"] == "Error evicting pod" and OURS in line["err"]
     ]
     assert len(errors) == len(denied)
 
@@ -173,7 +179,7 @@ def test_the_others_go_on(story: Story) -> None:
 def test_nobody_moves_a_vm_whose_owner_forbids_it(story: Story) -> None:
     """The descheduler never evicts VMs whose owner forbids it, with or without our blocks."""
     for run in story.values():
-        assert {one.vm for one in run.ledger.evictions} <= set(MOVABLE)
+        assert {eviction.vm for eviction in run.ledger.evictions} <= set(MOVABLE)
 
 
 def test_every_evacuation_was_created_by_virt_controller(story: Story) -> None:
@@ -188,7 +194,7 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
     prove("forty VMs: cycles, s, evictions, VMs, inside a cooldown, migrations, blocks")
     for name, run in story.items():
         ledger = run.ledger
-        evicted = {one.vm for one in ledger.evictions}
+        evicted = {eviction.vm for eviction in ledger.evictions}
         blocks = run.denied + run.warned + len(run.blocks)
         prove(
             f"  {name:8} {run.cycles:>4} {run.seconds:>6.0f} {len(ledger.evictions):>5}"
@@ -199,7 +205,9 @@ def test_the_columns(story: Story, prove: Callable[[str], None]) -> None:
     prove(f"  VM: evictions, migrations of each of {', '.join(story)}")
     for vm in MOVABLE:
         ledgers = [run.ledger for run in story.values()]
-        cells = (f"{one.evictions_of(vm):>4},{len(one.moves_of(vm)):>3}" for one in ledgers)
+        cells = (
+            f"{ledger.evictions_of(vm):>4},{len(ledger.moves_of(vm)):>3}" for ledger in ledgers
+        )
         prove(f"  {vm:6} {' '.join(cells)}")
 
 
@@ -263,10 +271,10 @@ async def test_kubectl_drain(hooked: WebhookCluster, prove: Callable[[str], None
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        said = (await process.communicate())[0].decode()
-        assert process.returncode == 0, said
+        output = (await process.communicate())[0].decode()
+        assert process.returncode == 0, output
         await admin.merge(NODE_OBJECTS, None, node, {"spec": {"unschedulable": None}})
-        errors = [line for line in said.splitlines() if line.startswith("error")]
+        errors = [line for line in output.splitlines() if line.startswith("error")]
         return asyncio.get_running_loop().time() - began, errors
 
     async with hooked.world.vms(space, {"node-1": ["vm-1"]}):
@@ -329,7 +337,7 @@ async def test_the_target_pod_of_an_evacuation_holds_no_slot(hooked: WebhookClus
     world.packs, world.closed = True, set()
 
     assert denied == len(ledger.refused) > 0
-    assert all(OURS in one.message for one in ledger.refused)
-    assert all("migration_in_progress" in one.message for one in ledger.refused)
+    assert all(OURS in eviction.message for eviction in ledger.refused)
+    assert all("migration_in_progress" in eviction.message for eviction in ledger.refused)
     # Only the eviction of the VM's own pod is under way: KubeVirt has annotated this pod.
     assert under_way == 1

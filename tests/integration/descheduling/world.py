@@ -109,12 +109,12 @@ class World:
                 self.rig.player.place(f"{namespace}/{name}", node)
                 self.rig.player.plan(f"{namespace}/{name}", fate)
                 notes = {objects.PREFER_NO_EVICTION: "true"} if name in kept else {}
-                said = _spec(guest, BATCH if name in low else None) | spec
-                group.create_task(self.rig.cluster.create_vmi(name, namespace, notes, **said))
+                fields = _spec(guest, BATCH if name in low else None) | spec
+                group.create_task(self.rig.cluster.create_vmi(name, namespace, notes, **fields))
 
         async def running() -> list[Object] | None:
             listed = await admin.list(VMIS, namespace)
-            ready = [one for one in listed["items"] if objects.is_true(one, "LiveMigratable")]
+            ready = [vmi for vmi in listed["items"] if objects.is_true(vmi, "LiveMigratable")]
             return ready if len(ready) == len(homes) else None
 
         return await poll(running, within=_SETTLES_WITHIN, what=f"{len(homes)} VMs running")
@@ -129,14 +129,14 @@ class World:
             names = {vmi["metadata"]["name"] for vmi in vmis}
             # KubeVirt deletes a VMIM that it created while the VMI was being deleted, but leaves
             # its finalizer (`!vmiExists` in migration.go, 1.6 to 1.9).
-            for one in vmims:
-                is_deleted = "deletionTimestamp" in one["metadata"]
-                if is_deleted and one["spec"]["vmiName"] not in names:
+            for vmim in vmims:
+                is_deleted = "deletionTimestamp" in vmim["metadata"]
+                if is_deleted and vmim["spec"]["vmiName"] not in names:
                     with suppress(ApiError):  # KubeVirt may have removed it by now
                         await admin.merge(
                             VMIMS,
                             namespace,
-                            one["metadata"]["name"],
+                            vmim["metadata"]["name"],
                             {"metadata": {"finalizers": None}},
                         )
             return all(map(objects.is_final, vmims)) and not any(map(_is_leaving, vmis))
@@ -165,7 +165,7 @@ class World:
                 await admin.delete(kind, namespace, name)
 
         listed = await admin.list(kind, namespace)
-        await asyncio.gather(*(delete(one["metadata"]["name"]) for one in listed["items"]))
+        await asyncio.gather(*(delete(vmim["metadata"]["name"]) for vmim in listed["items"]))
 
     @asynccontextmanager
     async def plain_pods(
@@ -179,9 +179,9 @@ class World:
             yield
         finally:
             listed = await admin.list(PODS, namespace, labelSelector="app=plain")
-            for one in listed["items"]:
+            for pod in listed["items"]:
                 with suppress(ApiError):  # the descheduler may have evicted the pod
-                    await admin.delete(PODS, namespace, one["metadata"]["name"])
+                    await admin.delete(PODS, namespace, pod["metadata"]["name"])
 
 
 def requested_memory(pod: Object) -> int:

@@ -105,7 +105,7 @@ class Fleet:
     def choose_node(self, vmi: Object, free: Sequence[str]) -> str:
         """Choose the VM's first node, else any free one."""
         home = self.vms[vmi["metadata"]["name"]].home
-        open_ = [one for one in free if one != self.cordoned]
+        open_ = [node for node in free if node != self.cordoned]
         return home if home in open_ else self._chance.choice(open_)
 
 
@@ -120,8 +120,8 @@ class Drained(Struct):
     def came_true(self) -> int:
         """The number of forecasts that came true."""
         return sum(
-            self.happened[one["name"]] == HAPPENS[one["outcome"]]
-            for one in self.forecast["candidates"]
+            self.happened[candidate["name"]] == HAPPENS[candidate["outcome"]]
+            for candidate in self.forecast["candidates"]
         )
 
     @property
@@ -145,11 +145,11 @@ class Drained(Struct):
             f" {write_span(self.took)}; can be emptied: {told['canBeEmptied']}, left on it:"
             f" {self.remaining}"
         )
-        for one in told["candidates"]:
-            name, last = one["name"], one["lastDurationSeconds"]
+        for candidate in told["candidates"]:
+            name, last = candidate["name"], candidate["lastDurationSeconds"]
             when = f"after {write_span(self.after[name])}" if name in self.after else ""
             text += (
-                f"\n  {name:16} {one['outcome']:9} {self.happened[name]:10}"
+                f"\n  {name:16} {candidate['outcome']:9} {self.happened[name]:10}"
                 f" last took {'?' if last is None else write_span(last):6} {when}"
             )
         return text
@@ -205,22 +205,22 @@ class Story:
             self.cluster.evict_vmi(NAMESPACE, vm.name)
         await self.pass_time(8.0)
         forecast = await self._ask(name)
-        names = [one["name"] for one in forecast["candidates"]]
-        before = {one: self._vmi(one)["metadata"]["uid"] for one in names}
+        names = [candidate["name"] for candidate in forecast["candidates"]]
+        before = {name: self._vmi(name)["metadata"]["uid"] for name in names}
         drained = Drained(forecast, dict.fromkeys(names, "is there"), {})
         began = self.now
         # Long enough to migrate all VMs, two at a time, and to retry failed migrations.
         while (self.now - began).total_seconds() < 1200.0 + 60.0 * len(names):
-            for one in names:
-                pod = self.cluster.launcher(NAMESPACE, one)
+            for vmi in names:
+                pod = self.cluster.launcher(NAMESPACE, vmi)
                 if pod is not None and objects.node_of(pod) == name:
                     self.cluster.evict(NAMESPACE, pod["metadata"]["name"])
             await self.pass_time(EVICTED_EVERY)
-            for one, uid in before.items():
-                what = self._find_what_happened(one, uid, name)
-                if what != drained.happened[one]:
-                    drained.happened[one] = what
-                    drained.after[one] = (self.now - began).total_seconds()
+            for vmi, uid in before.items():
+                what = self._find_what_happened(vmi, uid, name)
+                if what != drained.happened[vmi]:
+                    drained.happened[vmi] = what
+                    drained.after[vmi] = (self.now - began).total_seconds()
         self.fleet.cordoned = ""
         return drained
 
@@ -228,11 +228,11 @@ class Story:
         """Drain a node; returns the estimate when half of the VMs have left, and the true time."""
         self.fleet.cordoned = name
         self.cluster.cordon(name)
-        vms = [one for one in self.fleet.vms if self._is_on(one, name)]
+        vms = [vm for vm in self.fleet.vms if self._is_on(vm, name)]
         estimated, asked_at = 0.0, self.now
-        while left := [one for one in vms if self._is_on(one, name)]:
-            for one in left:
-                self.cluster.evict_vmi(NAMESPACE, one)
+        while left := [vm for vm in vms if self._is_on(vm, name)]:
+            for vm in left:
+                self.cluster.evict_vmi(NAMESPACE, vm)
             await self.pass_time(EVICTED_EVERY)
             if not estimated and len(left) <= len(vms) / 2:
                 progress = (await self._ask(name))["drain"]
@@ -252,17 +252,21 @@ class Story:
         """The forecast, once the exporter has seen everything that has happened."""
         there = {vm for vm in self.fleet.vms if self._is_on(vm, name)}
         migrating = {
-            one["spec"]["vmiName"]
-            for one in self.cluster.store.objects(MIGRATIONS)
-            if not objects.is_final(one)
+            migration["spec"]["vmiName"]
+            for migration in self.cluster.store.objects(MIGRATIONS)
+            if not objects.is_final(migration)
         }
 
         async def look() -> Any:
             path = f"{self._url}/v1/nodes/{name}"
             async with self._session.get(path) as response:
                 told = await response.json()
-            seen = {one["name"] for one in told.get("candidates", ())}
-            waits = {one["name"] for one in told.get("candidates", ()) if one["outcome"] == "waits"}
+            seen = {candidate["name"] for candidate in told.get("candidates", ())}
+            waits = {
+                candidate["name"]
+                for candidate in told.get("candidates", ())
+                if candidate["outcome"] == "waits"
+            }
             return told if seen == there and migrating & there <= waits else None
 
         return await poll(look, what=f"the forecast of {name}")
@@ -321,8 +325,10 @@ async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[st
         ]
     for drained in drains:
         prove(drained.table())
-    outcomes = Counter(one["outcome"] for d in drains for one in d.forecast["candidates"])
-    true, asked = sum(one.came_true for one in drains), sum(d.forecast["vmis"] for d in drains)
+    outcomes = Counter(
+        candidate["outcome"] for d in drains for candidate in d.forecast["candidates"]
+    )
+    true, asked = sum(drain.came_true for drain in drains), sum(d.forecast["vmis"] for d in drains)
     prove(f"drains: {true} of {asked} forecasts came true: {dict(outcomes)}")
 
     assert true == asked
@@ -332,8 +338,8 @@ async def test_forecasts_come_true(nodes: int, movable: int, prove: Callable[[st
         assert (bound is not None) == drained.forecast["canBeEmptied"]
         if bound is not None:
             assert drained.took >= bound - ROUNDED * (movable + 2)
-    assert [one.forecast["canBeEmptied"] for one in drains] == [*[False] * (nodes - 1), True]
-    assert [one.remaining for one in drains] == [*[2] * (nodes - 1), 0]
+    assert [drain.forecast["canBeEmptied"] for drain in drains] == [*[False] * (nodes - 1), True]
+    assert [drain.remaining for drain in drains] == [*[2] * (nodes - 1), 0]
 
 
 @pytest.mark.parametrize(
@@ -378,8 +384,8 @@ async def test_a_queue_that_moves_is_not_stuck(
     async def read(exporter: Program) -> list[dict[str, Any]]:
         status, body = await exporter.get("/v1/evacuations")
         assert status == 200
-        found: list[dict[str, Any]] = body["evacuations"]
-        return found
+        evacuations: list[dict[str, Any]] = body["evacuations"]
+        return evacuations
 
     async with Rig.opened() as rig:
         await rig.cluster.control.namespace("queue")
@@ -394,13 +400,17 @@ async def test_a_queue_that_moves_is_not_stuck(
 
             async def is_mostly_gone() -> bool:
                 nonlocal left, left_at, waited
-                found, now = await read(exporter), time.monotonic()
-                if len(found) < left:
-                    left, left_at = len(found), now
-                ages = [one["ageSeconds"] for one in found if one["state"] == "capacity"]
+                evacuations, now = await read(exporter), time.monotonic()
+                if len(evacuations) < left:
+                    left, left_at = len(evacuations), now
+                ages = [
+                    evacuation["ageSeconds"]
+                    for evacuation in evacuations
+                    if evacuation["state"] == "capacity"
+                ]
                 waited = max([waited, *ages])
                 if now - left_at < after - SETTLED:
-                    assert [one for one in found if one["stuck"]] == []
+                    assert [evacuation for evacuation in evacuations if evacuation["stuck"]] == []
                 return left <= 6
 
             await poll(is_mostly_gone, within=900.0, what=f"{vms - 6} VMs moved")
@@ -409,13 +419,21 @@ async def test_a_queue_that_moves_is_not_stuck(
                 rig.player.plan(key, "hangs")
 
             async def is_stuck() -> list[dict[str, Any]]:
-                found = await read(exporter)
-                waiting = [one for one in found if one["state"] == "capacity"]
-                hanging = len(found) - len(waiting) == 2
-                return found if hanging and all(one["stuck"] for one in waiting) else []
+                evacuations = await read(exporter)
+                waiting = [
+                    evacuation for evacuation in evacuations if evacuation["state"] == "capacity"
+                ]
+                hanging = len(evacuations) - len(waiting) == 2
+                return (
+                    evacuations
+                    if hanging and all(evacuation["stuck"] for evacuation in waiting)
+                    else []
+                )
 
-            found = await poll(is_stuck, within=300.0, what="the queue stuck")
-    states = Counter(f"{one['state']}{', stuck' * one['stuck']}" for one in found)
+            evacuations = await poll(is_stuck, within=300.0, what="the queue stuck")
+    states = Counter(
+        f"{evacuation['state']}{', stuck' * evacuation['stuck']}" for evacuation in evacuations
+    )
     prove(
         f"rig: {vms - left} of {vms} VMs moved, none stuck, though VMs waited up to {waited:.0f} s"
         f" with stuck.after {after:g}s; the queue stopped: {dict(states)}"

@@ -37,12 +37,16 @@ async def test_a_request_moves_a_vm(asking: Asking) -> None:
     async with asking.rig.vmi(key, Fate(seconds=6), evictionStrategy="LiveMigrate"):
         pod = await asking.rig.pod(key)
         await asking.ask(pod, DRAIN)
-        refused = await asking.until(pod, lambda one: IN_PROGRESS in message_of(one, EVICTOR))
+        refused = await asking.until(
+            pod, lambda eviction: IN_PROGRESS in message_of(eviction, EVICTOR)
+        )
         assert condition_of(refused, FAILED) == ("False", "AwaitingEviction")
         await asking.record("moving", "A VM that is asked for, while it migrates.", key, pod)
-        left = await asking.until(pod, lambda one: condition_of(one, EVICTED)[0] == "True")
+        left = await asking.until(
+            pod, lambda eviction: condition_of(eviction, EVICTED)[0] == "True"
+        )
         assert condition_of(left, EVICTED) == ("True", "PodTerminal")
-        await asking.until(pod, lambda one: state_of(one, EVICTOR) == "Completed")
+        await asking.until(pod, lambda eviction: state_of(eviction, EVICTOR) == "Completed")
         await asking.record("left", "The same VM after its migration.", key, pod)
 
 
@@ -55,16 +59,22 @@ async def test_nothing_stops_kubevirt(asking: Asking) -> None:
         await asking.rig.until(key, lambda scene: "Failed" in scene.phases)
         await asking.until(
             pod,
-            lambda one: message_of(one, EVICTOR) and len(one["status"]["requesters"]) == 2,
+            lambda eviction: (
+                message_of(eviction, EVICTOR) and len(eviction["status"]["requesters"]) == 2
+            ),
         )
         await asking.withdraw(first)
         await asking.until(
             pod,
-            lambda one: {"name": DRAIN, "intent": "Withdrawn"} in one["status"]["requesters"],
+            lambda eviction: (
+                {"name": DRAIN, "intent": "Withdrawn"} in eviction["status"]["requesters"]
+            ),
         )
         await asking.record("one-withdrawn", "One of two requesters withdrew.", key, pod)
         await asking.withdraw(second)
-        cancelled = await asking.until(pod, lambda one: condition_of(one, FAILED)[0] == "True")
+        cancelled = await asking.until(
+            pod, lambda eviction: condition_of(eviction, FAILED)[0] == "True"
+        )
         assert condition_of(cancelled, FAILED) == ("True", "CanceledDueToNoRequesters")
         assert state_of(cancelled, EVICTOR) == "Canceled"
         vmims = len((await asking.rig.look(key)).vmims)
@@ -80,23 +90,23 @@ async def test_a_target_pod_is_moved_on(asking: Asking) -> None:
         await asking.rig.cluster.migrate("db1", "er-target")
         moving = await asking.rig.until(key, lambda scene: "targetPod" in scene.state)
         name = moving.state["targetPod"]
-        (target,) = [one for one in moving.pods if one["metadata"]["name"] == name]
+        (target,) = [pod for pod in moving.pods if pod["metadata"]["name"] == name]
         await asking.ask(target, DRAIN)
-        await asking.until(target, lambda one: message_of(one, EVICTOR))
+        await asking.until(target, lambda eviction: message_of(eviction, EVICTOR))
         await asking.record("target", "The target pod of a migration is asked for.", key, target)
         again = await asking.rig.until(key, lambda scene: len(scene.vmims) == 2)
         assert again.phases[0] == "Succeeded"
 
 
 @pytest.mark.parametrize(
-    ("case", "strategy", "migratable", "said"),
+    ("case", "strategy", "migratable", "texts"),
     [
         ("external", "External", True, "evacuation of VMI|Evacuation in progress"),
         ("not-migratable", "LiveMigrate", False, "is not live-migratable"),
     ],
 )
 async def test_a_request_that_never_ends(
-    asking: Asking, case: str, strategy: str, migratable: bool, said: str
+    asking: Asking, case: str, strategy: str, migratable: bool, texts: str
 ) -> None:
     """The evictor tries for ever where KubeVirt does not move a VM; nothing says that it fails."""
     key = f"er-{case}/db1"
@@ -106,7 +116,10 @@ async def test_a_request_that_never_ends(
         pod = await asking.rig.pod(key)
         await asking.ask(pod, DRAIN)
         refused = await asking.until(
-            pod, lambda one: any(text in message_of(one, EVICTOR) for text in said.split("|"))
+            pod,
+            lambda eviction: any(
+                text in message_of(eviction, EVICTOR) for text in texts.split("|")
+            ),
         )
         assert condition_of(refused, FAILED) == ("False", "AwaitingEviction")
         await asking.record(case, f"A VM with {strategy} that KubeVirt does not move.", key, pod)
@@ -119,6 +132,8 @@ async def test_a_killed_vm_counts_as_evicted(asking: Asking) -> None:
         await asking.rig.player.set_migratable(scene.vmi, migratable=False)
         pod = await asking.rig.pod(key)
         await asking.ask(pod, DRAIN)
-        gone = await asking.until(pod, lambda one: condition_of(one, EVICTED)[0] == "True")
+        gone = await asking.until(
+            pod, lambda eviction: condition_of(eviction, EVICTED)[0] == "True"
+        )
         assert condition_of(gone, EVICTED)[1] in {"PodDeleted", "PodTerminal"}
         await asking.rig.until(key, lambda scene: phase(scene.vmi) in {"Failed", "Succeeded"})

@@ -35,7 +35,7 @@ class Stage:
 
         async def find() -> dict[str, Any] | None:
             lines = self.exporter.events("migration_ended")
-            return next((one for one in lines if one["k8s.namespace.name"] == namespace), None)
+            return next((line for line in lines if line["k8s.namespace.name"] == namespace), None)
 
         return await poll(find, what=f"the end of a migration in {namespace}")
 
@@ -65,8 +65,8 @@ def quote(prove: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
             key: value for key, value in line.items() if key.startswith(("error", "kubevirt."))
         }
         wanted = ("kubevirt.migration.phase", "kubevirt.migration.outcome", MESSAGE)
-        said = ", ".join(f"{key.rpartition('.')[2]} {short[key]!r}" for key in wanted)
-        prove(f"rig: migration_ended: {line[REASON]}: {said}")
+        fields = ", ".join(f"{key.rpartition('.')[2]} {short[key]!r}" for key in wanted)
+        prove(f"rig: migration_ended: {line[REASON]}: {fields}")
 
     return show
 

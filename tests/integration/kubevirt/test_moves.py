@@ -45,7 +45,7 @@ async def test_a_user_s_migration_over_quota(rig: Rig, exporter: Program, prove:
     async with rig.vmi("quota/db1"):
         await admin.create(QUOTAS, quota)
         await admin.create(VMIMS, vmim("by-hand", "quota", of="db1"))
-        found = await exporter.until(
+        vmi_answer = await exporter.until(
             "/v1/vmis/quota/db1",
             lambda status, body: status == 200 and body["move"] and body["move"]["stuck"],
         )
@@ -56,12 +56,12 @@ async def test_a_user_s_migration_over_quota(rig: Rig, exporter: Program, prove:
             "/v1/vmis/quota/db1", lambda _, body: body["move"] is None and body["migrations"]
         )
 
-    move = found["move"]
+    move = vmi_answer["move"]
     prove(f"rig: a user's migration: {move['state']}, {move['trigger']}; {move['nextStep']}")
     assert (move["state"], move["trigger"]) == ("quota", "manual")
     assert move["nextStep"].startswith("Raise the ResourceQuota")
     assert move["runbook"].startswith("KubeVirtEvacuationStuck#")
-    assert (found["drain"], found["evacuation"]) == ("fails", None)
+    assert (vmi_answer["drain"], vmi_answer["evacuation"]) == ("fails", None)
     assert (stuck, verdict["stuck"]) == (1, True)
 
 
@@ -77,7 +77,7 @@ async def test_a_deletion_that_hangs(rig: Rig, exporter: Program, prove: Prove) 
     await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["drain"] == "ends")
     await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["drain"] == "stays")
     await rig.drain(key)
-    found = await exporter.until(
+    vmi_answer = await exporter.until(
         f"/v1/vmis/{key}", lambda _, body: body["evacuation"] and body["evacuation"]["stuck"]
     )
     _, node = await exporter.get("/v1/nodes/node-2")
@@ -86,8 +86,8 @@ async def test_a_deletion_that_hangs(rig: Rig, exporter: Program, prove: Prove) 
     over = await exporter.until(f"/v1/vmis/{key}", lambda _, body: body["evacuation"] is None)
     await admin.merge(VMIS, "deleted", "db1", {"metadata": {"finalizers": None}})
 
-    now = found["evacuation"]
-    why = [f"{one['reason']}: {one['message']}" for one in now["why"]]
+    now = vmi_answer["evacuation"]
+    why = [f"{reason['reason']}: {reason['message']}" for reason in now["why"]]
     prove(f"rig: a deletion that hangs: {now['state']}; {'; '.join(why)}; {now['nextStep']}")
     assert now["state"] == "shutting_down"
     assert FINALIZER in str(why)

@@ -58,12 +58,12 @@ class Stage:
 
     async def until_drain(self, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the drain meets a condition; returns the exporter's answer about the node."""
-        found: dict[str, Any] = await self.exporter.until(
+        drain: dict[str, Any] = await self.exporter.until(
             f"/v1/nodes/{NODE}",
             lambda status, body: status == 200 and body["drain"] and is_there(body["drain"]),
             within=180,
         )
-        return found
+        return drain
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +156,15 @@ async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove
             assert await exporter.sample("kubevirt_node_drain_stuck", node=NODE) == 1
             assert await exporter.sample("kubevirt_node_drain_failing_vmis", node=NODE) == 1
         evacuation = await exporter.until(
-            "/v1/evacuations", lambda _, body: any(one["leftover"] for one in body["evacuations"])
+            "/v1/evacuations",
+            lambda _, body: any(evacuation["leftover"] for evacuation in body["evacuations"]),
         )
-        (found,) = evacuation["evacuations"]
-        prove(f"rig: after the uncordon: {found['nextStep']}")
-        assert found["command"] == found["cancel"]["command"]
+        (leftover,) = evacuation["evacuations"]
+        prove(f"rig: after the uncordon: {leftover['nextStep']}")
+        assert leftover["command"] == leftover["cancel"]["command"]
         await exporter.until(f"/v1/nodes/{NODE}", lambda _, body: body["drain"] is None)
         namespace, name = key.split("/")
-        node = found["cancel"]["body"]["evacuationNodeName"]
+        node = leftover["cancel"]["body"]["evacuationNodeName"]
         await rig.cluster.cancel_evacuation(name, namespace, node)
         await exporter.until("/v1/evacuations", lambda _, body: not body["evacuations"])
 
@@ -181,7 +182,7 @@ BUDGETED = {
 
 async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
     """A PodDisruptionBudget stops the eviction of VMs that would restart, and of no others."""
-    rig, said = stage.rig, {}
+    rig, outputs = stage.rig, {}
     keys = {name: f"budget-{name}/db1" for name in BUDGETED}
     async with AsyncExitStack() as stack:
         for name, spec in BUDGETED.items():
@@ -219,23 +220,23 @@ async def test_which_vms_a_budget_stops(stage: Stage, prove: Prove) -> None:
             lambda status, body: status == 200 and (body["stays"], body["vmis"]) == (2, 4),
         )
         for name, key in keys.items():
-            said[name] = await rig.drain(key)
+            outputs[name] = await rig.drain(key)
         await rig.until(keys["leaves"], lambda scene: scene.vmi["status"]["nodeName"] != NODE)
 
     outcomes = {
-        one["namespace"].removeprefix("budget-"): (one["outcome"], one["cause"])
-        for one in forecast["candidates"]
+        candidate["namespace"].removeprefix("budget-"): (candidate["outcome"], candidate["cause"])
+        for candidate in forecast["candidates"]
     }
     for name, (outcome, _) in outcomes.items():
-        words = said[name].rpartition("denied the request: ")[2]
+        words = outputs[name].rpartition("denied the request: ")[2]
         prove(f"rig: budget of 0: {name:12} forecast {outcome:8}: {words[:90]}")
     for name in ("restarts", "restarts-too"):
         outcome, cause = outcomes[name]
         assert outcome == "stays"
         assert (cause["source"], cause["reason"]) == ("PodDisruptionBudget", "none")
-        assert "disruption budget" in said[name]
+        assert "disruption budget" in outputs[name]
     assert (outcomes["leaves"][0], outcomes["external"][0]) == ("leaves", "external")
-    assert all("Eviction triggered evacuation" in said[name] for name in ("leaves", "external"))
+    assert all("Eviction triggered evacuation" in outputs[name] for name in ("leaves", "external"))
 
 
 async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None:
@@ -264,13 +265,17 @@ async def test_somebody_moves_an_external_vm(stage: Stage, prove: Prove) -> None
 
 
 def _waits_for_others(_: int, vmi: dict[str, Any], *, failed: int) -> bool:
-    one = vmi["evacuation"]
-    return bool(one and one["state"] == "external" and one["failedAttempts"] == failed)
+    evacuation = vmi["evacuation"]
+    return bool(
+        evacuation and evacuation["state"] == "external" and evacuation["failedAttempts"] == failed
+    )
 
 
 def _is_attempt(uid: str, _: int, vmi: dict[str, Any]) -> bool:
-    one = vmi["evacuation"]
-    return one is None or (one["attempt"] is not None and one["attempt"]["uid"] == uid)
+    evacuation = vmi["evacuation"]
+    return evacuation is None or (
+        evacuation["attempt"] is not None and evacuation["attempt"]["uid"] == uid
+    )
 
 
 def _has_finished(attempts: int, scene: Scene) -> bool:

@@ -67,15 +67,15 @@ class Stage:
         self, exporter: Program, key: str, users: list[str] | None = None
     ) -> AsyncIterator[None]:
         """Register this replica's webhook for the evictions of these users, or of all users."""
-        one = configuration(exporter.admission, self.pair.authority, users)
-        async with registered(self.rig.cluster.control, one):
+        webhook = configuration(exporter.admission, self.pair.authority, users)
+        async with registered(self.rig.cluster.control, webhook):
             await (await self.open(BOB, key)).until_called(exporter, await self.find_pod(key))
             yield
 
     async def open(self, user: str, key: str) -> Evictor:
         """A client for this user in the namespace of a VMI."""
-        one = self.evictors[user]
-        return Evictor(one.user, one.url, key.partition("/")[0], one.session)
+        evictor = self.evictors[user]
+        return Evictor(evictor.user, evictor.url, key.partition("/")[0], evictor.session)
 
     async def find_pod(self, key: str) -> str:
         """The name of the VMI's launcher pod."""
@@ -120,8 +120,8 @@ async def until_requested(exporter: Program, key: str, user: str) -> Any:
     """Wait until the requester of a VMI's evacuation is this user."""
 
     async def ask() -> Any:
-        found = await ask_requester(exporter, key)
-        return found if found is not None and found["user"] == user else None
+        requester = await ask_requester(exporter, key)
+        return requester if requester is not None and requester["user"] == user else None
 
     return await poll(ask, what=f"{key} requested by {user}")
 
@@ -190,7 +190,7 @@ async def test_what_observing_adds_to_an_eviction(
         for _ in range(evictions):
             for evictor in evictors:
                 taken[evictor.user.name].append((await evictor.evict(pod)).seconds)
-    alone, both = (statistics.median(one) * 1000 for one in taken.values())
+    alone, both = (statistics.median(durations) * 1000 for durations in taken.values())
     prove(
         f"observe: p50 of {evictions} evictions {alone:.2f} ms with KubeVirt's webhook alone,"
         f" {both:.2f} ms with ours before it"
@@ -238,13 +238,17 @@ async def test_drains_that_retry(
         lasted = time.monotonic() - began
         memory, cpu = exporter.resident() - memory, exporter.cpu() - cpu
         failed_open = await stage.count_failed_open() - failed_open
-        found = [await ask_requester(exporter, key) for key in keys]
+        requesters = [await ask_requester(exporter, key) for key in keys]
     prove(
         f"observe: {drains} drains that retry every {pause:g} s for {lasted:.0f} s cost"
         f" {cpu:.2f} s of CPU ({cpu / lasted:.1%} of a core) and {memory / MIB:+.1f} MiB; answers"
         f" {dict(answers)}, {failed_open:g} without an answer of ours in time"
     )
-    named = {number: one["user"] for number, one in enumerate(found) if one is not None}
+    named = {
+        number: requester["user"]
+        for number, requester in enumerate(requesters)
+        if requester is not None
+    }
     assert all(user == users[number % 2] for number, user in named.items())
     assert len(named) >= drains - failed_open
     assert memory < 30 * MIB

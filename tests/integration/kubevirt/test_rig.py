@@ -90,7 +90,9 @@ def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
             evacuation = await ask_evacuation(stage.exporter, key)
             if evacuation is None or evacuation["state"] != state:
                 return None
-            return next((one for one in evacuation["why"] if one["source"] == source), None)
+            return next(
+                (reason for reason in evacuation["why"] if reason["source"] == source), None
+            )
 
         why = await poll(find, what=f"a reason from {source} for {key}")
         prove(f"rig: {state}: {source} {why['reason']}: {why['message']!r}")
@@ -300,7 +302,7 @@ async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
         assert evacuation is not None
         assert evacuation["cause"] == why
         assert ("NodeSelector", "kubernetes.io/hostname=node-1") in [
-            (one["reason"], one["message"]) for one in evacuation["why"]
+            (reason["reason"], reason["message"]) for reason in evacuation["why"]
         ]
 
         (attempt,) = await rig.cluster.vmims("db1", "nowhere")
@@ -308,7 +310,7 @@ async def test_the_scheduler_s_own_words(stage: Stage, quote: Quote) -> None:
         await rig.until(key, lambda scene: scene.vmims and scene.vmims[0] != attempt)
         evacuation = await ask_evacuation(stage.exporter, key)
         assert evacuation is not None
-        assert why["message"] in [one["message"] for one in evacuation["why"]]
+        assert why["message"] in [reason["message"] for reason in evacuation["why"]]
 
 
 async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
@@ -329,14 +331,14 @@ async def test_a_target_that_never_starts_holds_its_migration_in_scheduling(
             "has started it.",
             waiting,
         )
-        said = {"reason": "ImagePullBackOff", "message": "Back-off pulling image virt-launcher"}
+        words = {"reason": "ImagePullBackOff", "message": "Back-off pulling image virt-launcher"}
         container = {"name": "compute", "ready": False, "restartCount": 0}
-        container |= {"image": "", "imageID": "", "state": {"waiting": said}}
+        container |= {"image": "", "imageID": "", "state": {"waiting": words}}
         target, status = waiting.pods[1]["metadata"]["name"], {"containerStatuses": [container]}
         await rig.cluster.admin.merge_status(PODS, "unready", target, status)
         why = await quote("unready/db1", "target_not_ready", "TargetContainer")
 
-        assert {"reason": why["reason"], "message": why["message"]} == said
+        assert {"reason": why["reason"], "message": why["message"]} == words
 
 
 async def test_an_external_vmi_is_marked_and_never_migrated(rig: Rig) -> None:
@@ -635,7 +637,7 @@ async def test_five_finished_migrations_are_kept(rig: Rig) -> None:
         scene = await rig.until(key, lambda scene: len(scene.vmims) == 5)
 
         assert scene.phases == ["Failed"] * 5
-        assert {one["metadata"]["uid"] for one in scene.vmims} == set(made[-5:])
+        assert {vmim["metadata"]["uid"] for vmim in scene.vmims} == set(made[-5:])
 
 
 async def test_each_failure_doubles_the_wait_for_the_next_attempt(
@@ -716,7 +718,7 @@ async def test_the_exporter_tells_every_step_of_it(
         f"{age}, its source is {evacuation['source']}"
     )
 
-    (failed, *_) = (one for one in evacuation["why"] if one["source"] == "FailedAttempt")
+    (failed, *_) = (reason for reason in evacuation["why"] if reason["source"] == "FailedAttempt")
     assert failed["reason"] == "Scheduling"
     assert failed["message"].startswith("after Pending ")
     prove(f"rig: backoff: FailedAttempt {failed['reason']}: {failed['message']!r}")
@@ -806,11 +808,16 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
             f"/v1/nodes/{node}",
             lambda status, body: (
                 status == 200
-                and {one["namespace"]: one["outcome"] for one in body["candidates"]} == expected
+                and {
+                    candidate["namespace"]: candidate["outcome"] for candidate in body["candidates"]
+                }
+                == expected
             ),
         )
         began = time.monotonic()
-        (left,) = (one for one in forecast["candidates"] if one["outcome"] == "leaves")
+        (left,) = (
+            candidate for candidate in forecast["candidates"] if candidate["outcome"] == "leaves"
+        )
 
         took, refusals = {}, {}
         for name, key in keys.items():
@@ -824,21 +831,21 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
         await rig.until(keys["waits"], lambda scene: not _is_on(scene, node))
         took["waits"] = time.monotonic() - began
         remaining = await exporter.until(f"/v1/nodes/{node}", lambda _, body: body["vmis"] == 2)
-        code, said = await _run_node(exporter, node)
+        code, output = await _run_node(exporter, node)
 
-    for one in forecast["candidates"]:
-        name = one["namespace"].removeprefix("drained-")
+    for candidate in forecast["candidates"]:
+        name = candidate["namespace"].removeprefix("drained-")
         when = f"gone after {took[name]:.1f} s" if name in took else "is there"
-        last = one["lastDurationSeconds"]
+        last = candidate["lastDurationSeconds"]
         prove(
-            f"rig: {name:12} forecast {one['outcome']:8} {when:18} last took"
+            f"rig: {name:12} forecast {candidate['outcome']:8} {when:18} last took"
             f" {'?' if last is None else f'{last:g} s':4}"
             f" {refusals[name].rpartition('denied the request: ')[2] or 'evicted'}"
         )
-    prove(f"rig: drain of {node}: `node`: {said}")
+    prove(f"rig: drain of {node}: `node`: {output}")
     assert forecast["atLeastSeconds"] is None
     assert took["leaves"] >= left["lastDurationSeconds"] - 1.0
-    assert {one["outcome"] for one in remaining["candidates"]} == {"stays", "external"}
+    assert {candidate["outcome"] for candidate in remaining["candidates"]} == {"stays", "external"}
     assert refusals["stays"].endswith("but is not live-migratable")
     assert (code, refusals["restarts"], refusals["restarts-too"]) == (12, "", "")
     assert (forecast["canBeEmptied"], remaining["canBeEmptied"]) == (False, False)
@@ -859,6 +866,6 @@ async def _run_node(exporter: Program, node: str) -> tuple[int | None, str]:
 
 
 def _instant(vmim: Object, phase: str) -> Any:
-    found = objects.transition(vmim, phase)
-    assert found is not None
-    return found
+    at = objects.transition(vmim, phase)
+    assert at is not None
+    return at

@@ -53,15 +53,20 @@ async def tainted(rig: Rig) -> AsyncIterator[None]:
 
 def find_stuck(status: int, body: Any) -> bool:
     """Whether the only evacuation is stuck, and an attempt of it has failed."""
-    found = body["evacuations"]
-    return bool(status == 200 and found and found[0]["stuck"] and found[0]["failedAttempts"] >= 2)
+    evacuations = body["evacuations"]
+    return bool(
+        status == 200
+        and evacuations
+        and evacuations[0]["stuck"]
+        and evacuations[0]["failedAttempts"] >= 2
+    )
 
 
 async def test_a_taint_drains_a_node(rig: Rig, exporter: Program, prove: Prove) -> None:
     """A VM that fails to leave a tainted node is a stuck evacuation, until the taint is removed."""
     async with rig.vmi(KEY, "fails", node=NODE):
         async with tainted(rig):
-            (one,) = (await exporter.until("/v1/evacuations", find_stuck, within=180))[
+            (evacuation,) = (await exporter.until("/v1/evacuations", find_stuck, within=180))[
                 "evacuations"
             ]
             drained = await exporter.until(
@@ -79,12 +84,17 @@ async def test_a_taint_drains_a_node(rig: Rig, exporter: Program, prove: Prove) 
         )
 
     prove(
-        f"rig: drain by a taint: {one['state']}, stuck by {' and '.join(one['stuckBy'])}, failed"
-        f" attempts: {one['failedAttempts']}; {one['nextStep']}"
+        f"rig: drain by a taint: {evacuation['state']}, stuck by"
+        f" {' and '.join(evacuation['stuckBy'])}, failed attempts:"
+        f" {evacuation['failedAttempts']}; {evacuation['nextStep']}"
     )
     assert refusal.value.code == 400
     assert "evacuationNodeName" not in scene.vmi["status"]
-    assert (one["requestedThrough"], one["source"], one["cancel"]) == ("taint", "other", None)
+    assert (evacuation["requestedThrough"], evacuation["source"], evacuation["cancel"]) == (
+        "taint",
+        "other",
+        None,
+    )
     assert (drained["canBeEmptied"], drained["fails"], drained["drain"]["asked"]) == (False, 1, 1)
     assert (stuck, ended) == (1, 1)
     assert over["vmis"] == 1
