@@ -128,9 +128,9 @@ class Load(Running):
             *("--vmis", str(vmis), "--vmims-each", str(each), "--cooling", str(cooling)),
             *("--nodes", str(nodes), "--heartbeat", f"{heartbeat:g}s"),
         )  # fmt: skip
-        said = self.line()
-        self.url: str = said["url"]
-        self.sizes: dict[str, int] = said["bytes"]
+        started = self.line()
+        self.url: str = started["url"]
+        self.sizes: dict[str, int] = started["bytes"]
 
     @property
     def address(self) -> str:
@@ -182,8 +182,10 @@ class Exporter(Running):
     def events(self, name: str) -> list[dict[str, Any]]:
         """The exporter's log lines with this event name."""
         lines = self._log_file.read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-        return [line for line in found if line["event"] == name]
+        lines_read = [
+            json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")
+        ]
+        return [line for line in lines_read if line["event"] == name]
 
     def log_size(self) -> tuple[int, int]:
         """How many lines and bytes the exporter has logged."""

@@ -65,8 +65,8 @@ def describe(raw: Mapping[str, Any]) -> str:
         f"| VMIs | VMIMs | {' | '.join(GROWING)} |",
         f"|---|---|{'---|' * len(GROWING)}",
     ]
-    for vmis, one in sizes.items():
-        written = (show(one[name]) for name, show in GROWING.values())
+    for vmis, times in sizes.items():
+        written = (show(times[name]) for name, show in GROWING.values())
         lines.append(f"| {vmis:,} | {3 * vmis:,} | {' | '.join(written)} |")
     if sizes:
         many = max(sizes)

@@ -178,8 +178,8 @@ class Bench:
             empty = ours.status("VmRSS")
         with Load(vmis=1, each=0) as none, Informer(none, VMIS, VMIMS) as informer:
             empty_heap = informer.heap()
-        grown = [(one - empty) / sizes.vmis for one in sets["ours"]]
-        held = [(one - empty_heap) / sizes.vmis for one in heaps]
+        grown = [(size - empty) / sizes.vmis for size in sets["ours"]]
+        held = [(heap - empty_heap) / sizes.vmis for heap in heaps]
         self.kept |= {"empty": empty, "per_vmi": median(grown)}
         self.raw["start"] = {
             "wall": walls, "cpu": cpus, "rss": sets, "heap": heaps, "rss_empty": empty,
@@ -291,14 +291,14 @@ class Bench:
                     servers={"ours": ours, "bare": bare},
                 )  # fmt: skip
         self.raw["verdict"] = asked
-        ours_cpu, bare_cpu = ([one["server_cpu"] for one in asked[n]] for n in ("ours", "bare"))
+        ours_cpu, bare_cpu = ([run["server_cpu"] for run in asked[n]] for n in ("ours", "bare"))
         rows = [
             compare("one verdict, CPU", "at most 1.2x a bare aiohttp handler", ours_cpu, bare_cpu,
                     show_micro, at_most=1.2)
         ]  # fmt: skip
         for at in ("p50", "p99"):
             ours_, bare_, unix_ = (
-                [one[at] for one in asked[n]] for n in ("ours", "bare", "ours_unix")
+                [run[at] for run in asked[n]] for n in ("ours", "bare", "ours_unix")
             )
             rows += [
                 compare(f"one verdict, {at}", "at most 1.5x a bare aiohttp handler", ours_, bare_,
@@ -320,7 +320,7 @@ class Bench:
             ]
         self.raw["batch"] = asked
         each, cpu = (
-            median([one[what] for one in asked]) / candidates for what in ("p50", "server_cpu")
+            median([run[what] for run in asked]) / candidates for what in ("p50", "server_cpu")
         )
         return [
             Row(f"batch of {candidates:,} candidates, per candidate", "at most 2.2 us in all",
@@ -347,7 +347,7 @@ class Bench:
         self.raw["overrides"] = measured
         none, fifty = measured["none"], measured["fifty"]
         what = f"50 exceptions at {vmis:,} VMIs"
-        each, plain = ([one / candidates for one in the["batch"]] for the in (fifty, none))
+        each, plain = ([took / candidates for took in the["batch"]] for the in (fifty, none))
         return [
             compare(f"{what}: RSS", "at most 1.05x that without", [fifty["rss"]], [none["rss"]],
                     show_mib, at_most=1.05),
@@ -417,7 +417,7 @@ class Bench:
         self.raw["blocked"] = asked | {
             "waiting": ended, "rss": [before, swollen], "verdicts": slow, "turned": turned,
         }  # fmt: skip
-        rates = {name: [one["per_second"] for one in asked[name]] for name in asked}
+        rates = {name: [run["per_second"] for run in asked[name]] for name in asked}
         each = (swollen - before) / max(held, 1)
         return [
             compare("/v1/blocked unchanged, 304 per second", "the bare handler's rate",
@@ -460,16 +460,16 @@ class Bench:
             Exporter(busy, self._directory) as worst,
         ):  # fmt: skip
             all_ = {"none": bare, "300": usual, "10": worst}
-            for one in all_.values():
-                one.until_ready()
-                self._use(one)
+            for exporter in all_.values():
+                exporter.until_ready()
+                self._use(exporter)
             time.sleep(min(2.0, quiet))
-            before = {name: one.cpu() for name, one in all_.items()}
+            before = {name: exporter.cpu() for name, exporter in all_.items()}
             time.sleep(quiet)
-            cpu = {n: (one.cpu() - before[n]) / quiet * 60 for n, one in all_.items()}
-            rss = {name: one.status("VmRSS") for name, one in all_.items()}
-            for one in (usual, worst):
-                body, _ = one.get("/metrics", metrics=True)
+            cpu = {n: (exporter.cpu() - before[n]) / quiet * 60 for n, exporter in all_.items()}
+            rss = {name: exporter.status("VmRSS") for name, exporter in all_.items()}
+            for exporter in (usual, worst):
+                body, _ = exporter.get("/metrics", metrics=True)
                 watched = f'kubevirt_eviction_exporter_objects{{resource="nodes"}} {nodes}.0'
                 assert watched in body.decode(), watched
         self.raw["nodes"] = {"cpu": cpu, "rss": rss}
@@ -497,12 +497,13 @@ class Bench:
         with Load(vmis=sizes.many) as load:
             waits, _ = self._burden(load, "exporter", sizes.loaded)
             _, pauses = self._burden(load, "tests.bench.pauses", max(2.0, sizes.loaded / 10))
-        pauses.sort(key=lambda one: -one["seconds"])
+        pauses.sort(key=lambda pause: -pause["seconds"])
         self.raw["pauses"] = {"waits": waits, "pauses": pauses[:100]}
-        for one in pauses[:10]:
+        for pause in pauses[:10]:
             self.say(
-                f"the event loop paused {show_milli(one['seconds'])} in {one['function']}"
-                f" (CPU {show_milli(one['cpu'])}, garbage collector {show_milli(one['collected'])})"
+                f"the event loop paused {show_milli(pause['seconds'])} in {pause['function']}"
+                f" (CPU {show_milli(pause['cpu'])},"
+                f" garbage collector {show_milli(pause['collected'])})"
             )
         return [
             Row(f"{sizes.many:,} VMIs, 2,000 events/s, scrapes, history and page for"
@@ -573,15 +574,15 @@ class Bench:
                 threading.Thread(target=_get_until, args=(ours, stop, "/metrics", 15.0)),
                 threading.Thread(target=_get_until, args=(ours, stop, "/", 5.0)),
             ]
-            for one in others:
-                one.start()
+            for other in others:
+                other.start()
             with ThreadPoolExecutor(1) as beside:
                 stalls = beside.submit(run_subject, "stalls", str(lasts))
                 waits = self._ask_verdicts(ours, self.sizes.many, lasts, pause="1ms")
                 waits["stalled"] = stalls.result()["longest"]
             stop.set()
-            for one in others:
-                one.join()
+            for other in others:
+                other.join()
             return waits, ours.events("pause")[known:]
 
     def _use(self, ours: Exporter) -> None:
@@ -618,10 +619,10 @@ class Bench:
         """
         lasts = f"{self.sizes.asking}s"
         before = 0.0 if server is None else server.cpu()
-        one = run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
+        answer = run_tool("ask", "--address", address, "--lasts", lasts, *arguments)[0]
         if server is not None:
-            one["server_cpu"] = (server.cpu() - before) / one["asked"]
-        return one
+            answer["server_cpu"] = (server.cpu() - before) / answer["asked"]
+        return answer
 
     def _ask_verdicts(
         self, ours: Exporter, vmis: int, lasts: float, *, pause: str = ""
@@ -687,13 +688,13 @@ def compare(
     With `at_least` the ratio says how many times better the exporter is. With `at_most` the ratio
     is the exporter's median divided by the other one. With `more` a greater number is better.
     """
-    one, other = median(ours), median(theirs)
+    first, other = median(ours), median(theirs)
     if at_most is not None:
-        ratio = one / other
+        ratio = first / other
         met = ratio <= at_most
     else:
         assert at_least is not None
-        ratio = one / other if more else other / one
+        ratio = first / other if more else other / first
         met = ratio >= at_least
     return Row(what, target, _spread(ours, show), _spread(theirs, show), f"{ratio:.2f}x", met)
 

@@ -69,8 +69,8 @@ async def follow(url: str, *resources: Resource) -> ClockedStore:
     store = ClockedStore(keep=Policy().endings_kept)
     store.hide(*({Resource.VMIMS, Resource.PODS}.difference(resources)))
     async with ApiServer(Login(url=url), read_timeout=60) as api:
-        for one in resources:
-            watched = Watched(one, None)
+        for resource in resources:
+            watched = Watched(resource, None)
             news = asyncio.Event()
             reflector = Reflector(
                 api, watched, store, KubeSettings(), clock=time.time, rng=random.Random(),
@@ -180,7 +180,9 @@ def bare(socket: str, length: str) -> None:
 
 async def _scrape(url: str, repeats: int) -> dict[str, Any]:
     store = await follow(url, Resource.VMIS, Resource.VMIMS)
-    health = Health(180, 600, [Watched(one, None, synced=True) for one in CLUSTER_RESOURCES])
+    health = Health(
+        180, 600, [Watched(resource, None, synced=True) for resource in CLUSTER_RESOURCES]
+    )
     now = time.time()
     for watched in health.watched:
         watched.contact = now
@@ -225,12 +227,12 @@ def _plain_gauges(view: View) -> tuple[CollectorRegistry, int]:
     registry, series = CollectorRegistry(), 0
     gauges: dict[str, Gauge] = {}
     for family, samples in sample(view):
-        for one in samples if family.name.startswith("kubevirt_vmi_") else ():
+        for row in samples if family.name.startswith("kubevirt_vmi_") else ():
             if family.name not in gauges:
                 gauges[family.name] = Gauge(
                     family.name, family.help_line, family.labels, registry=registry
                 )
-            gauges[family.name].labels(*one.labels).set(one.value)
+            gauges[family.name].labels(*row.labels).set(row.value)
             series += 1
     return registry, series
 

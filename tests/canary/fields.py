@@ -44,11 +44,11 @@ def find_faults(
     """Every path that `schema` lacks or has with another type; a `$ref` refers to `schemas`."""
     faults = []
     for path, expected in paths.items():
-        found = _find_type(schema, path, schemas)
-        if found is None:
+        kind = _find_type(schema, path, schemas)
+        if kind is None:
             faults.append(f"{path} is gone")
-        elif found != expected:
-            faults.append(f"{path} is of type {found}, expected {expected}")
+        elif kind != expected:
+            faults.append(f"{path} is of type {kind}, expected {expected}")
     return faults
 
 
@@ -71,16 +71,20 @@ def _walk(expected: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _without_none(expected: Any) -> Any:
     if isinstance(expected, types.UnionType):
-        (expected,) = (one for one in typing.get_args(expected) if one is not types.NoneType)
+        (expected,) = (
+            get_arg for get_arg in typing.get_args(expected) if get_arg is not types.NoneType
+        )
     return expected
 
 
 def _find_type(schema: Schema, path: str, schemas: Mapping[str, Schema]) -> str | None:
     for part in path.replace("[]", ".[]").split("."):
-        found = schema.get("items") if part == "[]" else schema.get("properties", {}).get(part)
-        if found is None:
+        part_schema = (
+            schema.get("items") if part == "[]" else schema.get("properties", {}).get(part)
+        )
+        if part_schema is None:
             return None
-        schema = _resolve(found, schemas)
+        schema = _resolve(part_schema, schemas)
     # A quantity may be an integer, too, and is read as either.
     is_quantity = schema.get("x-kubernetes-int-or-string")
     return "string" if is_quantity else str(schema.get("type"))

@@ -65,12 +65,12 @@ def download(path: str, version: str) -> Module:
 
 def read_crd(kubevirt: Module, name: str) -> Schema:
     """The schema of one of KubeVirt's CRDs, by its singular name."""
-    found = re.search(
+    match = re.search(
         rf'^\t"{name}": `(.*?)`', kubevirt.read(_VALIDATIONS), re.DOTALL | re.MULTILINE
     )
-    if found is None:
+    if match is None:
         return {}
-    schema: Schema = yaml.load(found[1], yaml.CSafeLoader)["openAPIV3Schema"]
+    schema: Schema = yaml.load(match[1], yaml.CSafeLoader)["openAPIV3Schema"]
     return schema
 
 

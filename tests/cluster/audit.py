@@ -51,7 +51,7 @@ class Creation:
 def read_audit(log: Path) -> list[Creation]:
     """The requests of an audit log, oldest first, without an unfinished last line."""
     whole = log.read_text().rpartition("\n")[0]
-    return sorted(map(_read, whole.splitlines()), key=lambda one: one.at)
+    return sorted(map(_read, whole.splitlines()), key=lambda entry: entry.at)
 
 
 def _read(line: str) -> Creation:

@@ -44,10 +44,10 @@ def find_binary(name: str) -> Path:
         assets = os.environ.get("KUBEBUILDER_ASSETS")
         folders = [assets] if assets else []
         path = os.pathsep.join([*folders, str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(name, path=path)
-    if found is None:
+    place = shutil.which(name, path=path)
+    if place is None:
         raise MissingBinaryError(name)
-    return Path(found)
+    return Path(place)
 
 
 def find_crds() -> Path:

@@ -131,12 +131,15 @@ class RealCluster:
         """Serve kinds of KubeVirt a second time, under names that end with KubeVirt's own."""
         for crd in json.loads(find_crds().read_bytes()):
             spec = crd["spec"]
-            for one in renamed:
-                if one.plural.endswith(spec["names"]["plural"]):
-                    crd["metadata"]["name"] = f"{one.plural}.{one.group}"
-                    singular = one.plural.removesuffix("s")
-                    names = {"plural": one.plural, "singular": singular, "kind": one.kind}
-                    spec |= {"group": one.group, "names": names | {"listKind": f"{one.kind}List"}}
+            for resource in renamed:
+                if resource.plural.endswith(spec["names"]["plural"]):
+                    crd["metadata"]["name"] = f"{resource.plural}.{resource.group}"
+                    singular = resource.plural.removesuffix("s")
+                    names = {"plural": resource.plural, "singular": singular, "kind": resource.kind}
+                    spec |= {
+                        "group": resource.group,
+                        "names": names | {"listKind": f"{resource.kind}List"},
+                    }
                     await self.admin.create(CRDS, crd)
         await poll(self._crds_established, within=_SETTLE_SECONDS, what="CRDs established")
 
@@ -191,7 +194,10 @@ class RealCluster:
 
 def _is_established(crd: Object) -> bool:
     conditions = crd["status"]["conditions"] or []
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Established" and condition["status"] == "True"
+        for condition in conditions
+    )
 
 
 def _write_credentials(directory: Path) -> None:

@@ -100,11 +100,11 @@ class Asking:
         """The Evictions of a pod, oldest first."""
         listed = await self._admin.list(EVICTIONS, pod["metadata"]["namespace"])
         mine = [
-            {"apiVersion": EVICTIONS.api_version, "kind": EVICTIONS.kind} | one
-            for one in listed["items"]
-            if one["spec"]["target"]["pod"]["uid"] == pod["metadata"]["uid"]
+            {"apiVersion": EVICTIONS.api_version, "kind": EVICTIONS.kind} | eviction
+            for eviction in listed["items"]
+            if eviction["spec"]["target"]["pod"]["uid"] == pod["metadata"]["uid"]
         ]
-        return sorted(mine, key=lambda one: str(one["metadata"]["name"]))
+        return sorted(mine, key=lambda eviction: str(eviction["metadata"]["name"]))
 
     async def until(
         self, pod: Object, holds: Callable[[Object], object], *, within: float = PATIENCE
@@ -128,7 +128,7 @@ class Asking:
         Else what the controllers decided is compared with the file.
         """
         scene = await self._rig.look(key)
-        evictions = [cleaned(one) for one in await self.find(pod)]
+        evictions = [cleaned(eviction) for eviction in await self.find(pod)]
         path = RECORDED / f"{name}.json"
         if os.environ.get("RECORD"):
             namespace = key.partition("/")[0]
@@ -141,11 +141,11 @@ class Asking:
                 "kubevirt": RUNNING["kubevirt"],
                 "now": objects.format_time(datetime.now(UTC)),
                 "evictions": evictions,
-                "requests": [cleaned(head | one) for one in requests],
+                "requests": [cleaned(head | request) for request in requests],
                 "vmi": cleaned(scene.vmi),
-                "vmims": [cleaned(one) for one in scene.vmims],
-                "pods": [cut(cleaned(one)) for one in scene.pods],
-                "nodes": [cleaned(one) for one in nodes],
+                "vmims": [cleaned(vmim) for vmim in scene.vmims],
+                "pods": [cut(cleaned(pod)) for pod in scene.pods],
+                "nodes": [cleaned(node) for node in nodes],
                 "kubevirt_cr": cleaned(await self._rig.cluster.cr()),
             }
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,10 +158,15 @@ def outline(eviction: Object) -> Object:
     """What Kubernetes' controllers decided about an Eviction, without names and times."""
     status = eviction["status"]
     return {
-        "requesters": sorted((one["name"], one["intent"]) for one in status["requesters"]),
-        "responders": [(one["name"], one["state"]) for one in status["targetResponders"]],
+        "requesters": sorted(
+            (requester["name"], requester["intent"]) for requester in status["requesters"]
+        ),
+        "responders": [
+            (responder["name"], responder["state"]) for responder in status["targetResponders"]
+        ],
         "conditions": sorted(
-            (one["type"], one["status"], one["reason"]) for one in status["conditions"]
+            (condition["type"], condition["status"], condition["reason"])
+            for condition in status["conditions"]
         ),
     }
 
@@ -169,18 +174,26 @@ def outline(eviction: Object) -> Object:
 def state_of(eviction: Object, responder: str) -> str | None:
     """The state of a responder of an Eviction; None if it has no such responder."""
     named = eviction["status"].get("targetResponders", [])
-    return next((one["state"] for one in named if one["name"] == responder), None)
+    return next((entry["state"] for entry in named if entry["name"] == responder), None)
 
 
 def message_of(eviction: Object, responder: str) -> str:
     """The message that a responder wrote last; "" if it wrote none."""
     named = eviction["status"].get("responders", [])
-    return next((one.get("message", "") for one in named if one["name"] == responder), "")
+    return next(
+        (entry.get("message", "") for entry in named if entry["name"] == responder),
+        "",
+    )
 
 
 def condition_of(eviction: Object, name: str) -> tuple[str, str]:
     """Status and reason of a condition of an Eviction; both "" if it has none."""
     conditions = eviction["status"].get("conditions", [])
     return next(
-        ((one["status"], one["reason"]) for one in conditions if one["type"] == name), ("", "")
+        (
+            (condition["status"], condition["reason"])
+            for condition in conditions
+            if condition["type"] == name
+        ),
+        ("", ""),
     )

@@ -53,8 +53,8 @@ _SETTLE_SECONDS = 180.0
 _SERVING = "serving"
 _PAIR = (("cert", "crt"), ("key", "key"))
 _INSTALLED = {
-    one.kind: one
-    for one in (
+    resource.kind: resource
+    for resource in (
         SERVICE_ACCOUNTS,
         CLUSTER_ROLES,
         CLUSTER_ROLE_BINDINGS,
@@ -248,18 +248,20 @@ class KubeVirtCluster:
     async def vmims(self, name: str, namespace: str) -> list[Object]:
         """The migrations of a VMI, oldest first."""
         listed = await self._items(VMIMS, namespace)
-        return newest_first(one for one in listed if one["spec"]["vmiName"] == name)[::-1]
+        return newest_first(
+            migration for migration in listed if migration["spec"]["vmiName"] == name
+        )[::-1]
 
     async def pods(self, name: str, namespace: str) -> list[Object]:
         """The launcher pods of a VMI, oldest first."""
         listed = await self._items(PODS, namespace)
-        mine = [one for one in listed if annotations(one).get(DOMAIN) == name]
-        return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        mine = [pod for pod in listed if annotations(pod).get(DOMAIN) == name]
+        return sorted(mine, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     async def _items(self, resource: Resource, namespace: str) -> list[Object]:
         listed = await self.admin.list(resource, namespace)
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return [head | one for one in listed["items"]]
+        return [head | pod for pod in listed["items"]]
 
     # Installation
 
@@ -274,19 +276,22 @@ class KubeVirtCluster:
         await self.admin.create(KUBEVIRTS, head | build_kubevirt(NAMESPACE) | deployed)
         # RBAC lets a role be bound before it exists.
         async with asyncio.TaskGroup() as group:
-            for one in manifests:
-                if one["kind"] in {"ServiceAccount", "Role", "ClusterRole"} or "roleRef" in one:
-                    group.create_task(self.admin.create(_INSTALLED[one["kind"]], one))
+            for manifest in manifests:
+                if (
+                    manifest["kind"] in {"ServiceAccount", "Role", "ClusterRole"}
+                    or "roleRef" in manifest
+                ):
+                    group.create_task(self.admin.create(_INSTALLED[manifest["kind"]], manifest))
         await poll(self._is_proxy_known, within=_SETTLE_SECONDS, what="the aggregator published")
 
     async def _is_proxy_known(self) -> bool:
         try:
-            found = await self.admin.get(
+            configuration = await self.admin.get(
                 CONFIG_MAPS, "kube-system", "extension-apiserver-authentication"
             )
         except ApiError:
             return False
-        return "requestheader-client-ca-file" in found["data"]
+        return "requestheader-client-ca-file" in configuration["data"]
 
     async def _start(self, stack: AsyncExitStack) -> None:
         directory = self.control.directory
@@ -310,15 +315,15 @@ class KubeVirtCluster:
         name = {"type": "ExternalName", "externalName": "127.0.0.1"}
         await self.admin.create(SERVICES, {"metadata": place, "spec": name})
         bundle = self.control.administrator.authority_data
-        for one in manifests:
-            for webhook in one.get("webhooks", ()):
+        for manifest in manifests:
+            for webhook in manifest.get("webhooks", ()):
                 path = webhook["clientConfig"]["service"]["path"]
                 webhook["clientConfig"] = {"url": self.api.url + path, "caBundle": bundle}
-            if one["kind"] == API_SERVICES.kind:
-                one["spec"] |= {"service": place | {"port": self.api.port}}
-                one["spec"]["insecureSkipTLSVerify"] = True
-            if "webhooks" in one or one["kind"] == API_SERVICES.kind:
-                await self.admin.create(_INSTALLED[one["kind"]], one)
+            if manifest["kind"] == API_SERVICES.kind:
+                manifest["spec"] |= {"service": place | {"port": self.api.port}}
+                manifest["spec"]["insecureSkipTLSVerify"] = True
+            if "webhooks" in manifest or manifest["kind"] == API_SERVICES.kind:
+                await self.admin.create(_INSTALLED[manifest["kind"]], manifest)
         try:
             await poll(self._admits, within=_SETTLE_SECONDS, what="virt-api asked")
         except TimeoutError:
@@ -328,8 +333,8 @@ class KubeVirtCluster:
     async def _admits(self) -> bool:
         """Whether the API server reaches virt-api's API services and both kinds of webhooks."""
         services = await self.admin.list(API_SERVICES)
-        ours = [one for one in services["items"] if one["spec"].get("service")]
-        if not all(_is_available(one) for one in ours):
+        ours = [service for service in services["items"] if service["spec"].get("service")]
+        if not all(_is_available(our) for our in ours):
             return False
         trial = {"dryRun": "All"}
         is_completed = False
@@ -351,4 +356,7 @@ def _written(resource: Resource, spec: Object, **metadata: Any) -> Object:
 
 def _is_available(service: Object) -> bool:
     conditions = service.get("status", {}).get("conditions", [])
-    return any(one["type"] == "Available" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Available" and condition["status"] == "True"
+        for condition in conditions
+    )

@@ -324,24 +324,24 @@ class Player:
         while True:
             with suppress(aiohttp.ClientError, ApiError, _Gone):
                 listed = await client.list(resource)
-                found = {one["metadata"]["uid"]: head | one for one in listed["items"]}
-                self._seen[resource.plural] = found
+                documents = {item["metadata"]["uid"]: head | item for item in listed["items"]}
+                self._seen[resource.plural] = documents
                 self._changed.set()
                 version = listed["metadata"]["resourceVersion"]
                 async with client.watch(resource, resourceVersion=version) as events:
                     async for event in events:
-                        self._notice(found, event)
+                        self._notice(documents, event)
             await asyncio.sleep(self.pace)
 
-    def _notice(self, found: dict[str, Object], event: Object) -> None:
+    def _notice(self, documents: dict[str, Object], event: Object) -> None:
         seen = event["object"]
         if event["type"] == "ERROR":
             raise _Gone
         uid = seen["metadata"]["uid"]
         if event["type"] == "DELETED":
-            found.pop(uid, None)
+            documents.pop(uid, None)
         else:
-            found[uid] = seen
+            documents[uid] = seen
         self._changed.set()
 
     async def _beat(self) -> None:

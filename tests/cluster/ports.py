@@ -18,12 +18,12 @@ def free_port(count: int = 1) -> int:
     """
     for port in random.sample(_CANDIDATES, 100):
         with ExitStack() as names, suppress(OSError):
-            for one in range(port, port + count):
+            for number in range(port, port + count):
                 name = names.enter_context(socket.socket(socket.AF_UNIX))
                 # The name reserves the port, because no other test process can bind the same name.
-                name.bind(f"\0exporter-test-port-{one}")
+                name.bind(f"\0exporter-test-port-{number}")
                 with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", one))
+                    probe.bind(("127.0.0.1", number))
             atexit.register(names.pop_all().close)
             return port
     message = "no free port"

@@ -42,7 +42,7 @@ class Scene:
     @property
     def phases(self) -> list[str]:
         """The phases of the migrations."""
-        return [objects.phase(one) for one in self.vmims]
+        return [objects.phase(vmim) for vmim in self.vmims]
 
     @property
     def marked(self) -> str:
@@ -60,17 +60,17 @@ class Scene:
         return {
             "vmi": _outline(self.vmi) | {"marked": bool(self.marked), "state": sorted(self.state)},
             "vmims": [
-                _outline(one)
+                _outline(vmim)
                 | {
-                    "priority": one["spec"].get("priority"),
-                    "state": sorted(objects.state_of(one)),
+                    "priority": vmim["spec"].get("priority"),
+                    "state": sorted(objects.state_of(vmim)),
                     "passed": [
-                        entry["phase"] for entry in one["status"]["phaseTransitionTimestamps"]
+                        entry["phase"] for entry in vmim["status"]["phaseTransitionTimestamps"]
                     ],
                 }
-                for one in self.vmims
+                for vmim in self.vmims
             ],
-            "pods": [_outline(one) | {"bound": bool(objects.node_of(one))} for one in self.pods],
+            "pods": [_outline(pod) | {"bound": bool(objects.node_of(pod))} for pod in self.pods],
         }
 
 
@@ -83,7 +83,7 @@ async def record(
     another case of the state. `others` are VMIs of the same cluster that explain the state.
     """
     path = RECORDED / RUNNING["kubevirt"] / f"{name}.json"
-    listed = [cleaned(one) for scene in others for one in (scene.vmi, *scene.vmims)]
+    listed = [cleaned(document) for scene in others for document in (scene.vmi, *scene.vmims)]
     keep(path, source, scene, {"kubevirt_cr": cleaned(await cluster.cr()), "others": listed})
 
 
@@ -125,7 +125,9 @@ def _outline(made: Object) -> Object:
     conditions = made["status"].get("conditions", [])
     return {
         "phase": objects.phase(made),
-        "conditions": sorted(f"{one['type']}={one['status']}" for one in conditions),
+        "conditions": sorted(
+            f"{condition['type']}={condition['status']}" for condition in conditions
+        ),
         "labels": sorted(objects.labels(made)),
         "annotations": sorted(objects.annotations(made)),
     }
@@ -144,7 +146,7 @@ def _find_differences(at: str, kept: Any, seen: Any) -> Iterator[str]:
 
 
 def _is_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and any(isinstance(entry, dict) for entry in value)
 
 
 def cleaned(made: Object) -> Object:
@@ -155,5 +157,8 @@ def cleaned(made: Object) -> Object:
 def cut(pod: Object) -> Object:
     """A launcher pod without the parts of its spec that the exporter does not read."""
     spec = {key: pod["spec"][key] for key in _POD_SPEC if key in pod["spec"]}
-    names = [{key: one[key] for key in ("name", "image")} for one in pod["spec"]["containers"]]
+    names = [
+        {key: container[key] for key in ("name", "image")}
+        for container in pod["spec"]["containers"]
+    ]
     return pod | {"spec": spec | {"containers": names}}

@@ -86,7 +86,7 @@ class Rig:
         async def is_gone() -> bool:
             left = await self.cluster.admin.list(VMIS, namespace)
             moving = await self.cluster.vmims(name, namespace)
-            return not left["items"] and all(objects.is_final(one) for one in moving)
+            return not left["items"] and all(objects.is_final(migration) for migration in moving)
 
         await poll(is_gone, what=f"{key} gone")
 
@@ -152,4 +152,4 @@ class Rig:
     async def events(self, namespace: str) -> list[tuple[str, str]]:
         """Reason and message of the events in a namespace."""
         listed = await self.cluster.admin.list(EVENTS, namespace)
-        return [(one["reason"], one["message"]) for one in listed["items"]]
+        return [(event["reason"], event["message"]) for event in listed["items"]]

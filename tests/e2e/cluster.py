@@ -51,7 +51,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of a shell that reaches the cluster."""
-        tools = [str(find_binary(one).parent) for one in ("kubectl", "helm")]
+        tools = [str(find_binary(name).parent) for name in ("kubectl", "helm")]
         path = os.pathsep.join([*tools, os.environ["PATH"]])
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
@@ -74,8 +74,8 @@ class Cluster:
 
     def get(self, *arguments: str) -> Object:
         """The result of `kubectl get`, as JSON."""
-        found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
-        return found
+        document: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return document
 
     def apply(self, objects: Iterable[Object]) -> None:
         """Apply objects by server-side apply."""
@@ -145,8 +145,8 @@ class Cluster:
     def pods(self) -> list[Object]:
         """The exporter's pods that are not being deleted."""
         selector = f"app.kubernetes.io/name={NAME}"
-        found = self.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
-        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
+        pods = self.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def describe(self) -> str:
         """The state of the pods, to explain why they do not start."""

@@ -104,7 +104,7 @@ def run(*arguments: str | Path, folder: Path = ROOT) -> str:
     """Run a program that must succeed; returns its output."""
     ended = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=folder)
     if ended.returncode:
-        command = " ".join(str(one) for one in arguments)
+        command = " ".join(str(argument) for argument in arguments)
         raise SystemExit(f"{command}\n{ended.stdout}{ended.stderr}")
     return ended.stdout
 
@@ -135,8 +135,8 @@ def check_out(commit: str, folder: Path, *paths: str) -> None:
 def _build_descheduler(revision: str) -> None:
     stand_in(PYTHON, _debian)
     stand_in(GO, _golang)
-    found = run("go", "env", *_GO_CACHES).splitlines()
-    places = zip(found, _GO_CACHES.values(), strict=True)
+    folders = run("go", "env", *_GO_CACHES).splitlines()
+    places = zip(folders, _GO_CACHES.values(), strict=True)
     volumes = [f"--volume={here}:{there}" for here, there in places]
     build_file(DESCHEDULER_IMAGE, ROOT / "deploy/descheduler", revision, *volumes)
 
@@ -233,7 +233,7 @@ def _distroless(folder: Path) -> Path:
         (root / "usr/bin" / name).symlink_to("python3.13")
     certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
     authorities = root / _AUTHORITIES.removeprefix("/")
-    authorities.write_text("".join(one.read_text() for one in certificates))
+    authorities.write_text("".join(certificate.read_text() for certificate in certificates))
     people = (
         "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532::/home/nonroot:/sbin/nologin\n"
     )

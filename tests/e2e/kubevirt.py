@@ -118,7 +118,7 @@ class KubeVirt:
         vmi = await self.cluster.vmi("db1", "shop")
         head = {"apiVersion": VMIS.api_version, "kind": VMIS.kind}
         await self.handlers.write(
-            head | vmi, lambda one: one["status"].update(migrationState=state)
+            head | vmi, lambda changed: changed["status"].update(migrationState=state)
         )
 
 

@@ -54,7 +54,9 @@ class Terminal:
         is_forward = " port-forward " in command
         printed: list[str] = []
         code = None
-        while code is None or (is_forward and not any("Forwarding from" in one for one in printed)):
+        while code is None or (
+            is_forward and not any("Forwarding from" in line for line in printed)
+        ):
             line = self._shell.stdout.readline()
             assert line, f"{command}: the shell ended\n{''.join(printed)}"
             # An earlier port-forward may end meanwhile, because its pod was replaced.

@@ -34,8 +34,8 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
 
     def authority() -> str:
         assert cainjector.poll() is None, log.read_text()
-        found = cluster.get("mutatingwebhookconfiguration", NAME)
-        return str(found["webhooks"][0]["clientConfig"].get("caBundle", ""))
+        configuration = cluster.get("mutatingwebhookconfiguration", NAME)
+        return str(configuration["webhooks"][0]["clientConfig"].get("caBundle", ""))
 
     log = tmp_path / "cainjector.log"
     with log.open("w") as written:
@@ -56,7 +56,7 @@ def test_it_writes_the_authority_that_the_api_server_then_trusts(
         """Whether the webhook is called for the eviction of a pod that does not exist."""
         assert "NotFound" in try_evict(cluster, "virt-launcher-nobody")
         counted = cluster.kubectl("get", "--raw", "/metrics").splitlines()
-        return any(one.startswith(CALLS) and WEBHOOK in one for one in counted)
+        return any(line.startswith(CALLS) and WEBHOOK in line for line in counted)
 
     wait_for(called, "a review that the exporter answered")
     # Another test installs by Helm, which refuses objects that kustomize has created.

@@ -77,10 +77,10 @@ def pods(cluster: Cluster, digest: str, scratch: Path) -> Iterator[list[Object]]
 def all_unschedulable(cluster: Cluster) -> bool:
     """Whether the scheduler has found no node for any of the three pods."""
     reasons = [
-        one.get("reason")
+        condition.get("reason")
         for pod in cluster.pods()
-        for one in pod["status"].get("conditions", [])
-        if one["type"] == "PodScheduled"
+        for condition in pod["status"].get("conditions", [])
+        if condition["type"] == "PodScheduled"
     ]
     return reasons == ["Unschedulable"] * 3
 
@@ -150,7 +150,9 @@ def test_who_may_ask(
     sign_in: Callable[[str], AbstractContextManager[Terminal]], prove: Callable[[str], None]
 ) -> None:
     """The documented role is enough for the documented command; without it, a sentence says why."""
-    (command,) = [one for one in commands(SECTIONS[OWN_MACHINE]) if "--exporter-namespace" in one]
+    (command,) = [
+        command for command in commands(SECTIONS[OWN_MACHINE]) if "--exporter-namespace" in command
+    ]
     everywhere = "kubectl evictions explain shop/db1"
     with sign_in("alice") as alice:
         answer = alice.type(command)
@@ -165,5 +167,5 @@ def test_who_may_ask(
     assert unlisted.startswith("kubectl evictions: the exporter's pods cannot be listed: ")
     assert unlisted.endswith("; docs/operate.md has the role that is needed\n")
     assert "pods/exec" in unexecuted
-    for name, said in (("alice", answer), ("bob", unlisted), ("carol", unexecuted)):
-        prove(f"{name}: {said.splitlines()[0]}")
+    for name, text in (("alice", answer), ("bob", unlisted), ("carol", unexecuted)):
+        prove(f"{name}: {text.splitlines()[0]}")

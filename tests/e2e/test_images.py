@@ -25,15 +25,15 @@ def unpack(image: Image) -> tuple[dict[str, Any], Counter[str]]:
     with tarfile.open(image.archive) as archive:
 
         def member(name: str) -> Any:
-            found = archive.extractfile(name)
-            assert found is not None
-            return found
+            content = archive.extractfile(name)
+            assert content is not None
+            return content
 
         (manifest,) = json.load(member("manifest.json"))
         config = json.load(member(manifest["Config"]))["config"]
         for layer in manifest["Layers"]:
             with tarfile.open(fileobj=member(layer)) as files:
-                sizes.update({one.name.removeprefix("./"): one.size for one in files})
+                sizes.update({file.name.removeprefix("./"): file.size for file in files})
     return config, sizes
 
 
@@ -61,9 +61,9 @@ def test_an_image(image: Image, prove: Callable[[str], None]) -> None:
     assert config["User"] == "65532:65532"
     assert [path for path in sizes if INSTALLERS.search(path)] == []
     packages = {
-        (found[1].replace("_", "-").lower(), found[2])
+        (match[1].replace("_", "-").lower(), match[2])
         for path in sizes
-        if (found := re.search(r"^app/([^/]*)-([^-/]*)\.dist-info/METADATA$", path))
+        if (match := re.search(r"^app/([^/]*)-([^-/]*)\.dist-info/METADATA$", path))
     }
     assert packages <= pins().keys()
     assert (image is EXPORTER) == ({"aiohttp", "msgspec", "structlog"} <= dict(packages).keys())

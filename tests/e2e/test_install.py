@@ -35,16 +35,16 @@ def certified(cluster: Cluster, scratch: Path) -> Iterator[None]:
 def test_it_gets_ready_and_answers(cluster: Cluster, scratch: Path, way: str) -> None:
     """The documented commands install an exporter that gets Ready and answers, and uninstall it."""
     with cluster.terminal(scratch) as terminal:
-        *_, said = type_section(terminal, way).values()
+        *_, output = type_section(terminal, way).values()
         print(cluster.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
-        print(said)
-        assert "Healthy" in said
-        assert "shop/db1" in said
-        assert all(one["ready"] for pod in cluster.pods() for one in containers(pod))
+        print(output)
+        assert "Healthy" in output
+        assert "shop/db1" in output
+        assert all(container["ready"] for pod in cluster.pods() for container in containers(pod))
         if not way.startswith(("Standalone", "Webhook")):
             printed = type_section(terminal, "Check that it works")
             assert "Healthy" in [*printed.values()][-1]
-            assert any("db1" in one for one in printed.values())
+            assert any("db1" in output for output in printed.values())
         uninstall(cluster, scratch, by_helm=way.endswith("by Helm"))
 
 
@@ -64,7 +64,7 @@ def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
     assert not cluster.get(kinds, "-l", selector)["items"]
     wait_for(lambda: not cluster.get("-n", NAMESPACE, "pods")["items"], "pods gone")
     left = cluster.get("-n", NAMESPACE, "all,configmap,secret,serviceaccount,role,rolebinding")
-    names = {(one["kind"], one["metadata"]["name"]) for one in left["items"]}
+    names = {(document["kind"], document["metadata"]["name"]) for document in left["items"]}
     assert {name for kind, name in names if kind == "Secret"} == {TLS_SECRET}
     assert {kind for kind, _ in names} <= {"ConfigMap", "Secret", "ServiceAccount"}
 
@@ -72,7 +72,7 @@ def uninstall(cluster: Cluster, scratch: Path, *, by_helm: bool) -> None:
 def commands_of_uninstall(*, by_helm: bool) -> list[str]:
     """The command for Helm, or those for kustomize, without the one that deletes the namespace."""
     listed = commands(SECTIONS[UNINSTALL])
-    helm = [one for one in listed if one.startswith("helm ")]
-    everything = [one for one in listed if "delete namespace" in one]
+    helm = [command for command in listed if command.startswith("helm ")]
+    everything = [command for command in listed if "delete namespace" in command]
     assert len(helm) == len(everything) == 1
-    return helm if by_helm else [one for one in listed if one not in helm + everything]
+    return helm if by_helm else [command for command in listed if command not in helm + everything]

@@ -82,7 +82,7 @@ def test_an_upgrade_and_the_way_back(
 
 def images(pod: Object) -> list[str]:
     """The images of a pod."""
-    return [one["image"] for one in pod["spec"]["containers"]]
+    return [container["image"] for container in pod["spec"]["containers"]]
 
 
 def test_a_certificate_is_renewed_without_a_restart(
@@ -110,7 +110,7 @@ def test_a_certificate_is_renewed_without_a_restart(
 
 def restarts(pod: Object) -> int:
     """How often a pod's containers were restarted."""
-    return sum(int(one["restartCount"]) for one in pod["status"]["containerStatuses"])
+    return sum(int(container["restartCount"]) for container in pod["status"]["containerStatuses"])
 
 
 def test_a_container_killed_by_memory_comes_back_with_its_history(
@@ -146,8 +146,8 @@ def status_of(caller: Caller) -> Object:
     """The answer of `GET /v1/status`."""
     status, answer = caller.ask("GET", "/v1/status")
     assert status == 200
-    found: Object = answer
-    return found
+    document: Object = answer
+    return document
 
 
 def take_memory(cluster: Cluster, pod: Object) -> None:

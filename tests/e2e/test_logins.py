@@ -45,12 +45,12 @@ def test_the_proxies_of_a_cluster(cluster: Cluster, caller: Caller) -> None:
     excluded = f"NO_PROXY=.cluster.local,.svc,{SERVICES},localhost"
     cluster.kubectl("-n", NAMESPACE, "set", "env", DEPLOYMENT, *PROXIES, excluded)
     cluster.rolled_out()
-    said = cluster.exec("python", "-m", "exporter", "status")
+    output = cluster.exec("python", "-m", "exporter", "status")
     without = [f"{name.partition('=')[0]}-" for name in (*PROXIES, excluded)]
     cluster.kubectl("-n", NAMESPACE, "set", "env", DEPLOYMENT, *without)
     cluster.rolled_out()
 
-    assert "Healthy" in said
+    assert "Healthy" in output
     wait_for(caller.is_ready, "the replicas without proxies")
 
 

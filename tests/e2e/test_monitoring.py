@@ -177,9 +177,9 @@ def test_an_alert_reaches_alertmanager(
         return json.loads(ended.stdout) if ended.returncode == 0 else None
 
     def target() -> Object:
-        found = ask("prometheus-stack-0:9090", "/api/v1/targets?state=active")
-        ours = found["data"]["activeTargets"] if found else []
-        return ours[0] if [one["health"] for one in ours] == ["up"] else {}
+        targets = ask("prometheus-stack-0:9090", "/api/v1/targets?state=active")
+        ours = targets["data"]["activeTargets"] if targets else []
+        return ours[0] if [our["health"] for our in ours] == ["up"] else {}
 
     up = wait_for(target, "one target, up")
     assert up["scrapeUrl"].startswith("https://")
@@ -189,8 +189,10 @@ def test_an_alert_reaches_alertmanager(
     prove(f"Prometheus operator: {up['scrapePool']} is {up['health']}: {up['scrapeUrl']}")
 
     def alert() -> Object:
-        found = ask("alertmanager-stack-0:9093", "/api/v2/alerts") or []
-        ours = [one for one in found if one["labels"]["alertname"] == "KubeVirtEvacuationStuck"]
+        alerts = ask("alertmanager-stack-0:9093", "/api/v2/alerts") or []
+        ours = [
+            alert for alert in alerts if alert["labels"]["alertname"] == "KubeVirtEvacuationStuck"
+        ]
         return ours[0] if ours else {}
 
     sent = wait_for(alert, "the alert in Alertmanager", within=900)

@@ -44,11 +44,11 @@ def test_it_runs_as_any_user(cluster: Cluster, scratch: Path) -> None:
         type_section(terminal, CERTIFICATE)
         type_section(terminal, "OpenShift")
     who = cluster.exec("python", "-c", "import os; print(os.getuid(), os.getgroups())")
-    said = cluster.exec("python", "-m", "exporter", "status")
+    output = cluster.exec("python", "-m", "exporter", "status")
     kinds = "clusterrole,clusterrolebinding"
     cluster.kubectl("delete", kinds, "-l", f"app.kubernetes.io/name={NAME}")
     cluster.remove()
 
     assert who.split()[0] == str(CHOSEN)
     assert str(CHOSEN) in who.partition("[")[2]
-    assert "Healthy" in said
+    assert "Healthy" in output

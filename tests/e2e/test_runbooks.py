@@ -97,8 +97,8 @@ async def make_stuck(kubevirt: KubeVirt) -> str:
     assert "Eviction triggered evacuation" in str(refusal)
 
     async def has_begun() -> str | None:
-        found = await kubevirt.cluster.vmims("db1", "shop")
-        begun = [one for one in found if objects.phase(one) == "Scheduling"]
+        vmims = await kubevirt.cluster.vmims("db1", "shop")
+        begun = [vmim for vmim in vmims if objects.phase(vmim) == "Scheduling"]
         return str(begun[-1]["metadata"]["name"]) if begun else None
 
     return await poll(has_begun, within=120, what="an attempt")

@@ -90,9 +90,12 @@ async def test_a_target_pod_that_waits_for_a_volume(
         "and the decision of the scheduler were simulated.",
         scene,
     )
-    names = [one["name"] for one in target["spec"]["initContainers"]]
-    waiting = {one["state"]["waiting"]["reason"] for one in target["status"]["containerStatuses"]}
-    (why,) = (one for one in seen["evacuation"]["why"] if one["source"] == "TargetPod")
+    names = [container["name"] for container in target["spec"]["initContainers"]]
+    waiting = {
+        container["state"]["waiting"]["reason"]
+        for container in target["status"]["containerStatuses"]
+    }
+    (why,) = (reason for reason in seen["evacuation"]["why"] if reason["source"] == "TargetPod")
     assert names
     assert waiting == {"PodInitializing"}
     assert seen["evacuation"]["state"] == "target_not_ready"

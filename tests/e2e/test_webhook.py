@@ -75,10 +75,10 @@ async def test_five_steps(cluster: Cluster, kubevirt: KubeVirt, scratch: Path) -
 
         def explanations() -> str:
             """What each of the replicas explains: only one of them has judged the eviction."""
-            named = [one["metadata"]["name"] for one in cluster.pods()]
+            named = [pod["metadata"]["name"] for pod in cluster.pods()]
             inside = ("-c", "exporter", "--", *explain.split())
-            said = [cluster.kubectl("-n", NAMESPACE, "exec", one, *inside) for one in named]
-            return "".join(said)
+            outputs = [cluster.kubectl("-n", NAMESPACE, "exec", pod, *inside) for pod in named]
+            return "".join(outputs)
 
         assert f"by {EVICTOR}" in await asyncio.to_thread(explanations)
 

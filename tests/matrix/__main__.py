@@ -42,7 +42,7 @@ def run(pair: Pair) -> Result:
         if done.returncode:
             result.unbuilt = reason(done.stderr)
             return result
-    named = {part.replace("-", "_").upper(): one for part, one in pair.versions.items()}
+    named = {part.replace("-", "_").upper(): version for part, version in pair.versions.items()}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-q", "-m", "not soak", "--timeout", "900", f"--junitxml={report}"]
@@ -77,7 +77,7 @@ def read_report(report: Path, suites: Sequence[str], result: Result) -> None:
                 result.lacks.append(str(skipped.get("message")).partition(": no ")[2])
             else:
                 result.tests[suite].append(str(case.get("name")))
-                lines = [str(one.get("value")) for one in case.iter("property")]
+                lines = [str(field.get("value")) for field in case.iter("property")]
                 result.proven += [line for line in lines if line.startswith(ABOUT_KUBEVIRT)]
 
 
@@ -89,10 +89,10 @@ def _describe() -> str:
     return f"{head}+" if changed else head
 
 
-def reason(said: str) -> str:
+def reason(output: str) -> str:
     """The module that Go could not get, or the last line of Go's output."""
-    refused = re.search(r"([\w./-]+@v[\w.+-]+)\)?: reading \S+: (.*)", said)
-    return f"{refused[1]}: {refused[2]}" if refused else said.strip().splitlines()[-1]
+    refused = re.search(r"([\w./-]+@v[\w.+-]+)\)?: reading \S+: (.*)", output)
+    return f"{refused[1]}: {refused[2]}" if refused else output.strip().splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def fill(text: str, results: Sequence[Result]) -> str:
     head = ("KubeVirt", "Kubernetes", "descheduler", *SUITES)
     head = (*head, "failed", "missing", "run on", "commit")
     return documents.fill(
-        text, {"matrix:pairs": build_table(head, (_pair_row(one) for one in results))}
+        text, {"matrix:pairs": build_table(head, (_pair_row(result) for result in results))}
     )
 
 
@@ -37,25 +37,29 @@ def fill_results(text: str, results: Sequence[Result]) -> str:
     return documents.fill(text, tables)
 
 
-def _pair_row(one: Result) -> Row:
-    versions = [one.versions[part] for part in ("kubevirt", "kube-apiserver", "descheduler")]
-    if one.unbuilt:
-        said = f"cannot be built: {one.unbuilt}"
-        return [*versions, *("" for _ in SUITES), "", said, one.date, one.commit]
-    passed = [str(len(one.tests[suite])) if suite in one.tests else "not run" for suite in SUITES]
-    passed_all = "none" if one.tests else ""
-    failed = ", ".join(f"`{name}`" for name in one.failed) or passed_all
-    return [*versions, *passed, failed, ", ".join(one.lacks), one.date, one.commit]
+def _pair_row(result: Result) -> Row:
+    versions = [result.versions[part] for part in ("kubevirt", "kube-apiserver", "descheduler")]
+    if result.unbuilt:
+        fault = f"cannot be built: {result.unbuilt}"
+        return [*versions, *("" for _ in SUITES), "", fault, result.date, result.commit]
+    passed = [
+        str(len(result.tests[suite])) if suite in result.tests else "not run" for suite in SUITES
+    ]
+    passed_all = "none" if result.tests else ""
+    failed = ", ".join(f"`{name}`" for name in result.failed) or passed_all
+    return [*versions, *passed, failed, ", ".join(result.lacks), result.date, result.commit]
 
 
 def _measured(results: Iterable[Result]) -> Iterable[str]:
     """The measurements of KubeVirt, each once with the versions that it holds for."""
     versions: dict[str, list[str]] = {}
-    for line in (line.removeprefix("rig: KubeVirt ") for one in results for line in one.proven):
-        version, _, said = line.partition(": ")
-        if version not in versions.setdefault(said, []):
-            versions[said].append(version)
-    return (f"KubeVirt {', '.join(found)}: {said}" for said, found in versions.items())
+    for line in (
+        line.removeprefix("rig: KubeVirt ") for result in results for line in result.proven
+    ):
+        version, _, fault = line.partition(": ")
+        if version not in versions.setdefault(fault, []):
+            versions[fault].append(version)
+    return (f"KubeVirt {', '.join(names)}: {fault}" for fault, names in versions.items())
 
 
 def _recorded() -> str:
@@ -66,6 +70,6 @@ def _recorded() -> str:
     rows = (
         [f"`{state}`", *("yes" if state in states[version] else "" for version in versions)]
         for state in State
-        if any(state in found for found in states.values())
+        if any(state in row for row in states.values())
     )
     return build_table(["state", *versions], rows)

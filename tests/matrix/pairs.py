@@ -42,7 +42,7 @@ class Pair:
     @property
     def changed(self) -> dict[str, str]:
         """The parts whose version is not the pinned one."""
-        return {part: one for part, one in self.versions.items() if one != PINNED[part]}
+        return {part: version for part, version in self.versions.items() if version != PINNED[part]}
 
     def __str__(self) -> str:
         return ", ".join(f"{part} {version}" for part, version in self.versions.items())
@@ -107,16 +107,18 @@ class Result:
 def read_results(path: Path = RESULTS) -> list[Result]:
     """The results of the last runs, in the order of `PAIRS`."""
     kept: list[dict[str, Any]] = json.loads(path.read_bytes()) if path.exists() else []
-    return [Result(**one) for one in kept]
+    return [Result(**result) for result in kept]
 
 
 def keep(result: Result, path: Path = RESULTS) -> None:
     """Write a result, which replaces the last result of the same pair."""
-    kept = {_key(one): one for one in read_results(path)} | {_key(result): result}
+    kept = {_key(read_result): read_result for read_result in read_results(path)} | {
+        _key(result): result
+    }
     order = [_key(pair) for pair in PAIRS]
     ordered = [asdict(kept[key]) for key in order if key in kept]
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
-def _key(one: Pair | Result) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(one.versions.items()))
+def _key(pair: Pair | Result) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(pair.versions.items()))

@@ -43,7 +43,7 @@ def test_a_row_is_stale_if_what_it_tested_has_changed() -> None:
     first = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
     versions = {"kubevirt": "1.7.0", "kube-apiserver": "1.36.3"}
     unbuilt = Result(versions, unbuilt="no module")
-    rows = [Result(versions, commit=one) for one in ("HEAD", first, "", "unknown")]
+    rows = [Result(versions, commit=commit) for commit in ("HEAD", first, "", "unknown")]
 
     changed, without, unknown = find_stale([*rows, unbuilt])
     assert re.fullmatch(

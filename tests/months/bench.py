@@ -134,7 +134,7 @@ class Bench:
 
     def review(self, vm: Vm) -> bool:
         """The webhook's answer about an eviction, if the API server calls it."""
-        up = [one for one in self.replicas if one.up]
+        up = [replica for replica in self.replicas if replica.up]
         if not up or not self.calls_webhook:
             return True
         replica = self.world.chance.choice(up)
@@ -170,8 +170,8 @@ class Bench:
                 with evaluator.stdin as stream, asyncio.Runner(loop_factory=Loop) as runner:
                     runner.run(self._run(stream))
             assert evaluator.returncode == 0, "the evaluator failed"
-            found: dict[str, Any] = json.loads(report.read_text())
-            return found
+            answer: dict[str, Any] = json.loads(report.read_text())
+            return answer
 
     async def _run(self, stream: IO[bytes]) -> None:
         interval, chance = self.setup.interval, random.Random(f"scrapes {self.seed}")
@@ -179,7 +179,7 @@ class Bench:
         began = 0.0
         while began < self.setup.days * DAY:
             ended = began + interval
-            for target in sorted(self.targets, key=lambda one: one.scraped.offset):
+            for target in sorted(self.targets, key=lambda target: target.scraped.offset):
                 await self._advance(began + target.scraped.offset * interval / 30)
                 is_lost = chance.random() < self.lost
                 if target not in self.targets or self._is_down(ended):
@@ -188,9 +188,9 @@ class Bench:
                 stream.write(_head("scrape", self._stamp(), target, body))
                 stream.write(body or b"")
             await self._advance(ended)
-            up = sum(one.up for one in self.replicas)
-            self.truth.up.append((ended, up, sum(one.job == JOB for one in self.targets)))
-            for target in [one for one in known if one not in self.targets]:
+            up = sum(replica.up for replica in self.replicas)
+            self.truth.up.append((ended, up, sum(target.job == JOB for target in self.targets)))
+            for target in [target for target in known if target not in self.targets]:
                 stream.write(_head("gone", self._stamp(), target, None))
             known = list(self.targets)
             if any(end <= ended < end + interval for _, end in self.gaps):

@@ -111,7 +111,7 @@ class World:
     def fate(self, vmi: Object, attempt: int) -> Fate:  # noqa: ARG002 (all attempts are alike)
         """How a VM's next migration ends; its target is chosen here, too."""
         vm = self.vms[objects.key(vmi)]
-        target = self._choose(vm, [one for one in self._free() if one != self.node_of(vm)])
+        target = self._choose(vm, [node for node in self._free() if node != self.node_of(vm)])
         self._targets[vm.key] = target
         fate = self.decide(vm, target)
         return fate or Fate("succeeds", vm.copying * self.slowness)
@@ -212,9 +212,9 @@ class World:
     def _attempts(self, vm: Vm) -> list[Object]:
         migrations = self.cluster.store.objects(MIGRATIONS, vm.namespace)
         return [
-            one
-            for one in migrations
-            if one["spec"]["vmiName"] == vm.name and not objects.is_final(one)
+            migration
+            for migration in migrations
+            if migration["spec"]["vmiName"] == vm.name and not objects.is_final(migration)
         ]
 
     # Callers
@@ -248,7 +248,7 @@ class World:
     def waiting(self) -> int:
         """How many migrations wait for a free slot."""
         migrations = self.cluster.store.objects(MIGRATIONS)
-        return sum(objects.phase(one) in ("", "Pending") for one in migrations)
+        return sum(objects.phase(migration) in ("", "Pending") for migration in migrations)
 
     def cordon(self, node: str) -> None:
         """Cordon a node."""
@@ -331,5 +331,9 @@ def _set_plugging(vmi: Object, *, plugging: bool) -> None:
 def _set_migratable(vmi: Object, *, migratable: bool) -> None:
     status = "True" if migratable else "False"
     reason = {} if migratable else {"reason": "HostDeviceNotLiveMigratable"}
-    kept = [one for one in vmi["status"].get("conditions", []) if one["type"] != "LiveMigratable"]
+    kept = [
+        condition
+        for condition in vmi["status"].get("conditions", [])
+        if condition["type"] != "LiveMigratable"
+    ]
     vmi["status"]["conditions"] = [*kept, {"type": "LiveMigratable", "status": status} | reason]

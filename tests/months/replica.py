@@ -96,8 +96,8 @@ class Replica:
         )
         self._store.evacuations.record_end = self.counters.count_evacuation
         self._feeds = {
-            one.resource: Feed(self._store, one, self._now, log, policy)
-            for one in self.health.watched
+            watch.resource: Feed(self._store, watch, self._now, log, policy)
+            for watch in self.health.watched
         }
         for endpoint in ("verdicts", "blocked", "blocked_wait") if self.polls else ():
             self.counters.expect_requests(endpoint)
@@ -112,7 +112,7 @@ class Replica:
         if self.up:
             uids = {*self._store.uids(), *self._store.awaited}
             saved = {uid: self._store.save(uid) for uid in uids}
-            self._saved = {uid: one for uid, one in saved.items() if one is not None}
+            self._saved = {uid: vmi for uid, vmi in saved.items() if vmi is not None}
         self.up = False
 
     def restart(self, down: float = 25.0) -> None:
@@ -131,8 +131,8 @@ class Replica:
     def count_restart(self, why: Restart) -> None:
         """Each interrupted watch was started again, in vain."""
         for resource in self._cut:
-            for one in self.health.of(resource):
-                one.restarts[why] += 1
+            for watch in self.health.of(resource):
+                watch.restarts[why] += 1
 
     def resume(self, *, lists: bool) -> None:
         """Continue the interrupted watches, from where they were or with a list."""
@@ -146,9 +146,9 @@ class Replica:
 
     def forbid(self, resource: Resource) -> None:
         """The API server forbids to list and watch a resource."""
-        for one in self.health.of(resource):
-            one.rejected = "forbidden"
-            one.restarts[Restart.DENIED] += 7
+        for watch in self.health.of(resource):
+            watch.rejected = "forbidden"
+            watch.restarts[Restart.DENIED] += 7
         self._cut.add(resource)
         self._settle()
 
@@ -201,11 +201,11 @@ class Replica:
         self._record_contact(resource)
 
     def _record_contact(self, resource: Resource, *, synced: bool = False) -> None:
-        for one in self.health.of(resource):
-            one.contact = self._now()
+        for watch in self.health.of(resource):
+            watch.contact = self._now()
             if synced:
-                one.synced, one.rejected = True, ""
-                one.lists += 1
+                watch.synced, watch.rejected = True, ""
+                watch.lists += 1
         self._bookmark_at[resource] = self._now() + self._chance.uniform(*BOOKMARKS)
 
     def _settle(self) -> None:

@@ -80,23 +80,30 @@ class Run:
 
 
 def read(
-    seed: int, found: Mapping[str, Any], faults: Sequence[Fault], truth: Truth, *, lists: bool
+    seed: int, report: Mapping[str, Any], faults: Sequence[Fault], truth: Truth, *, lists: bool
 ) -> Run:
     """The result of a run, from the evaluator's report; `lists`: with its notifications."""
-    firings = [_firing(one) for one in found["firings"]]
-    sent = [one | {"at": _minutes(one["at"])} for one in found["notifications"] or []]
+    firings = [_firing(firing) for firing in report["firings"]]
+    sent = [
+        notification | {"at": _minutes(notification["at"])}
+        for notification in report["notifications"] or []
+    ]
     heard = tuple(_hear(firings, sent, faults, place) for place in range(len(faults)))
-    calls = Counter(one.alert for one in firings if one.severity == CALLING)
-    infos = Counter(one.alert for one in firings if one.severity != CALLING)
-    untrue = tuple(error for one in firings for error in _find_errors(one, faults, truth))
-    messages = tuple(_message(one) for one in sent if one["kind"] in ("new", "resolved") and lists)
+    calls = Counter(firing.alert for firing in firings if firing.severity == CALLING)
+    infos = Counter(firing.alert for firing in firings if firing.severity != CALLING)
+    untrue = tuple(error for firing in firings for error in _find_errors(firing, faults, truth))
+    messages = tuple(
+        _message(notification)
+        for notification in sent
+        if notification["kind"] in ("new", "resolved") and lists
+    )
     result = Result(seed, dict(calls), dict(infos), heard, untrue, messages)
-    return Run(firings, sent, found["errors"], result)
+    return Run(firings, sent, report["errors"], result)
 
 
 def _find_errors(firing: Firing, faults: Sequence[Fault], truth: Truth) -> list[str]:
-    said = Statement(firing.alert, firing.labels, firing.text, firing.began * 60)
-    return find_errors(said, truth, [(one.began, one.ended) for one in faults])
+    statement = Statement(firing.alert, firing.labels, firing.text, firing.began * 60)
+    return find_errors(statement, truth, [(fault.began, fault.ended) for fault in faults])
 
 
 def _message(sent: Mapping[str, Any]) -> Message:
@@ -107,17 +114,17 @@ def _minutes(milliseconds: float) -> float:
     return float((milliseconds / 1000 - BEGAN.timestamp()) / 60)
 
 
-def _firing(found: Mapping[str, Any]) -> Firing:
-    labels = found["labels"]
-    subjects = (labels.get(one) for one in ("name", "node", "resource", "cause"))
+def _firing(fired: Mapping[str, Any]) -> Firing:
+    labels = fired["labels"]
+    subjects = (labels.get(label) for label in ("name", "node", "resource", "cause"))
     return Firing(
-        found["alert"],
+        fired["alert"],
         labels["severity"],
-        next((one for one in subjects if one), ""),
+        next((subject for subject in subjects if subject), ""),
         labels,
-        _minutes(found["fired"]),
-        _minutes(found["resolved"]) if found["resolved"] else float("inf"),
-        found["text"],
+        _minutes(fired["fired"]),
+        _minutes(fired["resolved"]) if fired["resolved"] else float("inf"),
+        fired["text"],
     )
 
 
@@ -130,23 +137,25 @@ def _hear(
     """What was heard from the beginning of a fault until the next one begins."""
     fault = faults[place]
     began, ended = fault.began / 60, fault.ended / 60
-    until = min([ended + AFTERWARDS, *(one.began / 60 for one in faults[place + 1 :])])
-    fired = [one for one in firings if began <= one.began < until]
-    about = {one.alert for one in fired if one.severity == CALLING} | fault.alerts
+    until = min([ended + AFTERWARDS, *(fault.began / 60 for fault in faults[place + 1 :])])
+    fired = [firing for firing in firings if began <= firing.began < until]
+    about = {firing.alert for firing in fired if firing.severity == CALLING} | fault.alerts
     new = [
-        one
-        for one in sent
-        if one["kind"] == "new" and began <= one["at"] < until and one["alert"] in about
+        notification
+        for notification in sent
+        if notification["kind"] == "new"
+        and began <= notification["at"] < until
+        and notification["alert"] in about
     ]
-    right = [one["at"] for one in new if one["alert"] in fault.alerts]
-    ends = [one.ended for one in fired if one.alert in about]
-    subjects = [(one.alert, one.subject) for one in fired if one.alert in about]
+    right = [notification["at"] for notification in new if notification["alert"] in fault.alerts]
+    ends = [firing.ended for firing in fired if firing.alert in about]
+    subjects = [(firing.alert, firing.subject) for firing in fired if firing.alert in about]
     return Heard(
         fault.about,
         min(right) - began if right else None,
         max(ends) - ended if ends else None,
         len(new),
-        tuple(dict.fromkeys(one["alert"] for one in new)),
+        tuple(dict.fromkeys(notification["alert"] for notification in new)),
         len(subjects) - len(set(subjects)),
     )
 
@@ -161,13 +170,13 @@ def format_run(name: str, run: Run) -> list[str]:
             f"  {heard.about}: heard {after}{quiet}; {heard.sent} notifications:"
             f" {', '.join(heard.alerts) or 'none'}; fired again: {heard.again}"
         )
-    for one in run.firings:
-        hours, minutes = divmod(int(one.began), 60)
+    for firing in run.firings:
+        hours, minutes = divmod(int(firing.began), 60)
         lines.append(
-            f"    {hours:3}:{minutes:02} for {one.ended - one.began:4.0f} min"
-            f" {one.alert} ({one.severity}) {one.subject}"
+            f"    {hours:3}:{minutes:02} for {firing.ended - firing.began:4.0f} min"
+            f" {firing.alert} ({firing.severity}) {firing.subject}"
         )
-    lines += [f"  untrue: {one}" for one in run.result.untrue]
+    lines += [f"  untrue: {error}" for error in run.result.untrue]
     lines += [f"  error: {rule}: {error}" for rule, error in run.errors.items()]
     return lines
 
@@ -181,49 +190,54 @@ def format_table(abouts: Mapping[str, str], results: Mapping[str, Sequence[Resul
     ]
     for name, about in abouts.items():
         several = results.get(name, ())
-        seeds = ", ".join(str(one.seed) for one in several)
+        seeds = ", ".join(str(result.seed) for result in several)
         if several and not several[0].faults:
-            calls = _count(one.calls for one in several)
-            infos = _count(one.infos for one in several)
+            calls = _count(result.calls for result in several)
+            infos = _count(result.infos for result in several)
             healthy.append(f"| {name} | {about} | {seeds} | {calls} | {infos} |")
         for place, fault in enumerate(several[0].faults if several else ()):
-            heard = [one.faults[place] for one in several]
+            heard = [result.faults[place] for result in several]
             shown = f"{about}: {fault.about}" if len(several[0].faults) > 1 else about
-            first = sorted({one.alerts[0] for one in heard if one.alerts})
+            first = sorted({hearing.alerts[0] for hearing in heard if hearing.alerts})
             faults.append(
-                f"| {name} | {shown} | {seeds} | {_span([one.after for one in heard])} |"
-                f" {', '.join(first)} | {_span([one.sent for one in heard], '')} |"
-                f" {_span([one.quiet for one in heard])} |"
+                f"| {name} | {shown} | {seeds} | {_span([hearing.after for hearing in heard])} |"
+                f" {', '.join(first)} | {_span([hearing.sent for hearing in heard], '')} |"
+                f" {_span([hearing.quiet for hearing in heard])} |"
             )
     listed = [
         line
         for name, about in abouts.items()
-        for one in results.get(name, ())[:1]
-        if one.messages
-        for line in ("", f"{name}, seed {one.seed}: {about}.", "", *_list_messages(one.messages))
+        for result in results.get(name, ())[:1]
+        if result.messages
+        for line in (
+            "",
+            f"{name}, seed {result.seed}: {about}.",
+            "",
+            *_list_messages(result.messages),
+        )
     ]
     return [*healthy, "", *faults, *listed]
 
 
 def _list_messages(messages: Iterable[Message]) -> list[str]:
     rows = ["| day, time | alert | notification |", "|---|---|---|"]
-    for one in messages:
-        minutes = int(one.at)
+    for message in messages:
+        minutes = int(message.at)
         at = f"{minutes // 1440 + 1}, {minutes % 1440 // 60:02}:{minutes % 60:02}"
-        rows.append(f"| {at} | {one.alert} | {'<br>'.join(one.texts) or 'resolved'} |")
+        rows.append(f"| {at} | {message.alert} | {'<br>'.join(message.texts) or 'resolved'} |")
     return rows
 
 
 def _count(several: Iterable[Mapping[str, int]]) -> str:
     total = Counter[str]()
-    for one in several:
-        total.update(one)
+    for counts in several:
+        total.update(counts)
     return ", ".join(f"{alert} {number}" for alert, number in sorted(total.items())) or "none"
 
 
 def _span(numbers: Sequence[float | None], unit: str = " min") -> str:
     """The range of some numbers, rounded; None: it did not happen."""
-    known = sorted(round(one) for one in numbers if one is not None)
+    known = sorted(round(number) for number in numbers if number is not None)
     if not known:
         return "never"
     shown = f"{known[0]}" if known[0] == known[-1] else f"{known[0]} to {known[-1]}"

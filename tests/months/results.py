@@ -27,7 +27,7 @@ def write_results(name: str, results: Sequence[Result]) -> None:
     with RESULTS.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         known = msgspec.json.decode(file.read(), type=dict[str, list[Result]]) | {name: results}
-        ordered = {one: known[one] for one in SCENARIOS if one in known}
+        ordered = {scenario: known[scenario] for scenario in SCENARIOS if scenario in known}
         file.seek(0)
         file.truncate()
         file.write(msgspec.json.format(msgspec.json.encode(ordered)) + b"\n")
@@ -39,6 +39,6 @@ def render(document: str, results: Mapping[str, Sequence[Result]]) -> str:
     """The document with the tables of these results between its marks."""
     head, _, _ = document.partition(BEGIN)
     _, _, tail = document.partition(END)
-    abouts = {name: one.about for name, one in SCENARIOS.items()}
+    abouts = {name: scenario.about for name, scenario in SCENARIOS.items()}
     table = "\n".join(format_table(abouts, results))
     return f"{head}{BEGIN}\n{table}\n\n{END}{tail}"

@@ -192,7 +192,11 @@ def H7(bench: Bench) -> None:  # noqa: N802
 
     def roll_out(policy: Policy | None = None, ready: float = 20.0) -> None:
         """A Deployment with maxSurge 1 and maxUnavailable 0."""
-        old = [one for one in bench.targets if isinstance(one.scraped, Replica) and one.scraped.up]
+        old = [
+            target
+            for target in bench.targets
+            if isinstance(target.scraped, Replica) and target.scraped.up
+        ]
 
         def step() -> None:
             if not old:
@@ -262,10 +266,10 @@ def fail(*vms: Vm) -> tuple[set[Vm], Callable[[Vm, str], Fate | None]]:
 def F1(bench: Bench) -> None:  # noqa: N802
     """One VM fails for ever: first for the descheduler, and then another one in a drain."""
     world = bench.world
-    one, other = world.of_size(8)[0], world.of_size(8)[5]
-    broken, world.decide = fail(one, other)
-    world.at(1 * HOUR, lambda: world.evict(one, descheduler=True))
-    world.at(4 * HOUR, lambda: broken.discard(one))
+    first, other = world.of_size(8)[0], world.of_size(8)[5]
+    broken, world.decide = fail(first, other)
+    world.at(1 * HOUR, lambda: world.evict(first, descheduler=True))
+    world.at(4 * HOUR, lambda: broken.discard(first))
     bench.expect(
         "a VM of the descheduler",
         1 * HOUR,
@@ -351,9 +355,9 @@ def F5(bench: Bench) -> None:  # noqa: N802
     """Without a plugin, a VM is moved between two nodes every twenty minutes."""
     world = bench.world
     vm = world.of_size(16)[0]
-    one, other = world.nodes[0], world.nodes[1]
+    first, other = world.nodes[0], world.nodes[1]
     world.prefer = lambda moved: (
-        (other if world.node_of(vm) == one else one) if moved is vm else None
+        (other if world.node_of(vm) == first else first) if moved is vm else None
     )
     began, ended = 1 * HOUR, 7 * HOUR
     world.at(began, lambda: world.every(1200.0, lambda: bench.descheduler.evict(vm), ended))
@@ -417,7 +421,7 @@ def F7b(bench: Bench) -> None:  # noqa: N802
 def F8(bench: Bench) -> None:  # noqa: N802
     """The exporter is down, loses its permission for VMIMs, and its watch of VMIs is silent."""
     world, exporter = bench.world, bench.exporter
-    target = next(one for one in bench.targets if one.scraped is exporter)
+    target = next(target for target in bench.targets if target.scraped is exporter)
     world.at(1 * HOUR, exporter.stop)
     world.at(2.5 * HOUR, exporter.start)
     bench.expect("it is down", 1 * HOUR, 2.5 * HOUR, "KubeVirtEvictionExporterAbsent")
@@ -457,8 +461,8 @@ def F8r(bench: Bench) -> None:  # noqa: N802
     world.at(6.5 * HOUR, lambda: other.list_again(Resource.VMIS))
     bench.expect("they differ", 5 * HOUR, 6.5 * HOUR, "KubeVirtEvictionExporterStale")
     for replica in bench.replicas:
-        world.at(9 * HOUR, lambda one=replica: one.interrupt([Resource.VMIS]))  # type: ignore[misc]
-        world.at(10 * HOUR, lambda one=replica: one.resume(lists=True))  # type: ignore[misc]
+        world.at(9 * HOUR, lambda present=replica: present.interrupt([Resource.VMIS]))  # type: ignore[misc]
+        world.at(10 * HOUR, lambda present=replica: present.resume(lists=True))  # type: ignore[misc]
     bench.expect("the watches are silent", 9 * HOUR, 10 * HOUR, "KubeVirtEvictionExporterStale")
 
 
@@ -539,16 +543,16 @@ def F11(bench: Bench) -> None:  # noqa: N802
 def F12(bench: Bench) -> None:  # noqa: N802
     """A migration makes no progress: one of the descheduler, and then one of a drain."""
     world = bench.world
-    one, other = world.of_size(8)[4:6]
-    stalled = {one}
+    first, other = world.of_size(8)[4:6]
+    stalled = {first}
     world.decide = lambda vm, _target: Fate("succeeds", STALLED) if vm in stalled else None
 
     def abort(vm: Vm) -> None:
         stalled.discard(vm)
         world.abort(vm)
 
-    world.at(1 * HOUR, lambda: world.evict(one, descheduler=True))
-    world.at(4 * HOUR, lambda: abort(one))
+    world.at(1 * HOUR, lambda: world.evict(first, descheduler=True))
+    world.at(4 * HOUR, lambda: abort(first))
     bench.expect("one of the descheduler", 1 * HOUR, 4 * HOUR, "KubeVirtEvacuationStuck")
     # Not before, because the descheduler may move this VM too.
     world.at(6 * HOUR, lambda: stalled.add(other))

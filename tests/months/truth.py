@@ -50,9 +50,9 @@ class Statement:
 
     def number(self, pattern: str) -> int:
         """The number at `N` of this text."""
-        found = re.search(pattern.replace("N", r"(\d+)"), self.text)
-        assert found, f"{pattern!r} is not in {self.text!r}"
-        return int(found[1])
+        match = re.search(pattern.replace("N", r"(\d+)"), self.text)
+        assert match, f"{pattern!r} is not in {self.text!r}"
+        return int(match[1])
 
 
 @dataclass
@@ -129,8 +129,8 @@ class Truth:
 
     def leaving_at(self, at: float, source: str = "") -> list[str]:
         """The VMs that are being evacuated, because of this source."""
-        found = {vm: _value(marks, at) for vm, marks in self.leaving.items()}
-        return [vm for vm, mark in found.items() if mark and source in ("", mark)]
+        leaving = {vm: _value(marks, at) for vm, marks in self.leaving.items()}
+        return [vm for vm, mark in leaving.items() if mark and source in ("", mark)]
 
     def left(self, node: str, since: float, until: float) -> set[str]:
         """The VMs that have left a node."""
@@ -146,12 +146,14 @@ class Truth:
         marks = self.leaving.get(vm, ())
         since = max((at for at, mark in marks if mark and at <= until), default=until)
         return sum(
-            one.failed for one in self.attempts if one.vm == vm and since <= one.ended <= until
+            attempt.failed
+            for attempt in self.attempts
+            if attempt.vm == vm and since <= attempt.ended <= until
         )
 
     def ended(self, since: float, until: float) -> Iterator[Attempt]:
         """The attempts that ended within a time."""
-        return (one for one in self.attempts if since < one.ended <= until)
+        return (attempt for attempt in self.attempts if since < attempt.ended <= until)
 
     def holds(self, series: Sequence[tuple[float, str]], since: float, until: float) -> bool:
         """Whether a value was never empty during a time."""
@@ -168,140 +170,162 @@ def _value(series: Sequence[tuple[float, str]], at: float) -> str:
 Check = Callable[[Statement, Truth], Iterator[str]]
 
 
-def find_errors(said: Statement, truth: Truth, spans: Sequence[tuple[float, float]]) -> list[str]:
+def find_errors(
+    statement: Statement, truth: Truth, spans: Sequence[tuple[float, float]]
+) -> list[str]:
     """What is not true in the text of an alert.
 
     `spans` are the times of the faults: no other time may be in a text.
     """
-    check = CHECKS.get(said.alert)
-    errors = [] if check is None else [*check(said, truth)]
-    for found in TIME.findall(said.text):
-        at = datetime.fromisoformat(found.removesuffix(" +0000 UTC")).replace(tzinfo=UTC)
+    check = CHECKS.get(statement.alert)
+    errors = [] if check is None else [*check(statement, truth)]
+    for stamp in TIME.findall(statement.text):
+        at = datetime.fromisoformat(stamp.removesuffix(" +0000 UTC")).replace(tzinfo=UTC)
         since = (at - BEGAN).total_seconds()
-        if not any(began - SEEN <= since <= min(ended, said.at) for began, ended in spans):
-            errors.append(f"the time {found} is not that of a fault")
-    return [f"{said.alert} at {said.at / 60:.0f} min: {one}: {said.text}" for one in errors]
+        if not any(began - SEEN <= since <= min(ended, statement.at) for began, ended in spans):
+            errors.append(f"the time {stamp} is not that of a fault")
+    return [
+        f"{statement.alert} at {statement.at / 60:.0f} min: {error}: {statement.text}"
+        for error in errors
+    ]
 
 
-def _is_about(said: Statement, truth: Truth) -> Iterator[str]:
-    if f"VMI {said.vm}" not in said.text or f"node {said.node}" not in said.text:
+def _is_about(statement: Statement, truth: Truth) -> Iterator[str]:
+    if (
+        f"VMI {statement.vm}" not in statement.text
+        or f"node {statement.node}" not in statement.text
+    ):
         yield "the VM or the node is not named"
-    if said.node not in {_value(truth.places[said.vm], at) for at in (said.at, said.at - SEEN)}:
+    if statement.node not in {
+        _value(truth.places[statement.vm], at) for at in (statement.at, statement.at - SEEN)
+    }:
         yield "the VM is on another node"
 
 
-def _check_range(said: int, least: int, most: int, what: str) -> Iterator[str]:
-    if not least <= said <= most:
+def _check_range(number: int, least: int, most: int, what: str) -> Iterator[str]:
+    if not least <= number <= most:
         yield f"{what}: {least} to {most}"
 
 
-def _stuck(said: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(said, truth)
-    if "has denied it" in said.text:
+def _stuck(statement: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(statement, truth)
+    if "has denied it" in statement.text:
         return
-    if said.vm not in truth.leaving_at(said.at - SEEN):
+    if statement.vm not in truth.leaving_at(statement.at - SEEN):
         yield "the VM is not being evacuated"
-    number = said.number("Failed attempts: N") if "Failed attempts" in said.text else 0
-    yield from _count_failures(said, truth, number)
+    number = statement.number("Failed attempts: N") if "Failed attempts" in statement.text else 0
+    yield from _count_failures(statement, truth, number)
 
 
-def _failing(said: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(said, truth)
-    yield from _count_failures(said, truth, said.number("N migrations of VMI"))
+def _failing(statement: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(statement, truth)
+    yield from _count_failures(statement, truth, statement.number("N migrations of VMI"))
 
 
-def _count_failures(said: Statement, truth: Truth, number: int) -> Iterator[str]:
-    least, most = (truth.failures(said.vm, at) for at in (said.at - SEEN, said.at))
+def _count_failures(statement: Statement, truth: Truth, number: int) -> Iterator[str]:
+    least, most = (truth.failures(statement.vm, at) for at in (statement.at - SEEN, statement.at))
     yield from _check_range(number, min(least, most), most, "failed attempts")
 
 
-def _moving(said: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(said, truth)
-    if f"trigger {said.labels['trigger']}" not in said.text:
+def _moving(statement: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(statement, truth)
+    if f"trigger {statement.labels['trigger']}" not in statement.text:
         yield "the trigger is not named"
-    if said.vm in truth.leaving_at(said.at):
+    if statement.vm in truth.leaving_at(statement.at):
         yield "the VM is being evacuated"
-    own = [one for one in truth.ended(said.at - DAY, said.at) if one.vm == said.vm]
-    if own and own[-1].ended > said.at - HOUR and not own[-1].failed:
+    own = [
+        attempt
+        for attempt in truth.ended(statement.at - DAY, statement.at)
+        if attempt.vm == statement.vm
+    ]
+    if own and own[-1].ended > statement.at - HOUR and not own[-1].failed:
         yield "its last migration succeeded"
 
 
-def _many(said: Statement, truth: Truth) -> Iterator[str]:
-    most = len(truth.leaving_at(said.at - SEEN))
-    yield from _check_range(said.number("N evacuations are stuck"), 10, most, "evacuations")
+def _many(statement: Statement, truth: Truth) -> Iterator[str]:
+    most = len(truth.leaving_at(statement.at - SEEN))
+    yield from _check_range(statement.number("N evacuations are stuck"), 10, most, "evacuations")
 
 
-def _held(said: Statement, truth: Truth) -> Iterator[str]:
-    most = len(truth.leaving_at(said.at - SEEN, "descheduler"))
-    yield from _check_range(said.number("N evacuations that"), 5, most, "of the descheduler")
+def _held(statement: Statement, truth: Truth) -> Iterator[str]:
+    most = len(truth.leaving_at(statement.at - SEEN, "descheduler"))
+    yield from _check_range(statement.number("N evacuations that"), 5, most, "of the descheduler")
 
 
-def _churning(said: Statement, truth: Truth) -> Iterator[str]:
-    if f"VMI {said.vm}" not in said.text:
+def _churning(statement: Statement, truth: Truth) -> Iterator[str]:
+    if f"VMI {statement.vm}" not in statement.text:
         yield "the VM is not named"
     ends = [
-        one.ended
-        for one in truth.ended(said.at - 2.5 * HOUR, said.at)
-        if one.vm == said.vm and not one.failed
+        attempt.ended
+        for attempt in truth.ended(statement.at - 2.5 * HOUR, statement.at)
+        if attempt.vm == statement.vm and not attempt.failed
     ]
     if not any(later - sooner <= 2 * HOUR for sooner, later in zip(ends, ends[4:], strict=False)):
         yield "it was not migrated five times within two hours"
 
 
-def _kept(said: Statement, truth: Truth) -> Iterator[str]:
-    number = said.number("Their number is now N")
-    here = truth.on(said.node, said.at - SEEN)
-    if said.labels["cause"] == "cordoned":
-        if not truth.holds(truth.closed[said.node], said.at - DAY, said.at):
+def _kept(statement: Statement, truth: Truth) -> Iterator[str]:
+    number = statement.number("Their number is now N")
+    here = truth.on(statement.node, statement.at - SEEN)
+    if statement.labels["cause"] == "cordoned":
+        if not truth.holds(truth.closed[statement.node], statement.at - DAY, statement.at):
             yield "the node was not cordoned for a day"
         yield from _check_range(number, len(here), len(here), "VMs")
         return
-    kept = [vm for vm in here if _value(truth.stays[vm], said.at)]
-    failing = [vm for vm in here if truth.failures(vm, said.at) >= 3]
+    kept = [vm for vm in here if _value(truth.stays[vm], statement.at)]
+    failing = [vm for vm in here if truth.failures(vm, statement.at) >= 3]
     yield from _check_range(number, len(kept), len({*kept, *failing}), "VMs that stay or fail")
 
 
-def _drain(said: Statement, truth: Truth) -> Iterator[str]:
-    if not truth.holds(truth.closed[said.node], said.at - HOUR / 2, said.at - SEEN):
+def _drain(statement: Statement, truth: Truth) -> Iterator[str]:
+    if not truth.holds(truth.closed[statement.node], statement.at - HOUR / 2, statement.at - SEEN):
         yield "the node was not being drained for half an hour"
-    left = truth.left(said.node, said.at - HOUR / 2, said.at - SEEN)
-    if "at most two VMs have left" in said.text and len(left) > 2:
+    left = truth.left(statement.node, statement.at - HOUR / 2, statement.at - SEEN)
+    if "at most two VMs have left" in statement.text and len(left) > 2:
         yield f"{len(left)} VMs have left it"
-    elif "only VMs are left" in said.text:
+    elif "only VMs are left" in statement.text:
         yield from (
             f"{vm} can leave"
-            for vm in truth.on(said.node, said.at - SEEN)
-            if not _value(truth.stays[vm], said.at)
-            and truth.failures(vm, said.at) < 3
-            and not truth.holds(truth.leaving[vm], said.at - HOUR / 2, said.at - SEEN)
+            for vm in truth.on(statement.node, statement.at - SEEN)
+            if not _value(truth.stays[vm], statement.at)
+            and truth.failures(vm, statement.at) < 3
+            and not truth.holds(truth.leaving[vm], statement.at - HOUR / 2, statement.at - SEEN)
         )
-    elif "no VM has left" in said.text and left:
+    elif "no VM has left" in statement.text and left:
         yield f"{len(left)} VMs have left it"
 
 
-def _target(said: Statement, truth: Truth) -> Iterator[str]:
-    there = [one for one in truth.ended(said.at - HOUR, said.at) if one.target == said.node]
-    failed = [one for one in there if one.failed]
-    if len(failed) < 5 or len({one.vm for one in failed}) < 3:
-        yield f"{len(failed)} migrations of {len({one.vm for one in failed})} VMs failed"
+def _target(statement: Statement, truth: Truth) -> Iterator[str]:
+    there = [
+        attempt
+        for attempt in truth.ended(statement.at - HOUR, statement.at)
+        if attempt.target == statement.node
+    ]
+    failed = [attempt for attempt in there if attempt.failed]
+    if len(failed) < 5 or len({attempt.vm for attempt in failed}) < 3:
+        yield f"{len(failed)} migrations of {len({attempt.vm for attempt in failed})} VMs failed"
     if len(failed) < 0.8 * len(there):
         yield f"{len(failed)} of {len(there)} failed"
 
 
-def _absent(said: Statement, truth: Truth) -> Iterator[str]:
-    lately = [(up, all_) for at, up, all_ in truth.up if said.at - 480 < at < said.at - 120]
-    if said.labels["cause"] == "every_replica":
+def _absent(statement: Statement, truth: Truth) -> Iterator[str]:
+    lately = [
+        (up, all_) for at, up, all_ in truth.up if statement.at - 480 < at < statement.at - 120
+    ]
+    if statement.labels["cause"] == "every_replica":
         if any(up for up, _ in lately):
             yield "an exporter can be scraped"
         return
-    number = said.number("cannot scrape N replicas")
+    number = statement.number("cannot scrape N replicas")
     if any(all_ - up != number or not up for up, all_ in lately):
         yield "another number of replicas is down"
 
 
-def _ungated(said: Statement, truth: Truth) -> Iterator[str]:
-    marks = [one for marks in truth.leaving.values() for one in marks]
-    if not any(mark == "descheduler" and said.at - HOUR < at <= said.at for at, mark in marks):
+def _ungated(statement: Statement, truth: Truth) -> Iterator[str]:
+    marks = [mark for marks in truth.leaving.values() for mark in marks]
+    if not any(
+        mark == "descheduler" and statement.at - HOUR < at <= statement.at for at, mark in marks
+    ):
         yield "the descheduler has evicted nothing"
 
 

@@ -94,8 +94,8 @@ def _file_of(name: str) -> str:
     folder, _, file = name.rpartition("/")
     if folder:
         return f"tests/unit/{folder}/test_{file}.py"
-    (found,) = (ROOT / "tests/unit/engine").rglob(f"test_{file}.py")
-    return str(found.relative_to(ROOT))
+    (path,) = (ROOT / "tests/unit/engine").rglob(f"test_{file}.py")
+    return str(path.relative_to(ROOT))
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,9 @@ _PAIRS: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...] = (
     (ast.Add, ast.Sub),
     (ast.Mult, ast.FloorDiv),
 )
-SWAPS = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])} | {ast.Div: ast.Mult}
+SWAPS = {before: other for pair in _PAIRS for before, other in (pair, pair[::-1])} | {
+    ast.Div: ast.Mult
+}
 CALLS = {"min": "max", "max": "min"}
 FORK = get_context("fork")
 OUTPUT = "mutants.log"
@@ -144,14 +146,14 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
     lines = source.splitlines(keepends=True)
     starts = [sum(len(line.encode()) for line in lines[:number]) for number in range(len(lines))]
     raw = source.encode()
-    found = []
+    mutants = []
     for node, function in _nodes(ast.parse(source), ""):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         for changed in _changes(node):
             after = ast.unparse(changed)
             text = after if isinstance(node, ast.stmt) else f"({after})"
-            found.append(
+            mutants.append(
                 Mutant(
                     file=file,
                     number=node.lineno,
@@ -161,7 +163,7 @@ def find_mutants(file: str, source: str) -> list[Mutant]:
                     source=(raw[:begin] + text.encode() + raw[end:]).decode(),
                 )
             )
-    return found
+    return mutants
 
 
 def _nodes(node: ast.AST, function: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
@@ -196,7 +198,10 @@ def _changed_expression(node: ast.expr) -> Iterator[ast.AST]:
     match node:
         case ast.Compare(ops=ops):
             for place, op in enumerate(ops):
-                changed = [SWAPS[type(op)]() if at == place else one for at, one in enumerate(ops)]
+                changed = [
+                    SWAPS[type(op)]() if at == place else operator
+                    for at, operator in enumerate(ops)
+                ]
                 yield ast.Compare(left=node.left, ops=changed, comparators=node.comparators)
         case ast.BoolOp(op=op):
             yield ast.BoolOp(op=SWAPS[type(op)](), values=node.values)
@@ -248,7 +253,7 @@ def run_tests(tree: Path, file: str, source: str) -> NoReturn:
     # may miss a change.
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*"):
         cached.unlink()
-    for name in [one for one in sys.modules if one.split(".")[0] in {"exporter", "tests"}]:
+    for name in [module for module in sys.modules if module.split(".")[0] in {"exporter", "tests"}]:
         del sys.modules[name]
     os.environ.pop("SOAK", None)
     os.chdir(tree)
@@ -296,7 +301,9 @@ def drop_equivalent(mutants: list[Mutant], file: str) -> list[Mutant]:
         if entry["file"] != file:
             continue
         place = (entry["function"], entry["line"], entry["mutation"])
-        others = [one for one in mutants if (one.function, one.line, one.mutation) != place]
+        others = [
+            mutant for mutant in mutants if (mutant.function, mutant.line, mutant.mutation) != place
+        ]
         if len(others) == len(mutants) or not entry["reason"]:
             sys.exit(f"{EQUIVALENT.name}: an entry matches no mutant, or has no reason: {entry}")
         mutants = others
@@ -314,16 +321,16 @@ def check(file: str, trees: list[Path], *, sample: int | None, seed: int) -> boo
         print((trees[0] / OUTPUT).read_text())
         sys.exit(f"{file}: its tests fail even without a mutant")
     seconds = 30 + 10 * (time.monotonic() - began)
-    codes = try_all(file, [one.source for one in mutants], trees, seconds)
-    tried = sorted(zip(mutants, codes, strict=True), key=lambda one: one[0].number)
+    codes = try_all(file, [mutant.source for mutant in mutants], trees, seconds)
+    tried = sorted(zip(mutants, codes, strict=True), key=lambda pair: pair[0].number)
     killed = len(mutants) - codes.count(0)
     late = f"{codes.count(None)} of them by the timeout of {seconds:.0f} s"
     print(f"{file}: {killed} of {len(mutants)} killed, {late}")
-    for one, code in tried:
+    for mutant, code in tried:
         if not code:
             fate = "survived" if code == 0 else "timed out"
-            print(f"    {fate}: {one.file}:{one.number} {one.mutation}")
-            print(f"        in {one.function}: {one.line}")
+            print(f"    {fate}: {mutant.file}:{mutant.number} {mutant.mutation}")
+            print(f"        in {mutant.function}: {mutant.line}")
     sys.stdout.flush()
     return killed >= ENOUGH * len(mutants)
 

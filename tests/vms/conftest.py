@@ -34,7 +34,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, d
     # If no cgroup is left, no process of the nodes is left. Then their mounts and networks are
     # gone, too.
     ours = {str(node.supervisor.pid) for node in nodes[1].values()}
-    assert ours.isdisjoint(one.rpartition("-")[2] for one in left_behind()["cgroups"])
+    assert ours.isdisjoint(group.rpartition("-")[2] for group in left_behind()["cgroups"])
     assert not list(directory.glob("n?/*"))
 
 
@@ -54,8 +54,8 @@ def machine(nodes: tuple[Cluster, dict[str, Node]]) -> Iterator[Callable[[str], 
         return made[-1]
 
     yield make
-    for one in made:
-        one.delete()
+    for vm in made:
+        vm.delete()
 
 
 @pytest.fixture(scope="session")
@@ -104,8 +104,8 @@ def quote(cluster: Cluster, prove: Callable[[str], None]) -> Callable[[Object], 
         uid = vmim["metadata"]["uid"]
 
         def find() -> Object | None:
-            ended = (one for one in read_log(cluster) if one["event"] == "migration_ended")
-            return next((one for one in ended if one["kubevirt.migration.uid"] == uid), None)
+            ended = (entry for entry in read_log(cluster) if entry["event"] == "migration_ended")
+            return next((entry for entry in ended if entry["kubevirt.migration.uid"] == uid), None)
 
         line = wait_for(find, f"the end of migration {uid} in the log") or {}
         phase, reason = line["kubevirt.migration.phase"], str(line["error.type"])

@@ -123,7 +123,7 @@ def _installed(cluster: Cluster, folder: Path, way: str, moves: Moves) -> Iterat
 def _install_stock(cluster: Cluster, checkout: Path) -> None:
     """Install the descheduler as a Deployment, with our policy without our plugin."""
     rules = yaml.safe_load_all((checkout / "deploy/components/descheduler/rbac.yaml").read_text())
-    role = next(one for one in rules if one["kind"] == "ClusterRole")
+    role = next(rule for rule in rules if rule["kind"] == "ClusterRole")
     policy = yaml.safe_load((checkout / "deploy/descheduler/policy.yaml").read_text())
     (profile,) = policy["profiles"]
     profile["pluginConfig"].pop()
@@ -181,7 +181,7 @@ def _scale(cluster: Cluster, way: str, replicas: int) -> None:
         cluster.kubectl("-n", place, "rollout", "status", f"deployment/{name}", "--timeout=300s")
 
 
-def render(found: dict[str, Moves], minutes: float) -> str:
+def render(totals: dict[str, Moves], minutes: float) -> str:
     """The table, as it is in the document."""
     lines = [
         f"Three VMs on two nodes, a cycle of 60 s, {minutes:g} minutes for each row, a cooldown of",
@@ -190,7 +190,7 @@ def render(found: dict[str, Moves], minutes: float) -> str:
         "| evictions blocked by | migrations of each VM | all | requested inside a cooldown |",
         "|---|---|---|---|",
     ]
-    for way, moves in found.items():
+    for way, moves in totals.items():
         each = [len(moves.of(name)) for name in VMS]
         lines.append(f"| {way} | {', '.join(map(str, each))} | {sum(each)} | {moves.too_early()} |")
     return "\n".join(lines) + "\n"
@@ -206,13 +206,13 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         running_vms(Path(folder)) as (cluster, nodes),
     ):
-        found: dict[str, Moves] = {}
+        totals: dict[str, Moves] = {}
         for way in WAYS:
-            found[way] = measure(cluster, nodes, way, arguments.minutes)
-            print(render(found, arguments.minutes), flush=True)
+            totals[way] = measure(cluster, nodes, way, arguments.minutes)
+            print(render(totals, arguments.minutes), flush=True)
     if arguments.write:
         text = DOCUMENT.read_text()
-        table = render(found, arguments.minutes)
+        table = render(totals, arguments.minutes)
         pattern = f"{_BEGIN}.*{_END}"
         assert re.search(pattern, text, re.DOTALL)
         DOCUMENT.write_text(re.sub(pattern, f"{_BEGIN}{table}{_END}", text, flags=re.DOTALL))

@@ -78,7 +78,9 @@ def _build_guest(_: str) -> None:
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         folder = Path(name)
         depends = run("apt-cache", "depends", _KERNEL).split()
-        kernel = next(one for one in depends if one.startswith("linux-image-") and one != _KERNEL)
+        kernel = next(
+            depend for depend in depends if depend.startswith("linux-image-") and depend != _KERNEL
+        )
         run("apt-get", "download", kernel, "busybox-static", folder=folder)
         for package in folder.glob("*.deb"):
             run("dpkg-deb", "--extract", package, folder / "packages")

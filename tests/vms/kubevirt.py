@@ -130,21 +130,21 @@ class Machine:
 
     def migrations(self) -> list[Object]:
         """The VM's VMIMs, the oldest first."""
-        found = self.cluster.get("-n", SPACE, "vmim", "-l", f"kubevirt.io/vmi-name={self.name}")
-        return sorted(found["items"], key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        listed = self.cluster.get("-n", SPACE, "vmim", "-l", f"kubevirt.io/vmi-name={self.name}")
+        return sorted(listed["items"], key=lambda vmim: str(vmim["metadata"]["creationTimestamp"]))
 
     def pods(self) -> list[Object]:
         """The VM's unfinished launcher pods."""
         pods = self.cluster.get("-n", SPACE, "pods", "-l", f"vm={self.name}")["items"]
-        return [one for one in pods if one["status"]["phase"] not in {"Succeeded", "Failed"}]
+        return [pod for pod in pods if pod["status"]["phase"] not in {"Succeeded", "Failed"}]
 
     def launcher(self) -> str:
         """The name of the launcher pod in which the VM runs."""
         node = self.node
         return next(
-            str(one["metadata"]["name"])
-            for one in self.pods()
-            if one["spec"].get("nodeName") == node
+            str(pod["metadata"]["name"])
+            for pod in self.pods()
+            if pod["spec"].get("nodeName") == node
         )
 
     # Changes
@@ -266,7 +266,7 @@ class Machine:
             ("logs", "-l", f"vm={self.name}", "-c", "guest-console-log", "--tail=20"),
         )
         words, events, console = (
-            self.cluster.try_kubectl("-n", SPACE, *one).stdout for one in asked
+            self.cluster.try_kubectl("-n", SPACE, *arguments).stdout for arguments in asked
         )
         recent = "\n".join(events.splitlines()[-20:])
         state = json.dumps(self.cluster.get("-n", SPACE, "vmis")["items"], indent=1)
@@ -327,5 +327,5 @@ def name_guest_image(node: Node, repository: str = GUEST.name.partition(":")[0])
         subprocess.run(node.command(*tag), check=True, capture_output=True)
 
 
-def _phase(one: Object) -> str:
-    return str(one.get("status", {}).get("phase", ""))
+def _phase(vmim: Object) -> str:
+    return str(vmim.get("status", {}).get("phase", ""))

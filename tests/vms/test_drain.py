@@ -27,10 +27,10 @@ MINUTES = 10 if SOAK else 0
 def progress(caller: Caller, **least: int) -> Object:
     """The answer about the node n2; empty until its drain has at least these counts."""
     status, answer = caller.ask("GET", "/v1/nodes/n2")
-    found: Object = answer
-    drain = found["drain"] if status == 200 else None
+    document: Object = answer
+    drain = document["drain"] if status == 200 else None
     is_there = drain and all(drain[name] >= count for name, count in least.items())
-    return found if is_there else {}
+    return document if is_there else {}
 
 
 @pytest.mark.timeout(2400 + 60 * MINUTES)
@@ -45,8 +45,8 @@ def test_a_drain(
     Before the drain a descheduler moves two of the VMs away and back: no drain counts these moves.
     """
     five = [machine(f"vm{number}") for number in range(COUNT)]
-    for one in five:
-        one.start("n2", fill=8)
+    for vm in five:
+        vm.start("n2", fill=8)
     rebalanced, others = five[:REBALANCED], five[REBALANCED:]
     departures = move_away_and_back(rebalanced)
     wait_for(lambda: ask_node(caller, "n2")["leaves"] == COUNT, "the forecast", PATIENCE)
@@ -69,11 +69,11 @@ def test_a_drain(
     assert estimated_at + now["estimateSeconds"] < 3 * seconds
     cluster.kubectl("uncordon", "n2")
     assert seconds >= (expected["atLeastSeconds"] or 0)
-    for one in five:
-        one.until_moved("n2")
-        assert {vmim["status"]["phase"] for vmim in one.migrations()} == {"Succeeded"}
-    for one in others:
-        one.until(lambda: len(caller.history(SPACE, one.name)) == 1, "on record")  # noqa: B023
+    for vm in five:
+        vm.until_moved("n2")
+        assert {vmim["status"]["phase"] for vmim in vm.migrations()} == {"Succeeded"}
+    for other in others:
+        other.until(lambda: len(caller.history(SPACE, other.name)) == 1, "on record")  # noqa: B023
     prove(
         f"a drain after {departures} departures by a descheduler: {COUNT} of {COUNT} VMs left in"
         f" {seconds:.0f} s, as forecast; after {estimated_at:.0f} s: asked {now['asked']}, left"
@@ -83,25 +83,25 @@ def test_a_drain(
 
     account = f"--user={EVICTOR}"
     cluster.kubectl("create", "clusterrolebinding", "drain", "--clusterrole=cluster-admin", account)
-    before = {one.name: caller.verdict(SPACE, one.name)["notBefore"] for one in others}
+    before = {other.name: caller.verdict(SPACE, other.name)["notBefore"] for other in others}
     # The cooldowns of the VMs that were rebalanced for long are too long to wait for.
-    left_out = ",".join(one.name for one in rebalanced)
+    left_out = ",".join(vm.name for vm in rebalanced)
     selected = f"--pod-selector=kubevirt.io=virt-launcher,vm notin ({left_out})"
     ended = cluster.try_kubectl("drain", "n1", *drain, selected, f"--as={EVICTOR}")
     cluster.kubectl("uncordon", "n1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     held = 0
-    for one in others:
-        one.until_moved("n1")
+    for other in others:
+        other.until_moved("n1")
         requested = min(
             parse_instant(two["metadata"]["creationTimestamp"]) or 0.0
-            for two in one.migrations()[1:]
+            for two in other.migrations()[1:]
         )
-        if before[one.name] is not None:
+        if before[other.name] is not None:
             held += 1
-            assert requested >= (parse_instant(before[one.name]) or 0.0) - 1
-            assert f"VMI {SPACE}/{one.name}: cooldown until" in ended.stderr
-            assert {two["user"] for two in ask_vmi(caller, one.name)["blockedEvictions"]} <= {
+            assert requested >= (parse_instant(before[other.name]) or 0.0) - 1
+            assert f"VMI {SPACE}/{other.name}: cooldown until" in ended.stderr
+            assert {two["user"] for two in ask_vmi(caller, other.name)["blockedEvictions"]} <= {
                 EVICTOR
             }
     assert held
@@ -113,12 +113,12 @@ def move_away_and_back(machines: Sequence[Machine]) -> int:
     ends, departures = time.monotonic() + MINUTES * 60, 0
     while departures == 0 or time.monotonic() < ends:
         for source in ("n2", "n1"):
-            left = [(one, one.pods()[0]) for one in machines]
-            for one in machines:
-                assert "Eviction triggered evacuation" in one.evict(annotations=DESCHEDULER)
-            for one, pod in left:
-                one.until_moved(source)
-                one.until_unmounted(source, pod)
+            left = [(machine, machine.pods()[0]) for machine in machines]
+            for machine in machines:
+                assert "Eviction triggered evacuation" in machine.evict(annotations=DESCHEDULER)
+            for vm, pod in left:
+                vm.until_moved(source)
+                vm.until_unmounted(source, pod)
         departures += len(machines)
     return departures
 
@@ -131,26 +131,28 @@ def test_a_drain_by_taint(
 ) -> None:
     """KubeVirt's drain taint is a drain from the start to the last VM, without an eviction."""
     two = [machine(f"vm{number}") for number in range(2)]
-    for one in two:
-        one.start("n2", copied=SLOW)
+    for vm in two:
+        vm.start("n2", copied=SLOW)
     wait_for(lambda: ask_node(caller, "n2")["leaves"] == len(two), "the forecast", PATIENCE)
     cluster.kubectl("taint", "nodes", "n2", f"{DRAIN_TAINT}=draining:NoSchedule")
     try:
         wait_for(lambda: progress(caller, asked=len(two)), "both asked to leave", PATIENCE)
-        now = [ask_evacuation(caller, one.name) for one in two]
-        assert [(one["requestedThrough"], one["cancel"]) for one in now] == [("taint", None)] * 2
-        assert not [one for one in two if "evacuationNodeName" in one.get()["status"]]
-        for one in two:
-            one.until_copying()
-            one.label(copied="fast")
-        for one in two:
-            one.until_moved("n2")
+        now = [ask_evacuation(caller, vm.name) for vm in two]
+        assert [(evacuation["requestedThrough"], evacuation["cancel"]) for evacuation in now] == [
+            ("taint", None)
+        ] * 2
+        assert not [vm for vm in two if "evacuationNodeName" in vm.get()["status"]]
+        for vm in two:
+            vm.until_copying()
+            vm.label(copied="fast")
+        for vm in two:
+            vm.until_moved("n2")
         wait_for(lambda: caller.ask("GET", "/v1/nodes/n2")[0] == 404, "no VM on n2", PATIENCE)
     finally:
         cluster.kubectl("taint", "nodes", "n2", f"{DRAIN_TAINT}-")
-    for one in two:
-        one.until(lambda: not ask_evacuation(caller, one.name), "over")  # noqa: B023
-        (moved,) = ask_vmi(caller, one.name)["migrations"]
+    for vm in two:
+        vm.until(lambda: not ask_evacuation(caller, vm.name), "over")  # noqa: B023
+        (moved,) = ask_vmi(caller, vm.name)["migrations"]
         assert (moved["sourceNode"], moved["targetNode"], moved["trigger"]) == (
             "n2",
             "n1",
@@ -169,19 +171,21 @@ def test_a_budget_of_zero(
     restarts, leaves = machine("restarts"), machine("leaves")
     restarts.start("n2", strategy="None")
     leaves.start("n2")
-    for one in (restarts, leaves):
-        chosen = {"minAvailable": 1, "selector": {"matchLabels": {"vm": one.name}}}
-        metadata = {"name": one.name, "namespace": SPACE}
+    for vm in (restarts, leaves):
+        chosen = {"minAvailable": 1, "selector": {"matchLabels": {"vm": vm.name}}}
+        metadata = {"name": vm.name, "namespace": SPACE}
         budget = {"kind": "PodDisruptionBudget", "metadata": metadata, "spec": chosen}
         cluster.apply([{"apiVersion": "policy/v1", **budget}])
     try:
         node = wait_for(lambda: counted(caller, stays=1, leaves=1), "the forecast", PATIENCE)
         assert not node["canBeEmptied"]
-        (stays,) = (one for one in node["candidates"] if one["outcome"] == "stays")
+        (stays,) = (
+            candidate for candidate in node["candidates"] if candidate["outcome"] == "stays"
+        )
         assert stays["name"] == "restarts"
         assert stays["cause"]["source"] == "PodDisruptionBudget"
-        said = restarts.evict()
-        assert "violate the pod's disruption budget" in said
+        output = restarts.evict()
+        assert "violate the pod's disruption budget" in output
         assert "Eviction triggered evacuation" in leaves.evict()
         leaves.until_moved("n2")
     finally:

@@ -27,9 +27,13 @@ def until_paused(caller: Caller, name: str, failed: int) -> Object:
     """Wait for KubeVirt's backoff after this many failures; returns the evacuation."""
 
     def find() -> Object | None:
-        one = ask_evacuation(caller, name)
-        is_there = one and one["failedAttempts"] == failed and one["state"] == "backoff"
-        return one if is_there else None
+        evacuation = ask_evacuation(caller, name)
+        is_there = (
+            evacuation
+            and evacuation["failedAttempts"] == failed
+            and evacuation["state"] == "backoff"
+        )
+        return evacuation if is_there else None
 
     return wait_for(find, f"a pause of {name} after {failed} failures") or {}
 
@@ -41,13 +45,16 @@ def until_state(caller: Caller, machine: Machine, state: str) -> None:
 
 def reasons(caller: Caller, name: str) -> set[str]:
     """The texts of an evacuation's reasons."""
-    return {one["reason"] for one in ask_evacuation(caller, name).get("why", [])}
+    return {reason["reason"] for reason in ask_evacuation(caller, name).get("why", [])}
 
 
 def phases(vmim: Object) -> dict[str, float]:
     """When a VMIM entered each of its phases."""
     listed = vmim["status"].get("phaseTransitionTimestamps") or []
-    return {one["phase"]: parse_instant(one["phaseTransitionTimestamp"]) or 0.0 for one in listed}
+    return {
+        transition["phase"]: parse_instant(transition["phaseTransitionTimestamp"]) or 0.0
+        for transition in listed
+    }
 
 
 @pytest.mark.timeout(1800)
@@ -76,11 +83,11 @@ def test_a_failing_evacuation(
     db.until_moved("n1")
 
     failed, again, last = db.migrations()
-    assert [one["status"]["phase"] for one in (failed, again, last)] == [
+    assert [vmim["status"]["phase"] for vmim in (failed, again, last)] == [
         *("Failed", "Failed", "Succeeded")
     ]
-    assert [quote(one) for one in (failed, again, last)] == ["libvirt", "libvirt", "none"]
-    assert [one["seconds"] for one in pauses] == [20.0, 40.0]
+    assert [quote(vmim) for vmim in (failed, again, last)] == ["libvirt", "libvirt", "none"]
+    assert [pause["seconds"] for pause in pauses] == [20.0, 40.0]
     waited = []
     for pause, later in zip(pauses, (again, last), strict=True):
         left_pending = phases(later)["Scheduling"]
@@ -89,7 +96,7 @@ def test_a_failing_evacuation(
         assert left_pending >= announced - SECONDS
         waited.append(f"{left_pending - announced:+.0f}")
     db.until(lambda: not ask_evacuation(caller, "db1"), "over")
-    outcomes = [one["outcome"] for one in caller.history(SPACE, "db1")]
+    outcomes = [migration["outcome"] for migration in caller.history(SPACE, "db1")]
     assert outcomes == ["failed", "failed", "succeeded"]
     prove(
         f"a failing evacuation: 2 failures, pauses 20 and 40 s, next tries {waited} s beside ours"
@@ -115,9 +122,12 @@ def test_a_timeout(
     assert reason == "timeout_completion"
     assert "has been aborted" in db.state()["failureReason"]
     ends = db.state()["endTimestamp"]
-    db.until(lambda: ends in {one["end"] for one in caller.history(SPACE, "db1")}, "on record")
-    one = caller.history(SPACE, "db1")[-1]
-    assert (one["outcome"], one["end"]) == ("failed", ends)
+    db.until(
+        lambda: ends in {migration["end"] for migration in caller.history(SPACE, "db1")},
+        "on record",
+    )
+    migration = caller.history(SPACE, "db1")[-1]
+    assert (migration["outcome"], migration["end"]) == ("failed", ends)
 
 
 def test_a_target_that_cannot_pull(
@@ -182,7 +192,7 @@ def cancel(cluster: Cluster, terminal: Terminal, machine: Machine) -> None:
     """Run the command that `explain` prints."""
     name = f"{SPACE}/{machine.name}"
     printed = cluster.exec("python", "-m", "exporter", "explain", name)
-    (line,) = [one for one in printed.splitlines() if "/evacuate/cancel" in one]
+    (line,) = [row for row in printed.splitlines() if "/evacuate/cancel" in row]
     terminal.type_unlisted(line.strip().removeprefix("$ "))
 
 
@@ -201,7 +211,7 @@ def test_a_migration_that_is_cancelled(
     assert db.node == "n1"
     assert db.state()["failed"]
     db.until(lambda: caller.history(SPACE, "db1"), "on record")
-    assert [one["outcome"] for one in caller.history(SPACE, "db1")] == ["failed"]
+    assert [migration["outcome"] for migration in caller.history(SPACE, "db1")] == ["failed"]
     db.until(lambda: len(db.pods()) == 1, "one pod")
 
     db.label(copied="fast")
@@ -210,7 +220,10 @@ def test_a_migration_that_is_cancelled(
     db.abort(vmim)
     db.until_moved("n1")
     db.until(lambda: len(caller.history(SPACE, "db1")) == 2, "on record")
-    assert [one["outcome"] for one in caller.history(SPACE, "db1")] == ["failed", "succeeded"]
+    assert [migration["outcome"] for migration in caller.history(SPACE, "db1")] == [
+        "failed",
+        "succeeded",
+    ]
 
 
 def test_a_target_pod_that_is_deleted_while_memory_is_copied(
@@ -267,7 +280,7 @@ def test_the_node_of_the_target_is_lost_after_the_hand_off(
         assert not ask_node(caller, "n1")["canBeEmptied"]
         assert now["nextStep"].startswith("Bring back or fence n2")
         printed = terminal.type_unlisted(now["command"])
-        target = next(one for one in printed.splitlines() if one.startswith("Name:")).split()[1]
+        target = next(row for row in printed.splitlines() if row.startswith("Name:")).split()[1]
         waited = seconds_since_hand_off(db.migrations()[0])
 
         (vmim,) = db.migrations()
@@ -277,8 +290,8 @@ def test_the_node_of_the_target_is_lost_after_the_hand_off(
         until_state(caller, db, "target_unschedulable")
         assert db.node == "n1"
     finally:
-        for one in ("kubelet", "virt-handler"):
-            lost.signal("CONT", one)
+        for program in ("kubelet", "virt-handler"):
+            lost.signal("CONT", program)
     db.until_moved("n1")
     db.until(lambda: not ask_evacuation(caller, "db1"), "over")
     prove(

@@ -39,7 +39,7 @@ SIDES = (
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("side", SIDES, ids=[one.name for one in SIDES])
+@pytest.mark.parametrize("side", SIDES, ids=[side.name for side in SIDES])
 def test_virt_handler_is_down(
     exporter: tuple[Terminal, Caller],
     machine: Callable[[str], Machine],
@@ -55,7 +55,8 @@ def test_virt_handler_is_down(
     with without_image(db.nodes["n2"]) as remove:
         db.evict()
         db.until(
-            lambda: any(side.phase in phases(one) for one in db.migrations()), f"in {side.phase}"
+            lambda: any(side.phase in phases(migration) for migration in db.migrations()),
+            f"in {side.phase}",
         )
         remove()
         db.nodes["n2"].signal("KILL", "virt-handler")
@@ -67,10 +68,10 @@ def test_virt_handler_is_down(
         assert list(phases(db.migrations()[0]))[-1] == side.phase
         assert now["nextStep"].startswith(side.step)
         _, pod = terminal.type_unlisted(now["command"]).strip().splitlines()
-        name, ready, said, *_ = pod.split()
+        name, ready, state, *_ = pod.split()
         assert " n2 " in pod
         assert ready == "0/1"
-        assert said in {"ErrImageNeverPull", "CrashLoopBackOff"}
+        assert state in {"ErrImageNeverPull", "CrashLoopBackOff"}
         assert db.node == side.source
     # The kubelet would wait for up to five minutes before it tries again.
     db.cluster.kubectl("-n", "kubevirt", "delete", "pod", name)
@@ -80,7 +81,7 @@ def test_virt_handler_is_down(
     assert last["status"]["phase"] == "Succeeded"
     prove(
         f"virt-handler down on the {side.name}: the migration waits in {side.phase};"
-        f" {now['command']!r} shows {said} on n2; with its image back, the VM leaves"
+        f" {now['command']!r} shows {state} on n2; with its image back, the VM leaves"
     )
 
 
@@ -113,11 +114,11 @@ def record(machine: Machine, side: str) -> None:
     cluster = machine.cluster
     scene = Scene(machine.get(), machine.migrations(), sorted(machine.pods(), key=_created))
     (kubevirt,) = cluster.get("-n", "kubevirt", "kubevirts")["items"]
-    nodes = [cut_node(one) for one in cluster.get("nodes")["items"]]
+    nodes = [cut_node(node) for node in cluster.get("nodes")["items"]]
     path = RECORDED / f"{RUNNING['kubevirt']}-nodes" / "further" / f"migration_stalled.{side}.json"
     source = f"All of KubeVirt on two real nodes; virt-handler is down on the {side}, n2."
     keep(path, source, scene, {"kubevirt_cr": kubevirt, "others": [], "nodes": nodes})
 
 
-def _created(one: Object) -> str:
-    return str(one["metadata"]["creationTimestamp"])
+def _created(document: Object) -> str:
+    return str(document["metadata"]["creationTimestamp"])

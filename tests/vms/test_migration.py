@@ -20,10 +20,10 @@ def samples(caller: Caller, name: str) -> list[tuple[str, dict[str, str], float]
     """The samples of /metrics about one VM."""
     families = text_string_to_metric_families(caller.read("/metrics", 9811))
     return [
-        (one.name.removeprefix("kubevirt_vmi_"), one.labels, one.value)
+        (sample.name.removeprefix("kubevirt_vmi_"), sample.labels, sample.value)
         for family in families
-        for one in family.samples
-        if one.labels.get("name") == name
+        for sample in family.samples
+        if sample.labels.get("name") == name
     ]
 
 
@@ -55,7 +55,7 @@ def test_evict_migrate_cool_down(
     assert (evacuation["state"], evacuation["mode"]) == ("migrating", "PreCopy")
     assert evacuation["nextStep"] == "Wait: KubeVirt is moving the VM."
     states = [labels for name, labels, _ in samples(caller, "db1") if name == "evacuation_state"]
-    assert [(one["state"], one["node"]) for one in states] == [("migrating", "n1")]
+    assert [(state["state"], state["node"]) for state in states] == [("migrating", "n1")]
     assert "migrating" in caller.read(f"/vmis/{SPACE}/db1")
 
     db.until_moved("n1")
@@ -75,10 +75,14 @@ def test_evict_migrate_cool_down(
     db.until(lambda: caller.verdict(SPACE, "db1")["allowed"], "allowed after its cooldown")
     uid = state["migrationUid"]
     for line in ("migration_began", "migration_ended"):
-        logged = [one for one in read_log(cluster) if one["event"] == line]
-        assert uid in {one["kubevirt.migration.uid"] for one in logged}
-    (one,) = caller.history(SPACE, "db1")
-    assert (one["uid"], one["outcome"], one["handedOff"]) == (uid, "succeeded", True)
+        logged = [entry for entry in read_log(cluster) if entry["event"] == line]
+        assert uid in {entry["kubevirt.migration.uid"] for entry in logged}
+    (migration,) = caller.history(SPACE, "db1")
+    assert (migration["uid"], migration["outcome"], migration["handedOff"]) == (
+        uid,
+        "succeeded",
+        True,
+    )
     prove(
         f"evict, migrate, cool down: copied in {seconds_of(state):.0f} s, verdicts right throughout"
     )
@@ -115,7 +119,9 @@ def test_an_upgrade_in_the_middle_of_a_migration(
         "kubectl apply --server-side --force-conflicts -k deploy/overlays/admission"
     )
     cluster.rolled_out()
-    images = {one["image"] for pod in cluster.pods() for one in pod["spec"]["containers"]}
+    images = {
+        container["image"] for pod in cluster.pods() for container in pod["spec"]["containers"]
+    }
     assert images == {EXPORTER.name}
     assert EXPORTER.name != EARLIER.name
     assert db.state().get("endTimestamp") is None

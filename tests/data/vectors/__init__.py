@@ -149,9 +149,9 @@ def render(value: Any, now: Instant) -> Any:
             return {key: render(inner, now) for key, inner in value.items()}
         case list():
             return [render(inner, now) for inner in value]
-        case str() if (found := _INSTANT.fullmatch(value)) is not None:
-            spelling = dict(part.split("=", 1) for part in found["spelling"].split(";") if part)
-            return _spell(now + float(found["offset"]), **spelling)
+        case str() if (match := _INSTANT.fullmatch(value)) is not None:
+            spelling = dict(part.split("=", 1) for part in match["spelling"].split(";") if part)
+            return _spell(now + float(match["offset"]), **spelling)
         case _:
             return value
 
@@ -166,9 +166,9 @@ def _spell(instant: Instant, tz: str = "Z", frac: str = "") -> str:
 
 
 def _offset(text: str) -> Seconds:
-    found = _INSTANT.fullmatch(text)
-    assert found is not None, text
-    return float(found["offset"])
+    match = _INSTANT.fullmatch(text)
+    assert match is not None, text
+    return float(match["offset"])
 
 
 def _vectors() -> list[Json]:
