@@ -49,12 +49,10 @@ def show_nodes(answer: NodesAnswer, screen: Screen) -> str:
 def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     """Whether a node can be emptied, in what time, and what happens to each VM."""
     sheet = Sheet(screen)
-    kept = _name([candidate for candidate in answer.candidates if candidate.outcome in KEPT])
+    kept = _name([vm for vm in answer.candidates if vm.outcome in KEPT])
     pods = "; ".join(_name_pod(pod, answer.node) for pod in answer.outlived)
     kept = "; ".join(text for text in (kept, pods) if text)
-    others = _name(
-        [candidate for candidate in answer.candidates if candidate.outcome is DrainOutcome.EXTERNAL]
-    )
+    others = _name([vm for vm in answer.candidates if vm.outcome is DrainOutcome.EXTERNAL])
     if not answer.can_be_emptied:
         sheet.say(answer.node, (" cannot be emptied", BAD), f": {kept}.")
     elif not answer.depends_on_others:
@@ -74,7 +72,7 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         sheet.say(f"Drain: {write_progress(answer.drain, answer.as_of)}.")
     if answer.can_be_emptied:
         sheet.say(write_bound(answer))
-        if any(candidate.outcome in MOVED for candidate in answer.candidates):
+        if any(vm.outcome in MOVED for vm in answer.candidates):
             sheet.say(ROOM_UNKNOWN)
     sheet.head(f"VMs: {answer.vmis}")
     counts = [(outcome, _count(answer, outcome)) for outcome in GRAVEST]
@@ -86,18 +84,16 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
         ]
     )
     sheet.head("A drain now")
-    candidates = sorted(answer.candidates, key=lambda candidate: GRAVEST.index(candidate.outcome))
+    candidates = sorted(answer.candidates, key=lambda vm: GRAVEST.index(vm.outcome))
     rows = [
         (
-            f"{candidate.namespace}/{candidate.name}",
-            (str(candidate.outcome), BAD if candidate.outcome in KEPT else ""),
-            "?"
-            if candidate.last_duration_seconds is None
-            else write_span(candidate.last_duration_seconds),
-            str(candidate.failed_attempts),
-            write_why(candidate),
+            f"{vm.namespace}/{vm.name}",
+            (str(vm.outcome), BAD if vm.outcome in KEPT else ""),
+            "?" if vm.last_duration_seconds is None else write_span(vm.last_duration_seconds),
+            str(vm.failed_attempts),
+            write_why(vm),
         )
-        for candidate in candidates
+        for vm in candidates
     ]
     sheet.table(("VM", "OUTCOME", "LAST TOOK", "FAILED", "WHY"), rows)
     _list_steps(sheet, candidates, answer.outlived)
@@ -108,18 +104,13 @@ def _list_steps(
     sheet: Sheet, candidates: list[NodeCandidate], outlived: list[OutlivedPodAnswer]
 ) -> None:
     """Add what to do about the first VMs and pods that keep the node from being emptied."""
-    steps = [
-        candidate for candidate in candidates if candidate.outcome in KEPT and candidate.next_step
-    ]
+    steps = [vm for vm in candidates if vm.outcome in KEPT and vm.next_step]
     pods_left = [(f"{pod.namespace}/{pod.pod}", pod.next_step) for pod in outlived]
     if steps or pods_left:
         sheet.head("Next steps")
-        vms = [
-            (f"{candidate.namespace}/{candidate.name}", str(candidate.next_step))
-            for candidate in steps[:NAMED]
-        ]
+        vms = [(f"{vm.namespace}/{vm.name}", str(vm.next_step)) for vm in steps[:NAMED]]
         sheet.rows([*vms, *pods_left[:NAMED]])
-    commands = [*(candidate.command for candidate in steps), *(pod.command for pod in outlived)]
+    commands = [*(vm.command for vm in steps), *(pod.command for pod in outlived)]
     for command in list(dict.fromkeys(commands))[:NAMED]:
         sheet.command(str(command))
 
@@ -197,15 +188,9 @@ def write_bound(answer: DrainAnswer) -> str:
     the computed number of parallel migrations may be a fraction; if so, the text leaves it out.
     """
     bound = answer.at_least_seconds
-    moved = [candidate for candidate in answer.candidates if candidate.outcome in MOVED]
-    starting = [
-        candidate for candidate in moved if candidate.outcome is DrainOutcome.LEAVES
-    ] or moved
-    known = [
-        candidate.last_duration_seconds
-        for candidate in starting
-        if candidate.last_duration_seconds is not None
-    ]
+    moved = [vm for vm in answer.candidates if vm.outcome in MOVED]
+    starting = [vm for vm in moved if vm.outcome is DrainOutcome.LEAVES] or moved
+    known = [vm.last_duration_seconds for vm in starting if vm.last_duration_seconds is not None]
     if bound is None or not known:
         return "How long it takes is unknown: no VM that must migrate has migrated before."
     text = f"It takes at least {write_span(bound)}: "
@@ -225,30 +210,26 @@ def write_bound(answer: DrainAnswer) -> str:
 def _name(candidates: list[NodeCandidate]) -> str:
     """The names of the first VMs; for a VM that does not leave, also the outcome and reason."""
     names = []
-    for candidate in candidates[:NAMED]:
-        name = f"{candidate.namespace}/{candidate.name}"
-        if candidate.outcome in KEPT:
-            failed = (
-                f"failed attempts: {candidate.failed_attempts}" if candidate.failed_attempts else ""
-            )
-            reasons = "; ".join(text for text in (failed, write_why(candidate)) if text)
+    for vm in candidates[:NAMED]:
+        name = f"{vm.namespace}/{vm.name}"
+        if vm.outcome in KEPT:
+            failed = f"failed attempts: {vm.failed_attempts}" if vm.failed_attempts else ""
+            reasons = "; ".join(text for text in (failed, write_why(vm)) if text)
             short = reasons if len(reasons) <= QUOTED else reasons[: QUOTED - 1] + "…"
-            name += f" {candidate.outcome}" + (f" ({short})" if short else "")
+            name += f" {vm.outcome}" + (f" ({short})" if short else "")
         names.append(name)
     more = len(candidates) - NAMED
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def write_why(candidate: NodeCandidate) -> str:
+def write_why(vm: NodeCandidate) -> str:
     """Why a VM does not leave: the cause as in `explain`, or the state if nothing has failed."""
-    if candidate.cause is not None:
-        return f"{candidate.cause.source}: {write_reason(candidate.cause)}"
-    is_known = (
-        candidate.state is not None and candidate.outcome in KEPT and not candidate.failed_attempts
-    )
+    if vm.cause is not None:
+        return f"{vm.cause.source}: {write_reason(vm.cause)}"
+    is_known = vm.state is not None and vm.outcome in KEPT and not vm.failed_attempts
     if is_known:
-        return str(candidate.state)
-    return "" if candidate.outcome is DrainOutcome.LEAVES else candidate.reason
+        return str(vm.state)
+    return "" if vm.outcome is DrainOutcome.LEAVES else vm.reason
 
 
 def _node_row(node: NodeAnswer) -> list[Cell]:

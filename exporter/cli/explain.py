@@ -50,9 +50,7 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if evacuation is None and vmi.obstruction is not None:
         _list_obstruction(sheet, vmi.obstruction, vmi)
     sheet.head("Rules, in the order in which they are checked")
-    sheet.rows(
-        [(rule.rule, _judge_rule(rule), f"{rule.why} ({rule.checkpoint})") for rule in vmi.rules]
-    )
+    sheet.rows([(r.rule, _judge_rule(r), f"{r.why} ({r.checkpoint})") for r in vmi.rules])
     sheet.head("Cooldown")
     sheet.rows(_cooldown(vmi))
     counted = sum(migration.in_window for migration in vmi.migrations)
@@ -263,10 +261,7 @@ def _cooldown(vmi: VmiAnswer) -> list[list[Cell]]:
     took = write_span(cooldown.duration_seconds)
     return [
         ["arithmetic", write_arithmetic(cooldown, vmi.policy)],
-        [
-            "counted",
-            count_migrations([migration for migration in vmi.migrations if migration.in_window]),
-        ],
+        ["counted", count_migrations([vmim for vmim in vmi.migrations if vmim.in_window])],
         ["last migration", f"ended {write_past(cooldown.ended_at, as_of)}, took {took}"],
         ["over since" if over else "until", write_release(cooldown.not_before, as_of)],
     ]
@@ -314,37 +309,26 @@ def write_arithmetic(cooldown: CooldownAnswer, policy: PolicyAnswer) -> str:
     return f"{formula}, cap {write_span(cap)}" if cap else f"{formula}, no cap"
 
 
-def _migration(migration: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:
+def _migration(vmim: MigrationAnswer, as_of: datetime, *, by: bool) -> list[Cell]:
     """The row of a migration; `by`: with the user who requested it."""
     took = "?"
-    if migration.start is not None and migration.end is not None:
-        took = write_span(max(0.0, (migration.end - migration.start).total_seconds()))
-    elif migration.start is not None:
-        took = f"began {write_past(migration.start, as_of)}"
-    style = {"failed": BAD, "succeeded": GOOD}.get(migration.outcome, "")
-    counted = (
-        "yes" if migration.in_window else "no" if migration.handed_off else "no: never handed off"
-    )
-    ended = "?" if migration.end is None else write_past(migration.end, as_of)
-    failed = "" if migration.reason in (None, EndReason.NONE) else f": {migration.reason}"
-    user = [migration.requested_by.user if migration.requested_by else "?"] if by else []
-    where = [migration.source_node or "?", migration.target_node or "?"]
-    return [
-        ended,
-        *where,
-        took,
-        migration.trigger or "?",
-        *user,
-        (migration.outcome + failed, style),
-        counted,
-    ]
+    if vmim.start is not None and vmim.end is not None:
+        took = write_span(max(0.0, (vmim.end - vmim.start).total_seconds()))
+    elif vmim.start is not None:
+        took = f"began {write_past(vmim.start, as_of)}"
+    style = {"failed": BAD, "succeeded": GOOD}.get(vmim.outcome, "")
+    counted = "yes" if vmim.in_window else "no" if vmim.handed_off else "no: never handed off"
+    ended = "?" if vmim.end is None else write_past(vmim.end, as_of)
+    failed = "" if vmim.reason in (None, EndReason.NONE) else f": {vmim.reason}"
+    user = [vmim.requested_by.user if vmim.requested_by else "?"] if by else []
+    where = [vmim.source_node or "?", vmim.target_node or "?"]
+    outcome = (vmim.outcome + failed, style)
+    return [ended, *where, took, vmim.trigger or "?", *user, outcome, counted]
 
 
-def _attempt(pending: PendingAnswer, as_of: datetime) -> str:
-    made = (
-        "" if pending.created_at is None else f", created {write_past(pending.created_at, as_of)}"
-    )
-    return f"{pending.name}: {pending.phase or 'no phase yet'}{made}"
+def _attempt(vmim: PendingAnswer, as_of: datetime) -> str:
+    made = "" if vmim.created_at is None else f", created {write_past(vmim.created_at, as_of)}"
+    return f"{vmim.name}: {vmim.phase or 'no phase yet'}{made}"
 
 
 def _evacuation(evacuation: EvacuationAnswer, as_of: datetime) -> list[list[Cell]]:
@@ -361,11 +345,9 @@ def _evacuation(evacuation: EvacuationAnswer, as_of: datetime) -> list[list[Cell
         rows.append(["current attempt", _attempt(evacuation.attempt, as_of)])
     if evacuation.mode is not None:
         rows.append(["copies memory in", f"mode {evacuation.mode}"])
-    if evacuation.backoff is not None:
-        pause = f"{write_span(evacuation.backoff.seconds)}, next try"
-        rows.append(
-            ["KubeVirt waits", f"{pause} {write_distance(evacuation.backoff.next_try_at, as_of)}"]
-        )
+    if (backoff := evacuation.backoff) is not None:
+        next_try = write_distance(backoff.next_try_at, as_of)
+        rows.append(["KubeVirt waits", f"{write_span(backoff.seconds)}, next try {next_try}"])
     if evacuation.leftover:
         rows.append(["left over", LEFT_OVER])
     if evacuation.diverged:
@@ -386,9 +368,5 @@ def _why(why: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
 def _held_eviction(eviction: BlockedEvictionAnswer, as_of: datetime) -> list[Cell]:
     outcome: Cell = ("denied", BAD) if eviction.denied else "would be denied"
     times = "once" if eviction.times == 1 else f"{eviction.times} times, last"
-    return [
-        f"by {eviction.user}",
-        f"{times} {write_past(eviction.at, as_of)}",
-        outcome,
-        str(eviction.reason),
-    ]
+    when = write_past(eviction.at, as_of)
+    return [f"by {eviction.user}", f"{times} {when}", outcome, str(eviction.reason)]

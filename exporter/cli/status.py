@@ -46,7 +46,7 @@ def show_status(
             ("version", status.version),
             ("history", _history(status.history, status.as_of)),
             *_list_responder(status.responder),
-            *(_resource(resource, status.as_of) for resource in status.resources),
+            *(_resource(watch, status.as_of) for watch in status.resources),
         ]
     )
     if status.vmis is not None:
@@ -84,21 +84,19 @@ def _judge(status: StatusAnswer) -> list[Cell]:
         contact,
         ready=status.ready,
         waiting_for=status.waiting_for,
-        rejected=dict.fromkeys(
-            resource.resource for resource in status.resources if resource.rejected
-        ),
+        rejected=dict.fromkeys(watch.resource for watch in status.resources if watch.rejected),
     )
     return [(f"{head}: ", GOOD if level is HealthLevel.FULL else BAD), why]
 
 
 def _warnings(status: StatusAnswer) -> list[str]:
     warnings = [f"{place} cannot be watched: {why}." for place, why in status.blind_spots.items()]
-    for resource in status.resources:
-        if resource.trouble is not None and resource.rejected is None:
-            warnings.append(f"{resource.resource}: {resource.trouble}.")
-        if resource.invalid_objects:
-            objects = write_count(resource.invalid_objects, "object")
-            warnings.append(f"{resource.resource}: {objects} could not be read.")
+    for watch in status.resources:
+        if watch.trouble is not None and watch.rejected is None:
+            warnings.append(f"{watch.resource}: {watch.trouble}.")
+        if watch.invalid_objects:
+            objects = write_count(watch.invalid_objects, "object")
+            warnings.append(f"{watch.resource}: {objects} could not be read.")
     if status.history is not None and status.history.trouble is not None:
         warnings.append(f"the history file is not written: {status.history.trouble}.")
     if status.responder is not None and status.responder.trouble is not None:
@@ -106,19 +104,16 @@ def _warnings(status: StatusAnswer) -> list[str]:
     return warnings
 
 
-def _resource(resource: ResourceAnswer, as_of: datetime) -> list[Cell]:
-    place = (
-        str(resource.resource)
-        if resource.namespace is None
-        else f"{resource.resource} in {resource.namespace}"
-    )
-    if resource.rejected is not None:
+def _resource(watch: ResourceAnswer, as_of: datetime) -> list[Cell]:
+    scope = "" if watch.namespace is None else f" in {watch.namespace}"
+    place = f"{watch.resource}{scope}"
+    if watch.rejected is not None:
         return [place, ("cannot be watched", BAD)]
-    if not resource.synced:
+    if not watch.synced:
         return [place, ("not listed yet", BAD)]
-    if resource.contact_at is None:
+    if watch.contact_at is None:
         return [place, "synced"]
-    return [place, f"synced, last contact {write_distance(resource.contact_at, as_of)}"]
+    return [place, f"synced, last contact {write_distance(watch.contact_at, as_of)}"]
 
 
 def _list_responder(responder: ResponderStatus | None) -> list[tuple[str, str]]:

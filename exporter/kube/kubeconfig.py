@@ -197,12 +197,7 @@ def read_kubeconfigs(paths: Sequence[Path], read: ReadFile, *, all_exist: bool =
         named = [(cluster.name, cluster.cluster) for cluster in document.clusters]
         _add("cluster", path, named, clusters)
         _add("user", path, [(user.name, user.user) for user in document.users], users)
-        _add(
-            "context",
-            path,
-            [(context.name, context.context) for context in document.contexts],
-            contexts,
-        )
+        _add("context", path, [(row.name, row.context) for row in document.contexts], contexts)
     chosen = [document.current_context for document in documents.values()]
     first = next((name for name in chosen if name), "")
     return Merged([*documents] or list(paths), first, clusters, users, contexts)

@@ -141,9 +141,7 @@ class Recorder:
             matched = {key: value for key, value in labels.items() if key in keys}
             self._matched = {"labels": matched} if matched else {}
             priority_class = changed.traits.priority_class
-            if priority_class and any(
-                override.priority_classes for override in self._policy.overrides
-            ):
+            if priority_class and any(entry.priority_classes for entry in self._policy.overrides):
                 self._matched["priorityClass"] = priority_class
 
     def record_applied(self, change: Change, at: Instant, changed: int) -> None:

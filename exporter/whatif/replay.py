@@ -225,9 +225,7 @@ class _World:
         self._store = Store(endings_kept=contender.policy.endings_kept)
         self._account = Account(
             contender=contender,
-            touched={
-                override.name: Touched(override.name) for override in contender.policy.overrides
-            },
+            touched={entry.name: Touched(entry.name) for entry in contender.policy.overrides},
         )
         self._counterfactual = Counterfactual(
             contender.policy,

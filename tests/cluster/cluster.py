@@ -194,10 +194,7 @@ class RealCluster:
 
 def _is_established(crd: Object) -> bool:
     conditions = crd["status"]["conditions"] or []
-    return any(
-        condition["type"] == "Established" and condition["status"] == "True"
-        for condition in conditions
-    )
+    return any(row["type"] == "Established" and row["status"] == "True" for row in conditions)
 
 
 def _write_credentials(directory: Path) -> None:

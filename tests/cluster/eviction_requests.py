@@ -165,8 +165,7 @@ def outline(eviction: Object) -> Object:
             (responder["name"], responder["state"]) for responder in status["targetResponders"]
         ],
         "conditions": sorted(
-            (condition["type"], condition["status"], condition["reason"])
-            for condition in status["conditions"]
+            (row["type"], row["status"], row["reason"]) for row in status["conditions"]
         ),
     }
 
@@ -190,10 +189,5 @@ def condition_of(eviction: Object, name: str) -> tuple[str, str]:
     """Status and reason of a condition of an Eviction; both "" if it has none."""
     conditions = eviction["status"].get("conditions", [])
     return next(
-        (
-            (condition["status"], condition["reason"])
-            for condition in conditions
-            if condition["type"] == name
-        ),
-        ("", ""),
+        ((row["status"], row["reason"]) for row in conditions if row["type"] == name), ("", "")
     )

@@ -248,9 +248,7 @@ class KubeVirtCluster:
     async def vmims(self, name: str, namespace: str) -> list[Object]:
         """The migrations of a VMI, oldest first."""
         listed = await self._items(VMIMS, namespace)
-        return newest_first(
-            migration for migration in listed if migration["spec"]["vmiName"] == name
-        )[::-1]
+        return newest_first(vmim for vmim in listed if vmim["spec"]["vmiName"] == name)[::-1]
 
     async def pods(self, name: str, namespace: str) -> list[Object]:
         """The launcher pods of a VMI, oldest first."""
@@ -356,7 +354,4 @@ def _written(resource: Resource, spec: Object, **metadata: Any) -> Object:
 
 def _is_available(service: Object) -> bool:
     conditions = service.get("status", {}).get("conditions", [])
-    return any(
-        condition["type"] == "Available" and condition["status"] == "True"
-        for condition in conditions
-    )
+    return any(row["type"] == "Available" and row["status"] == "True" for row in conditions)

@@ -125,9 +125,7 @@ def _outline(made: Object) -> Object:
     conditions = made["status"].get("conditions", [])
     return {
         "phase": objects.phase(made),
-        "conditions": sorted(
-            f"{condition['type']}={condition['status']}" for condition in conditions
-        ),
+        "conditions": sorted(f"{row['type']}={row['status']}" for row in conditions),
         "labels": sorted(objects.labels(made)),
         "annotations": sorted(objects.annotations(made)),
     }
@@ -157,8 +155,5 @@ def cleaned(made: Object) -> Object:
 def cut(pod: Object) -> Object:
     """A launcher pod without the parts of its spec that the exporter does not read."""
     spec = {key: pod["spec"][key] for key in _POD_SPEC if key in pod["spec"]}
-    names = [
-        {key: container[key] for key in ("name", "image")}
-        for container in pod["spec"]["containers"]
-    ]
+    names = [{key: row[key] for key in ("name", "image")} for row in pod["spec"]["containers"]]
     return pod | {"spec": spec | {"containers": names}}

@@ -54,9 +54,6 @@ def on_first_node(cluster: Cluster) -> bool:
         pod
         for pod in cluster.pods()
         if pod["spec"].get("nodeName") == cluster.node.name
-        and all(
-            container["ready"]
-            for container in pod["status"].get("containerStatuses", [{"ready": False}])
-        )
+        and all(row["ready"] for row in pod["status"].get("containerStatuses", [{"ready": False}]))
     ]
     return len(ready) == 2

@@ -90,12 +90,9 @@ async def test_a_target_pod_that_waits_for_a_volume(
         "and the decision of the scheduler were simulated.",
         scene,
     )
-    names = [container["name"] for container in target["spec"]["initContainers"]]
-    waiting = {
-        container["state"]["waiting"]["reason"]
-        for container in target["status"]["containerStatuses"]
-    }
-    (why,) = (reason for reason in seen["evacuation"]["why"] if reason["source"] == "TargetPod")
+    names = [row["name"] for row in target["spec"]["initContainers"]]
+    waiting = {row["state"]["waiting"]["reason"] for row in target["status"]["containerStatuses"]}
+    (why,) = (row for row in seen["evacuation"]["why"] if row["source"] == "TargetPod")
     assert names
     assert waiting == {"PodInitializing"}
     assert seen["evacuation"]["state"] == "target_not_ready"

@@ -171,20 +171,13 @@ def only(objects: tuple[Object, ...], kind: str, name: str = NAME) -> Object:
 
 def pod_templates(objects: tuple[Object, ...]) -> list[Object]:
     """The pod templates of the objects."""
-    return [
-        document["spec"]["template"]
-        for document in objects
-        if "template" in document.get("spec", {})
-    ]
+    return [row["spec"]["template"] for row in objects if "template" in row.get("spec", {})]
 
 
 def containers(template: Object) -> dict[str, Object]:
     """All containers of a pod by name."""
     spec = template["spec"]
-    return {
-        container["name"]: container
-        for container in spec.get("initContainers", []) + spec["containers"]
-    }
+    return {row["name"]: row for row in spec.get("initContainers", []) + spec["containers"]}
 
 
 def config_of(objects: tuple[Object, ...]) -> Object:

@@ -193,9 +193,7 @@ def _endpoint(route: Route, document: Json, answers: Mapping[str, Answer]) -> It
     if "requestBody" in operation:
         asked += f" with a {_body(operation['requestBody'])}"
     yield f"{asked} answers with {_body(operation['responses']['200'])}."
-    beside = [
-        parameter for parameter in operation.get("parameters", ()) if parameter["in"] != "path"
-    ]
+    beside = [field for field in operation.get("parameters", ()) if field["in"] != "path"]
     if beside:
         yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
     for parameter in beside:
@@ -264,9 +262,7 @@ def _row(field: str, kind: Json, optional: str = "") -> str:
     return f"| `{field}` | {_kind(kind)}{optional} | {kind.get('description', '')} |"
 
 
-WORDS = {
-    name for name, schema in write_openapi()["components"]["schemas"].items() if "enum" in schema
-}
+WORDS = {name for name, kind in write_openapi()["components"]["schemas"].items() if "enum" in kind}
 _HEAD = ("| field | type | meaning |", "|---|---|---|")
 
 

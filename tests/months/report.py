@@ -141,11 +141,9 @@ def _hear(
     fired = [firing for firing in firings if began <= firing.began < until]
     about = {firing.alert for firing in fired if firing.severity == CALLING} | fault.alerts
     new = [
-        notification
-        for notification in sent
-        if notification["kind"] == "new"
-        and began <= notification["at"] < until
-        and notification["alert"] in about
+        row
+        for row in sent
+        if row["kind"] == "new" and began <= row["at"] < until and row["alert"] in about
     ]
     right = [notification["at"] for notification in new if notification["alert"] in fault.alerts]
     ends = [firing.ended for firing in fired if firing.alert in about]

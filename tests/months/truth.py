@@ -146,9 +146,7 @@ class Truth:
         marks = self.leaving.get(vm, ())
         since = max((at for at, mark in marks if mark and at <= until), default=until)
         return sum(
-            attempt.failed
-            for attempt in self.attempts
-            if attempt.vm == vm and since <= attempt.ended <= until
+            vmim.failed for vmim in self.attempts if vmim.vm == vm and since <= vmim.ended <= until
         )
 
     def ended(self, since: float, until: float) -> Iterator[Attempt]:

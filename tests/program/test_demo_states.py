@@ -33,10 +33,8 @@ async def test_every_main_state_is_seen(tmp_path: Path, prove: Callable[[str], N
         async with asyncio.timeout(120):
             while not (listed >= MAIN and measured >= MAIN):
                 _, body = await exporter.get("/v1/evacuations")
-                listed |= {evacuation["state"] for evacuation in body["evacuations"]}
-                stuck |= {
-                    evacuation["name"] for evacuation in body["evacuations"] if evacuation["stuck"]
-                }
+                listed |= {row["state"] for row in body["evacuations"]}
+                stuck |= {row["name"] for row in body["evacuations"] if row["stuck"]}
                 _, text = await exporter.get("/metrics")
                 measured |= set(_STATE.findall(text))
                 await asyncio.sleep(0.2)

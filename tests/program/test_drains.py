@@ -139,9 +139,7 @@ async def until_evacuating(exporter: Program, *, leftover: bool) -> None:
     """Wait until one VM is evacuated, as a left-over or not."""
     await exporter.until(
         "/v1/evacuations",
-        lambda _, body: (
-            [evacuation["leftover"] for evacuation in body["evacuations"]] == [leftover]
-        ),
+        lambda _, body: [row["leftover"] for row in body["evacuations"]] == [leftover],
     )
 
 

@@ -176,8 +176,7 @@ async def test_a_file_without_a_token(
         await _until_logged(exporter, "token")
         token.write_text("new")
         await exporter.until(
-            "/v1/status",
-            lambda _, seen: not any(resource["trouble"] for resource in seen["resources"]),
+            "/v1/status", lambda _, seen: not any(row["trouble"] for row in seen["resources"])
         )
 
 

@@ -297,10 +297,8 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     with pytest.raises(CannotAsk, match="a token is only sent over https"):
         await fetch(Prometheus("http://10.0.0.1", token_file=token), NOW, NOW + 60, step=60.0)
 
-    assert {request.headers["Authorization"] for request in app[ASKED]} == {"Bearer abc"}
-    assert {(request.method, request.path) for request in app[ASKED]} == {
-        ("POST", "/api/v1/query_range")
-    }
+    assert {row.headers["Authorization"] for row in app[ASKED]} == {"Bearer abc"}
+    assert {(row.method, row.path) for row in app[ASKED]} == {("POST", "/api/v1/query_range")}
 
 
 async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:

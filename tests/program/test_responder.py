@@ -238,9 +238,7 @@ async def test_a_vm_that_would_be_stopped_is_left_to_kubernetes(
     async with exporter_of(scene, tmp_path) as exporter:
         await exporter.ready()
         scene.ask("cache")
-        await scene.until(
-            lambda eviction: find_state(eviction, EVICTOR) == "Active", "Kubernetes' turn"
-        )
+        await scene.until(lambda row: find_state(row, EVICTOR) == "Active", "Kubernetes' turn")
         asked = exporter.events("eviction_asked_for")
     assert scene.messages == [
         f"If {NAMESPACE}/cache is evicted, it goes down: its strategy is None."

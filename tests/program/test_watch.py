@@ -265,12 +265,8 @@ class TestOnTheSimulatedServer:
         async with following(simulated.login) as watch:
             await watch.ready()
             assert watch.names(namespace) == {"a"}
-            asked = [
-                request
-                for request in simulated.server.requests
-                if request.resource.plural == VMIS.plural
-            ]
-            streamed = [request for request in asked if "sendInitialEvents" in request.query]
+            asked = [row for row in simulated.server.requests if row.resource.plural == VMIS.plural]
+            streamed = [row for row in asked if "sendInitialEvents" in row.query]
             assert len(streamed) == 1
             assert any("limit" in request.query for request in asked)
 

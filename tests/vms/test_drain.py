@@ -179,9 +179,7 @@ def test_a_budget_of_zero(
     try:
         node = wait_for(lambda: counted(caller, stays=1, leaves=1), "the forecast", PATIENCE)
         assert not node["canBeEmptied"]
-        (stays,) = (
-            candidate for candidate in node["candidates"] if candidate["outcome"] == "stays"
-        )
+        (stays,) = (row for row in node["candidates"] if row["outcome"] == "stays")
         assert stays["name"] == "restarts"
         assert stays["cause"]["source"] == "PodDisruptionBudget"
         output = restarts.evict()

@@ -122,12 +122,9 @@ def test_a_timeout(
     assert reason == "timeout_completion"
     assert "has been aborted" in db.state()["failureReason"]
     ends = db.state()["endTimestamp"]
-    db.until(
-        lambda: ends in {migration["end"] for migration in caller.history(SPACE, "db1")},
-        "on record",
-    )
-    migration = caller.history(SPACE, "db1")[-1]
-    assert (migration["outcome"], migration["end"]) == ("failed", ends)
+    db.until(lambda: ends in {move["end"] for move in caller.history(SPACE, "db1")}, "on record")
+    move = caller.history(SPACE, "db1")[-1]
+    assert (move["outcome"], move["end"]) == ("failed", ends)
 
 
 def test_a_target_that_cannot_pull(
@@ -220,10 +217,7 @@ def test_a_migration_that_is_cancelled(
     db.abort(vmim)
     db.until_moved("n1")
     db.until(lambda: len(caller.history(SPACE, "db1")) == 2, "on record")
-    assert [migration["outcome"] for migration in caller.history(SPACE, "db1")] == [
-        "failed",
-        "succeeded",
-    ]
+    assert [move["outcome"] for move in caller.history(SPACE, "db1")] == ["failed", "succeeded"]
 
 
 def test_a_target_pod_that_is_deleted_while_memory_is_copied(

@@ -55,8 +55,7 @@ def test_virt_handler_is_down(
     with without_image(db.nodes["n2"]) as remove:
         db.evict()
         db.until(
-            lambda: any(side.phase in phases(migration) for migration in db.migrations()),
-            f"in {side.phase}",
+            lambda: any(side.phase in phases(vmim) for vmim in db.migrations()), f"in {side.phase}"
         )
         remove()
         db.nodes["n2"].signal("KILL", "virt-handler")

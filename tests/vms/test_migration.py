@@ -119,9 +119,7 @@ def test_an_upgrade_in_the_middle_of_a_migration(
         "kubectl apply --server-side --force-conflicts -k deploy/overlays/admission"
     )
     cluster.rolled_out()
-    images = {
-        container["image"] for pod in cluster.pods() for container in pod["spec"]["containers"]
-    }
+    images = {row["image"] for pod in cluster.pods() for row in pod["spec"]["containers"]}
     assert images == {EXPORTER.name}
     assert EXPORTER.name != EARLIER.name
     assert db.state().get("endTimestamp") is None

@@ -232,8 +232,7 @@ def diagnose_move(
     attempt, failures = evidence.unfinished(), evidence.newest_failures()
     until = now if attempt is None or attempt.created is None else attempt.created
     has_failed = len(failures) >= stuck.failed_attempts and any(
-        until - (failure.finished_at or failure.created or 0.0) <= FAILED_WITHIN
-        for failure in failures
+        until - (vmim.finished_at or vmim.created or 0.0) <= FAILED_WITHIN for vmim in failures
     )
     if attempt is None and not has_failed:
         return None

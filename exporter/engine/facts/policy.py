@@ -97,9 +97,7 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
         """The values for one VMI: those of its override, or else of this policy."""
         if not vmi.override:
             return self
-        return next(
-            (override.policy for override in self.overrides if override.name == vmi.override), self
-        )
+        return next((entry.policy for entry in self.overrides if entry.name == vmi.override), self)
 
     def choose(self, namespace: str, labels: Mapping[str, object], priority_class: str) -> str:
         """The name of the first override that matches a VMI; "" if none does."""
@@ -108,27 +106,26 @@ class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):
 
     def find_override_of_namespace(self, namespace: str) -> str | None:
         """`choose` by the namespace alone; None if labels or the priority class decide."""
-        for override in self.overrides:
-            if _fits(namespace, override.namespaces):
-                return None if override.vmi_labels or override.priority_classes else override.name
+        for entry in self.overrides:
+            if _fits(namespace, entry.namespaces):
+                return None if entry.vmi_labels or entry.priority_classes else entry.name
         return ""
 
     @property
     def matched_labels(self) -> frozenset[str]:
         """The keys of the labels that overrides match."""
-        return frozenset(key for override in self.overrides for key, _ in override.vmi_labels)
+        return frozenset(key for entry in self.overrides for key, _ in entry.vmi_labels)
 
     @property
     def all(self) -> tuple["Policy", ...]:
         """The policy itself and those of its overrides."""
-        return (self, *(override.policy for override in self.overrides))
+        return (self, *(entry.policy for entry in self.overrides))
 
     @property
     def by_field(self) -> dict[str, Any]:
         """The values by the names of the fields, as the log has them."""
         exceptions = [
-            structs.asdict(override) | {"policy": override.policy.by_field}
-            for override in self.overrides
+            structs.asdict(entry) | {"policy": entry.policy.by_field} for entry in self.overrides
         ]
         return structs.asdict(self) | {"overrides": exceptions}
 
@@ -182,7 +179,7 @@ class Override(Struct, frozen=True, kw_only=True):
             (self.namespaces, later.namespaces),
             (self.priority_classes, later.priority_classes),
             *(
-                (tuple(v for k, v in override.vmi_labels if k == key) for override in (self, later))
+                (tuple(v for k, v in entry.vmi_labels if k == key) for entry in (self, later))
                 for key, _ in self.vmi_labels
             ),
         )

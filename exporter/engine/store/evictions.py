@@ -112,11 +112,7 @@ class EvictionIndex:
             for eviction in self._of_pod(pod)
             if not eviction.evicted
         )
-        return max(
-            evictions,
-            default=None,
-            key=lambda eviction: (eviction.is_open, eviction.created or 0.0, eviction.name),
-        )
+        return max(evictions, default=None, key=lambda e: (e.is_open, e.created or 0.0, e.name))
 
     def list_turns(self, responder: str) -> list[Eviction]:
         """The Evictions of launcher pods in which this responder has to act now."""

@@ -314,11 +314,7 @@ def _foresee(entry: Entry | None) -> frozenset[BlockLabels]:
     """The blocks of a VMI that may be counted soon."""
     if entry is None:
         return frozenset()
-    reasons = (
-        verdict.reason
-        for verdict in (entry.filter, entry.pre_eviction)
-        if verdict.reason is not None
-    )
+    reasons = (v.reason for v in (entry.filter, entry.pre_eviction) if v.reason is not None)
     return foresee_blocks(entry.evidence, reasons)
 
 

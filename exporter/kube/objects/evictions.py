@@ -20,24 +20,17 @@ RESPONDERS_KEPT = 12
 _HAS_BEGUN = ("Active", "Completed", "Interrupted", "Canceled")
 
 
-def read_eviction(wire_eviction: wire.EvictionObject) -> Eviction | str:
+def read_eviction(body: wire.EvictionObject) -> Eviction | str:
     """An Eviction, or why it cannot be used."""
-    spec, status = (
-        wire_eviction.spec or wire.EvictionSpec(),
-        wire_eviction.status or wire.EvictionStatus(),
-    )
+    spec, status = body.spec or wire.EvictionSpec(), body.status or wire.EvictionStatus()
     pod = None if spec.target is None else spec.target.pod
     if pod is None or not pod.name:
         return "spec.target.pod.name: expected the name of a pod, there is none"
-    metadata = wire_eviction.metadata
+    metadata = body.metadata
     turn = _find_turn(status.targetResponders or [])
     entries = {responder.name: responder for responder in status.responders or ()}
     entry = entries.get(turn.name, wire.Responder())
-    conditions = {
-        condition.type: condition
-        for condition in status.conditions or ()
-        if condition.status == "True"
-    }
+    conditions = {c.type: c for c in status.conditions or () if c.status == "True"}
     failed = conditions.get("Failed")
     return Eviction(
         namespace=intern(metadata.namespace or ""),

@@ -69,13 +69,13 @@ _NAMED = msgspec.json.Decoder(list[wire.Named]).decode
 _PRIORITIES = {priority.value: priority for priority in Priority}
 
 
-def read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
+def read_vmi(body: wire.VmiObject) -> Vmi | str:
     """A VMI. A condition counts only if it is True, except for `migratable_unknown`."""
-    metadata = wire_vmi.metadata
+    metadata = body.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
-    status = wire_vmi.status or wire.VmiStatus()
-    state, spec = status.migrationState, wire_vmi.spec or wire.VmiSpec()
+    status = body.status or wire.VmiStatus()
+    state, spec = status.migrationState, body.spec or wire.VmiSpec()
     conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
     requested = conditions.get("EvictionRequested")
     annotations = metadata.annotations or {}
@@ -86,7 +86,7 @@ def read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
         created=parse_instant(metadata.creationTimestamp),
         node=intern(status.nodeName or ""),
         evacuation_node=intern(status.evacuationNodeName or ""),
-        migration=None if state is None else _read_state(state, _read_time_limit(wire_vmi)),
+        migration=None if state is None else _read_state(state, _read_time_limit(body)),
         other_uids=() if state is None else _other_uids(state),
         eviction_strategy=intern(spec.evictionStrategy or ""),
         eviction_requested_at=(
@@ -98,9 +98,7 @@ def read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
         hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
         deleted_at=parse_instant(metadata.deletionTimestamp),
-        hotplugs_volumes=any(
-            volume.hotplugVolume is not None for volume in status.volumeStatus or ()
-        ),
+        hotplugs_volumes=any(disk.hotplugVolume is not None for disk in status.volumeStatus or ()),
         copies_disks=_copies_disks(status),
         placement=read_placement(spec),
         paused="Paused" in conditions,
@@ -121,13 +119,13 @@ def _read_names(raw: msgspec.Raw) -> tuple[str, ...]:
     return tuple(clean(entry.name or "", NAME_LIMIT) for entry in named or ())
 
 
-def _read_time_limit(wire_vmi: wire.VmiObject) -> Seconds | None:
+def _read_time_limit(body: wire.VmiObject) -> Seconds | None:
     """How long KubeVirt lets a migration copy the VM's memory and disks.
 
     `completionTimeoutPerGiB` for each GB, rounded up (`live-migration-source.go`,
     `getVMIMigrationDataSize`). None if a size is unknown, as that of a container disk's changes.
     """
-    spec, status = wire_vmi.spec or wire.VmiSpec(), wire_vmi.status or wire.VmiStatus()
+    spec, status = body.spec or wire.VmiSpec(), body.status or wire.VmiStatus()
     state = status.migrationState
     configuration = None if state is None else state.migrationConfiguration
     if spec.domain is None or configuration is None or not configuration.completionTimeoutPerGiB:
@@ -201,12 +199,12 @@ def _other_uids(state: wire.ReportedState) -> tuple[str, ...]:
     return tuple(uid for uid in uids if uid != state.migrationUid)
 
 
-def read_vmim(wire_vmim: wire.VmimObject) -> Vmim | str:
+def read_vmim(body: wire.VmimObject) -> Vmim | str:
     """A VMIM."""
-    metadata, spec = wire_vmim.metadata, wire_vmim.spec or wire.VmimSpec()
+    metadata, spec = body.metadata, body.spec or wire.VmimSpec()
     if not spec.vmiName:
         return "spec.vmiName: expected the name of a VMI, there is none"
-    status = wire_vmim.status or wire.VmimStatus()
+    status = body.status or wire.VmimStatus()
     state = status.migrationState or wire.ReportedState()
     phase = status.phase or ""
     # The first transition to a phase counts.
@@ -257,14 +255,12 @@ def _read_trigger(annotations: dict[str, Any], labels: dict[str, Any]) -> Trigge
     return Trigger.WORKLOAD_UPDATE if WORKLOAD_UPDATE in annotations else Trigger.MANUAL
 
 
-def read_pod(wire_pod: wire.PodObject) -> Pod:
+def read_pod(body: wire.PodObject) -> Pod:
     """A launcher pod."""
-    metadata, status = wire_pod.metadata, wire_pod.status or wire.PodStatus()
+    metadata, status = body.metadata, body.status or wire.PodStatus()
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     met = {c.type: c.status for c in status.conditions or []}
-    gated = (
-        bool(wire_pod.spec and wire_pod.spec.schedulingGates) and met.get("PodScheduled") != "True"
-    )
+    gated = bool(body.spec and body.spec.schedulingGates) and met.get("PodScheduled") != "True"
     owners = (
         owner.uid
         for owner in metadata.ownerReferences or ()
@@ -275,7 +271,7 @@ def read_pod(wire_pod: wire.PodObject) -> Pod:
         name=metadata.name or "",
         uid=metadata.uid or "",
         vmi_uid=next(owners, None) or text_of(labels.get(CREATED_BY)),
-        node=intern((wire_pod.spec.nodeName if wire_pod.spec else None) or ""),
+        node=intern((body.spec.nodeName if body.spec else None) or ""),
         phase=intern(status.phase or ""),
         created=parse_instant(metadata.creationTimestamp),
         ready=met.get("Ready") == "True",
@@ -301,9 +297,9 @@ def _share_labels(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str],
     return labels
 
 
-def read_kubevirt(wire_kubevirt: wire.KubeVirtObject) -> KubeVirtSettings:
+def read_kubevirt(body: wire.KubeVirtObject) -> KubeVirtSettings:
     """The migration limits (if not set, KubeVirt's defaults) and the evictionStrategy."""
-    spec = wire_kubevirt.spec or wire.KubeVirtSpec()
+    spec = body.spec or wire.KubeVirtSpec()
     configuration = spec.configuration or wire.KubeVirtConfiguration()
     migrations = configuration.migrations or wire.Migrations()
     defaults = MigrationLimits()
@@ -316,22 +312,17 @@ def read_kubevirt(wire_kubevirt: wire.KubeVirtObject) -> KubeVirtSettings:
         ),
         intern(configuration.evictionStrategy or ""),
         drain_taint=migrations.nodeDrainTaintKey or KubeVirtSettings().drain_taint,
-        updating=bool(
-            wire_kubevirt.status and wire_kubevirt.status.outdatedVirtualMachineInstanceWorkloads
-        ),
-        namespace=intern(wire_kubevirt.metadata.namespace or ""),
+        updating=bool(body.status and body.status.outdatedVirtualMachineInstanceWorkloads),
+        namespace=intern(body.metadata.namespace or ""),
     )
 
 
-def read_budget(wire_budget: wire.BudgetObject) -> Budget:
+def read_budget(body: wire.BudgetObject) -> Budget:
     """A PodDisruptionBudget. Without a selector it selects no pod, so it forbids nothing.
 
     KubeVirt's own budgets count as forbidding nothing: they are for VMs that KubeVirt migrates.
     """
-    metadata, selector = (
-        wire_budget.metadata,
-        wire_budget.spec.selector if wire_budget.spec else None,
-    )
+    metadata, selector = body.metadata, body.spec.selector if body.spec else None
     wanted = selector or wire.LabelSelector()
     requirements = [Requirement(k, "In", (v,)) for k, v in (wanted.matchLabels or {}).items()]
     requirements += [
@@ -339,7 +330,7 @@ def read_budget(wire_budget: wire.BudgetObject) -> Budget:
         for expression in wanted.matchExpressions or ()
     ]
     is_kubevirt_s = any(requirement.key == CREATED_BY for requirement in requirements)
-    allowed = wire_budget.status.disruptionsAllowed if wire_budget.status else None
+    allowed = body.status.disruptionsAllowed if body.status else None
     return Budget(
         namespace=intern(metadata.namespace or ""),
         name=metadata.name or "",

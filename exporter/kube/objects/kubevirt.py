@@ -275,9 +275,9 @@ class _Decoder(Generic[_Object, _Fact]):
         self.object = msgspec.json.Decoder(wire).decode
         self.event = msgspec.json.Decoder(_Event[wire]).decode  # type: ignore[valid-type]
 
-    def changed(self, wired: _Object, *, modified: bool = False) -> Changed:
+    def changed(self, body: _Object, *, modified: bool = False) -> Changed:
         """The `Changed` for a decoded object. Raises `InvalidObject`."""
-        metadata, fact = wired.metadata, self._read(wired)
+        metadata, fact = body.metadata, self._read(body)
         namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
             raise InvalidObject(fact, namespace=namespace if name else None, name=name or None)
@@ -289,25 +289,25 @@ class _Decoder(Generic[_Object, _Fact]):
             name=name,
             resource_version=metadata.resourceVersion or "",
             modified=modified,
-            reasons=self._explain(wired, fact),
-            ended=self._read_end(wired, fact),
-            traits=self._read_traits(wired),
+            reasons=self._explain(body, fact),
+            ended=self._read_end(body, fact),
+            traits=self._read_traits(body),
         )
 
 
-def _read_vmi(wire_vmi: wire.VmiObject) -> Vmi | str:
-    vmi = facts.read_vmi(wire_vmi)
-    return vmi if isinstance(vmi, str) else reasons.add_vmi_failure(wire_vmi, vmi)
+def _read_vmi(body: wire.VmiObject) -> Vmi | str:
+    vmi = facts.read_vmi(body)
+    return vmi if isinstance(vmi, str) else reasons.add_vmi_failure(body, vmi)
 
 
-def _read_vmim(wire_vmim: wire.VmimObject) -> Vmim | str:
-    vmim = facts.read_vmim(wire_vmim)
-    return vmim if isinstance(vmim, str) else reasons.add_vmim_failure(wire_vmim, vmim)
+def _read_vmim(body: wire.VmimObject) -> Vmim | str:
+    vmim = facts.read_vmim(body)
+    return vmim if isinstance(vmim, str) else reasons.add_vmim_failure(body, vmim)
 
 
-def _read_traits(wire_vmi: wire.VmiObject) -> Traits:
-    priority_class = wire_vmi.spec.priorityClassName if wire_vmi.spec else None
-    return Traits(wire_vmi.metadata.labels, priority_class or "")
+def _read_traits(body: wire.VmiObject) -> Traits:
+    priority_class = body.spec.priorityClassName if body.spec else None
+    return Traits(body.metadata.labels, priority_class or "")
 
 
 _DECODERS: Mapping[Resource, _Decoder[Any, Any]] = {

@@ -34,17 +34,17 @@ _AFFINITY = msgspec.json.Decoder(wire.Affinity | None).decode
 _TOLERATIONS = msgspec.json.Decoder(list[wire.Toleration] | None).decode
 
 
-def read_node(wire_node: wire.NodeObject) -> Node:
+def read_node(body: wire.NodeObject) -> Node:
     """A node."""
-    spec = wire_node.spec or wire.NodeSpec()
+    spec = body.spec or wire.NodeSpec()
     cordons = [taint.timeAdded for taint in spec.taints or () if taint.key == UNSCHEDULABLE]
-    conditions = (wire_node.status and wire_node.status.conditions) or []
+    conditions = (body.status and body.status.conditions) or []
     met = {c.type for c in conditions if c.status == "True"}
     ready = next((c for c in conditions if c.type == "Ready"), None)
     silent = ready if ready is not None and ready.status == "Unknown" else None
-    labels = wire_node.metadata.labels or {}
+    labels = body.metadata.labels or {}
     return Node(
-        name=intern(wire_node.metadata.name or ""),
+        name=intern(body.metadata.name or ""),
         schedulable=not spec.unschedulable,
         cordoned_at=parse_instant(next(iter(cordons), None)) if spec.unschedulable else None,
         taints=_read_taints(spec, NO_SCHEDULE),

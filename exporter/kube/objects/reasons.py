@@ -54,13 +54,13 @@ UNFINISHED = frozenset({VCPU_CHANGE, "HotMemoryChange", "MigrationRequired"})
 _Decoded = TypeVar("_Decoded")
 
 
-def of_vmi(wire_vmi: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
+def of_vmi(body: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
     """Why a VMI is not live-migratable, and why its last migration failed unless it was cancelled.
 
     It also says what holds the deletion of a VMI, and what keeps its ended migration from being
     finished. An idle VMI gets only the condition, so that many VMIs share one value.
     """
-    status = wire_vmi.status or wire.VmiStatus()
+    status = body.status or wire.VmiStatus()
     state = status.migrationState
     is_followed = bool(vmi.evacuation_node) or vmi.deleted_at is not None
     hotplugs = _of_hotplugs(status, vmi)
@@ -74,14 +74,14 @@ def of_vmi(wire_vmi: wire.VmiObject, vmi: Vmi) -> tuple[Why, ...]:
         return hotplugs if condition is None else (*hotplugs, *_share(condition))
     reasons = [*hotplugs]
     if vmi.deleted_at is not None:
-        reasons.append(_of_deletion(wire_vmi.metadata, vmi.deleted_at))
+        reasons.append(_of_deletion(body.metadata, vmi.deleted_at))
     if condition is not None:
         reasons.append(_of_condition(WhySource.LIVE_MIGRATABLE, condition))
     was_cancelled = state is not None and bool(state.abortRequested)
     if state and state.failed and not was_cancelled and (message := _text(state.failureReason)):
         at = parse_instant(state.endTimestamp)
         reasons.append(Why(WhySource.FAILED_ATTEMPT, _abort_status(state), message, at))
-    spec = wire_vmi.spec or wire.VmiSpec()
+    spec = body.spec or wire.VmiSpec()
     return (*reasons, *_of_selector(NODE_SELECTOR, spec.nodeSelector))
 
 
@@ -104,7 +104,7 @@ def _of_deletion(metadata: wire.VmiMetadata, deleted_at: Instant) -> Why:
     return Why(WhySource.DELETION, "Finalizers", message, deleted_at)
 
 
-def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
+def of_vmim(body: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """Why an attempt failed, or what keeps it Pending and restricts its target.
 
     For a failed attempt, `reason` is its last phase, or the result of its abort. The message ends
@@ -114,7 +114,7 @@ def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
     """
     if vmim.phase == "Succeeded":
         return ()
-    status = wire_vmim.status or wire.VmimStatus()
+    status = body.status or wire.VmimStatus()
     reasons = [
         _of_condition(WhySource.MIGRATION_CONDITION, condition)
         for condition in status.conditions or ()
@@ -131,25 +131,25 @@ def of_vmim(wire_vmim: wire.VmimObject, vmim: Vmim) -> tuple[Why, ...]:
         at = correct_end(vmim.end, vmim.finished_at)
         reasons.append(Why(WhySource.FAILED_ATTEMPT, reason, message, at))
     elif not vmim.finished:
-        spec = wire_vmim.spec or wire.VmimSpec()
+        spec = body.spec or wire.VmimSpec()
         reasons += _of_selector(ADDED_NODE_SELECTOR, spec.addedNodeSelector)
     return tuple(reasons[-_PER_OBJECT:])
 
 
-def add_vmi_failure(wire_vmi: wire.VmiObject, vmi: Vmi) -> Vmi:
+def add_vmi_failure(body: wire.VmiObject, vmi: Vmi) -> Vmi:
     """Add why the VMI's last migration failed, if it did."""
-    state, wired = vmi.migration, wire_vmi.status.migrationState if wire_vmi.status else None
+    state, wired = vmi.migration, body.status.migrationState if body.status else None
     if state is None or wired is None or state.outcome is not Outcome.FAILED:
         return vmi
     failure = _classify(wired, aborted=bool(wired.abortRequested))
     return replace(vmi, migration=replace(state, failure=failure))
 
 
-def add_vmim_failure(wire_vmim: wire.VmimObject, vmim: Vmim) -> Vmim:
+def add_vmim_failure(body: wire.VmimObject, vmim: Vmim) -> Vmim:
     """Add why the migration failed, if it did."""
     if vmim.outcome is not Outcome.FAILED:
         return vmim
-    wired = (wire_vmim.status.migrationState if wire_vmim.status else None) or wire.ReportedState()
+    wired = (body.status.migrationState if body.status else None) or wire.ReportedState()
     return replace(vmim, failure=_classify(wired, aborted=vmim.aborted))
 
 
@@ -157,11 +157,11 @@ def _classify(state: wire.ReportedState, *, aborted: bool) -> EndReason:
     return classify_failure(state.mode or "", _text(state.failureReason), aborted=aborted)
 
 
-def read_end(wire_vmim: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
+def read_end(body: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
     """The record of a migration that has ended; None if it has not."""
     if not vmim.finished:
         return None
-    status = wire_vmim.status or wire.VmimStatus()
+    status = body.status or wire.VmimStatus()
     state = status.migrationState or wire.ReportedState()
     return EndedMigration(
         vmim=vmim,
@@ -174,14 +174,14 @@ def read_end(wire_vmim: wire.VmimObject, vmim: Vmim) -> EndedMigration | None:
     )
 
 
-def of_pod(wire_pod: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
+def of_pod(body: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
     """Why the target pod of an attempt does not run, or that a pod is being deleted.
 
     After the deletion, KubeVirt 1.8.4 goes on with the migration: it fails, or the VM moves to that
     pod and is killed with it.
     """
-    status = wire_pod.status or wire.PodStatus()
-    deleted = _of_deleted_pod(pod, status, wire_pod.metadata.deletionGracePeriodSeconds)
+    status = body.status or wire.PodStatus()
+    deleted = _of_deleted_pod(pod, status, body.metadata.deletionGracePeriodSeconds)
     if pod.ready or not pod.migration_uid:
         return deleted
     reasons = []
@@ -189,7 +189,7 @@ def of_pod(wire_pod: wire.PodObject, pod: Pod) -> tuple[Why, ...]:
         changes = (parse_instant(c.lastTransitionTime) for c in status.conditions or ())
         at = max((instant for instant in changes if instant is not None), default=pod.created)
         reasons.append(Why(WhySource.TARGET_CONTAINER, word, _text(status.message), at))
-    spec = wire_pod.spec or wire.PodSpec()
+    spec = body.spec or wire.PodSpec()
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
             reasons.append(_of_scheduler(spec, condition))

@@ -133,9 +133,7 @@ class EvacuationList:
         self._health = health
         self._reasons = reasons
         # Those of an evacuation are dropped when it ends, which may be before it is visited.
-        evacuating = (
-            evidence.vmi for evidence in snapshot.unsettled if evidence.marker is not None
-        )
+        evacuating = (e.vmi for e in snapshot.unsettled if e.marker is not None)
         self._whys = {vmi.uid: reasons(vmi) for vmi in evacuating}
         self._evacuations: list[EvacuationAnswer] = []
         self._moves: list[StuckMove] = []
@@ -159,10 +157,8 @@ class EvacuationList:
         """The evacuations, the longest first, and the moves, the oldest first."""
         now = self._snapshot.conditions.now
         evacuations, moves, health = self._evacuations, self._moves, self._health
-        evacuations.sort(
-            key=lambda evacuation: (-evacuation.age_seconds, evacuation.namespace, evacuation.name)
-        )
-        moves.sort(key=lambda move: (move.since or to_datetime(now), move.namespace, move.name))
+        evacuations.sort(key=lambda row: (-row.age_seconds, row.namespace, row.name))
+        moves.sort(key=lambda row: (row.since or to_datetime(now), row.namespace, row.name))
         return EvacuationsAnswer(
             as_of=to_datetime(now),
             observed_at=to_optional_datetime(health.observed_at),

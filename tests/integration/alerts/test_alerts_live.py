@@ -555,9 +555,7 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
 
     assert 0 < after < before
     assert not played.routed["others"]
-    assert {alert["labels"]["severity"] for alert in played.routed["virtualization-later"]} == {
-        "info"
-    }
+    assert {row["labels"]["severity"] for row in played.routed["virtualization-later"]} == {"info"}
 
 
 @pytest.mark.timeout(1500)

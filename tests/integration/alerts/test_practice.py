@@ -81,11 +81,7 @@ async def test_every_command_of_the_runbooks_can_be_tried(
     write_plugin(tmp_path)
     async with practice(tmp_path) as (url, kubeconfig), aiohttp.ClientSession() as session:
         stuck = await poll(partial(find_stuck, session, url), within=120, what="four stuck VMs")
-        vm = next(
-            evacuation
-            for evacuation in stuck
-            if evacuation["name"].startswith("failing") and evacuation["attempt"]
-        )
+        vm = next(row for row in stuck if row["name"].startswith("failing") and row["attempt"])
         operator = Operator(
             kubeconfig,
             tmp_path,

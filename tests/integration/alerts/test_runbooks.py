@@ -89,15 +89,9 @@ def section(text: str, heading: str) -> str:
     return " ".join(inside[1].split())
 
 
-DEMO_COMMANDS = list(
-    dict.fromkeys(command for text in TEXTS.values() for command in demo_commands(text))
-)
-CANCEL = next(
-    command for command in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in command
-)
-EVERY_COMMAND = list(
-    dict.fromkeys(command for text in TEXTS.values() for command in commands(text))
-)
+DEMO_COMMANDS = list(dict.fromkeys(line for text in TEXTS.values() for line in demo_commands(text)))
+CANCEL = next(line for line in commands(TEXTS["KubeVirtEvacuationStuck"]) if "cancel" in line)
+EVERY_COMMAND = list(dict.fromkeys(line for text in TEXTS.values() for line in commands(text)))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -399,9 +393,7 @@ async def test_command_that_cancels_sends_what_the_exporter_advises(
             and any(evacuation["namespace"] == namespace for evacuation in body["evacuations"])
         ),
     )
-    advised = next(
-        evacuation for evacuation in answer["evacuations"] if evacuation["namespace"] == namespace
-    )["cancel"]
+    advised = next(row for row in answer["evacuations"] if row["namespace"] == namespace)["cancel"]
     seen: list[tuple[str, str, Any]] = []
 
     async def record(request: web.Request) -> web.Response:

@@ -528,9 +528,7 @@ async def test_a_target_pod_is_moved_once(
         await exporter.ready()
         target = await begin_migration(ground.rig, key)
         await ground.asking.ask(target, DRAIN)
-        waiting = await ground.asking.until(
-            target, lambda eviction: message_of(eviction, RESPONDER)
-        )
+        waiting = await ground.asking.until(target, lambda row: message_of(row, RESPONDER))
         cooling = await ground.asking.until(
             target, lambda eviction: "cooling down" in message_of(eviction, RESPONDER)
         )

@@ -130,12 +130,10 @@ def test_the_chart_renders_what_kustomize_renders(mode: str, namespace: str) -> 
         transformers=["namespace"],
     )
     ours = comparable(charted({**values, **MONITORING}, namespace))
-    theirs = comparable(document for document in kustomized if document["kind"] != "Namespace")
-    for document in ours.values():  # kustomize cannot change the host of the dashboards' links
-        if "grafana_dashboard" in document["metadata"]["labels"]:
-            document["data"] = json.loads(
-                json.dumps(document["data"]).replace(served_at, RUNBOOK_BASE)
-            )
+    theirs = comparable(row for row in kustomized if row["kind"] != "Namespace")
+    for row in ours.values():  # kustomize cannot change the host of the dashboards' links
+        if "grafana_dashboard" in row["metadata"]["labels"]:
+            row["data"] = json.loads(json.dumps(row["data"]).replace(served_at, RUNBOOK_BASE))
 
     assert ours.keys() == theirs.keys()
     for name, document in ours.items():
@@ -349,9 +347,7 @@ async def test_the_webhook_is_called_for_the_groups_of_the_configuration(
     }
     objects = charted(values)
     (webhook,) = only(objects, "MutatingWebhookConfiguration")["webhooks"]
-    conditions = {
-        condition["name"]: condition["expression"] for condition in webhook["matchConditions"]
-    }
+    conditions = {row["name"]: row["expression"] for row in webhook["matchConditions"]}
     in_group = f"request.userInfo.groups.exists(group, group in ['{group}'])"
     assert conditions["listed-users"].endswith(f"] || {in_group}")
     page = (ROOT / "docs" / "hold-evictions.md").read_text()
@@ -463,11 +459,7 @@ def test_the_values_have_the_rules_own_defaults() -> None:
 def test_dashboards_of_a_fleet_are_those_of_the_folder() -> None:
     """With `dashboards.fleet` the dashboards are those of `dashboards/fleet`."""
     objects = charted({"dashboards": {"enabled": True, "fleet": True}})
-    made = [
-        document["data"]
-        for document in objects
-        if document["metadata"]["labels"].get("grafana_dashboard")
-    ]
+    made = [row["data"] for row in objects if row["metadata"]["labels"].get("grafana_dashboard")]
 
     assert {name: json.loads(text) for data in made for name, text in data.items()} == {
         path.name: json.loads(path.read_text()) for path in (ROOT / "dashboards/fleet").iterdir()
@@ -483,8 +475,7 @@ def test_dashboards_of_perses_are_those_of_kustomize() -> None:
     ]
 
     assert sorted(made) == sorted(
-        (document["metadata"]["name"], document["spec"])
-        for document in build(ROOT / "dashboards/perses")
+        (row["metadata"]["name"], row["spec"]) for row in build(ROOT / "dashboards/perses")
     )
 
 
@@ -546,8 +537,7 @@ def test_some_namespaces_get_roles_instead_of_a_cluster_role() -> None:
     """With `config.namespaces`, only KubeVirt objects and nodes are read in the whole cluster."""
     objects = charted({"config": {"namespaces": ["shop", "db"]}, "events": {"enabled": True}})
     named = [
-        (document["kind"], document["metadata"].get("namespace"), document["metadata"]["name"])
-        for document in objects
+        (row["kind"], row["metadata"].get("namespace"), row["metadata"]["name"]) for row in objects
     ]
 
     everywhere = only(objects, "ClusterRole", f"{NAME}-reader")
@@ -613,10 +603,9 @@ def test_the_documented_overlay_does_what_the_values_do(tmp_path: Path) -> None:
     for place in (None, NAMESPACE, "shop", "db"):
         made, documented = (
             comparable(
-                document
-                for document in objects
-                if document["metadata"].get("namespace") == place
-                and document["kind"] != "Namespace"
+                row
+                for row in objects
+                if row["metadata"].get("namespace") == place and row["kind"] != "Namespace"
             )
             for objects in (ours, theirs)
         )

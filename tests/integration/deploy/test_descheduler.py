@@ -182,9 +182,7 @@ async def test_a_descheduler_in_a_pod_of_its_own_asks_over_tls(
             "bearerTokenFile": str(tmp_path / "token"),
             "ignorable": False,
         }
-        roles = [
-            document for document in render("overlays/sidecar") if document["kind"] == "ClusterRole"
-        ]
+        roles = [row for row in render("overlays/sidecar") if row["kind"] == "ClusterRole"]
         async with applied(
             crowded.admin, [only(tuple(roles), "ClusterRole", f"{NAME}-descheduler")]
         ):

@@ -198,8 +198,7 @@ def test_selectors_select_the_pods(folder: str) -> None:
         if "spec" in document and document["kind"] not in {"PrometheusRule", "Namespace"}
     ]
     selectors += [
-        constraint["labelSelector"]
-        for constraint in template["spec"].get("topologySpreadConstraints", [])
+        rule["labelSelector"] for rule in template["spec"].get("topologySpreadConstraints", [])
     ]
 
     assert template["metadata"]["labels"].items() >= SELECTED.items()
@@ -227,9 +226,7 @@ def test_sidecar_and_descheduler_meet_on_the_socket() -> None:
     assert "readOnly" not in mounts[0]
     assert mounts[1]["readOnly"]
     assert template["spec"]["securityContext"]["runAsUser"] > 0
-    assert not any(
-        "runAsUser" in container["securityContext"] for container in (sidecar, descheduler)
-    )
+    assert not any("runAsUser" in row["securityContext"] for row in (sidecar, descheduler))
 
 
 def test_the_chart_makes_the_same_pod() -> None:

@@ -195,6 +195,5 @@ def test_signatures_are_verified_by_workflow_and_tag() -> None:
 
     assert commands
     assert all(
-        f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in command
-        for command in commands
+        f"--certificate-identity {REPOSITORY}/{release}@refs/tags/TAG " in line for line in commands
     )

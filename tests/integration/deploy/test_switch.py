@@ -38,13 +38,8 @@ async def test_each_can_be_applied_over_any_other(
 @pytest.mark.parametrize("before", ["sidecar", "standalone", "admission"])
 def test_the_documented_lines_remove_what_a_mode_leaves(before: str) -> None:
     """The documented lines remove everything of the old mode that still has an effect."""
-    left = {
-        (document["kind"].lower(), document["metadata"]["name"])
-        for document in render(f"overlays/{before}")
-    }
-    left -= {
-        (document["kind"].lower(), document["metadata"]["name"]) for document in render("base")
-    }
+    left = {(row["kind"].lower(), row["metadata"]["name"]) for row in render(f"overlays/{before}")}
+    left -= {(row["kind"].lower(), row["metadata"]["name"]) for row in render("base")}
     left = {(kind, name) for kind, name in left if kind not in ("configmap", "clusterrole")}
     text = (ROOT / "docs" / "install.md").read_text()
     lines = re.findall(

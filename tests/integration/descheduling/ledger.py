@@ -146,10 +146,9 @@ def write_ledger(namespace: str, audit: Path, migrations: Iterable[Object] = ())
         elif entry.user == USER:
             _write_eviction(ledger, entry)
     ledger.moves = [
-        Move(migration["spec"]["vmiName"], *instants)
-        for migration in migrations
-        if migration["metadata"]["namespace"] == namespace
-        and (instants := _instants(migration)) is not None
+        Move(vmim["spec"]["vmiName"], *instants)
+        for vmim in migrations
+        if vmim["metadata"]["namespace"] == namespace and (instants := _instants(vmim)) is not None
     ]
     return ledger
 

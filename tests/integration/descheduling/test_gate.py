@@ -135,9 +135,7 @@ def _read(
     gate: bool,
 ) -> Row:
     moves = Counter(move.vm for move in ledger.moves)
-    at_once = {
-        eviction.vm for eviction in ledger.evictions if eviction.at.timestamp() <= first_ended
-    }
+    at_once = {row.vm for row in ledger.evictions if row.at.timestamp() <= first_ended}
     return Row(
         gate=gate,
         held_by=held_by,

@@ -237,8 +237,7 @@ async def test_nothing_is_moved_while_kubevirt_updates(stage: Stage) -> None:
             container["image"] for container in containers if container["name"] == "compute"
         )
         changed = [
-            container | ({"image": image} if container["name"] == "compute" else {})
-            for container in containers
+            row | ({"image": image} if row["name"] == "compute" else {}) for row in containers
         ]
         patch = {"spec": {"containers": changed}}
         await rig.cluster.admin.merge(PODS, space, pod["metadata"]["name"], patch)
@@ -383,9 +382,7 @@ async def test_the_target_pod_of_a_vm_that_is_leaving(stage: Stage, asking: bool
             await process.ran(3)
             under_way = process.under_way
         # An eviction with the answer 201 is of the source pod, which the VM has left by then.
-        evicted = {
-            eviction.name for eviction in stage.ledger(space).refused if eviction.code != 201
-        }
+        evicted = {row.name for row in stage.ledger(space).refused if row.code != 201}
 
     targets = {
         pod["metadata"]["name"]
@@ -409,10 +406,7 @@ def _is_in_progress(scene: Scene) -> bool:
 
 
 def _is_waiting_for_a_slot(_: int, body: Any) -> bool:
-    return any(
-        "outbound slot: 2 of 2 in use" in evacuation["nextStep"]
-        for evacuation in body["evacuations"]
-    )
+    return any("outbound slot: 2 of 2 in use" in row["nextStep"] for row in body["evacuations"])
 
 
 LEAVING: dict[str, Callable[[Scene], object]] = {

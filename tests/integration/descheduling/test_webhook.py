@@ -115,12 +115,8 @@ def test_warnings_are_what_would_be_denied(story: Story) -> None:
     assert len(unwarned) <= run.failed_open
     assert run.denied == 0
     assert run.denials == []
-    held = {(eviction.vm, eviction.at) for eviction in (*early, *ledger.moving())}
-    beyond = [
-        eviction
-        for eviction in ledger.evictions
-        if eviction.warned and (eviction.vm, eviction.at) not in held
-    ]
+    held = {(row.vm, row.at) for row in (*early, *ledger.moving())}
+    beyond = [row for row in ledger.evictions if row.warned and (row.vm, row.at) not in held]
     # VMs with a waiting migration have warnings too, but the ledger has only ended migrations.
     assert len(beyond) <= len(early)
 

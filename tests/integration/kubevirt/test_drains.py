@@ -261,12 +261,8 @@ class Story:
             path = f"{self._url}/v1/nodes/{name}"
             async with self._session.get(path) as response:
                 told = await response.json()
-            seen = {candidate["name"] for candidate in told.get("candidates", ())}
-            waits = {
-                candidate["name"]
-                for candidate in told.get("candidates", ())
-                if candidate["outcome"] == "waits"
-            }
+            seen = {vm["name"] for vm in told.get("candidates", ())}
+            waits = {vm["name"] for vm in told.get("candidates", ()) if vm["outcome"] == "waits"}
             return told if seen == there and migrating & there <= waits else None
 
         return await poll(look, what=f"the forecast of {name}")

@@ -42,9 +42,7 @@ async def test_a_request_moves_a_vm(asking: Asking) -> None:
         )
         assert condition_of(refused, FAILED) == ("False", "AwaitingEviction")
         await asking.record("moving", "A VM that is asked for, while it migrates.", key, pod)
-        left = await asking.until(
-            pod, lambda eviction: condition_of(eviction, EVICTED)[0] == "True"
-        )
+        left = await asking.until(pod, lambda row: condition_of(row, EVICTED)[0] == "True")
         assert condition_of(left, EVICTED) == ("True", "PodTerminal")
         await asking.until(pod, lambda eviction: state_of(eviction, EVICTOR) == "Completed")
         await asking.record("left", "The same VM after its migration.", key, pod)
@@ -72,9 +70,7 @@ async def test_nothing_stops_kubevirt(asking: Asking) -> None:
         )
         await asking.record("one-withdrawn", "One of two requesters withdrew.", key, pod)
         await asking.withdraw(second)
-        cancelled = await asking.until(
-            pod, lambda eviction: condition_of(eviction, FAILED)[0] == "True"
-        )
+        cancelled = await asking.until(pod, lambda row: condition_of(row, FAILED)[0] == "True")
         assert condition_of(cancelled, FAILED) == ("True", "CanceledDueToNoRequesters")
         assert state_of(cancelled, EVICTOR) == "Canceled"
         vmims = len((await asking.rig.look(key)).vmims)
@@ -132,8 +128,6 @@ async def test_a_killed_vm_counts_as_evicted(asking: Asking) -> None:
         await asking.rig.player.set_migratable(scene.vmi, migratable=False)
         pod = await asking.rig.pod(key)
         await asking.ask(pod, DRAIN)
-        gone = await asking.until(
-            pod, lambda eviction: condition_of(eviction, EVICTED)[0] == "True"
-        )
+        gone = await asking.until(pod, lambda row: condition_of(row, EVICTED)[0] == "True")
         assert condition_of(gone, EVICTED)[1] in {"PodDeleted", "PodTerminal"}
         await asking.rig.until(key, lambda scene: phase(scene.vmi) in {"Failed", "Succeeded"})

@@ -156,8 +156,7 @@ async def test_a_drain_that_is_given_up_leaves_an_evacuation(stage: Stage, prove
             assert await exporter.sample("kubevirt_node_drain_stuck", node=NODE) == 1
             assert await exporter.sample("kubevirt_node_drain_failing_vmis", node=NODE) == 1
         evacuation = await exporter.until(
-            "/v1/evacuations",
-            lambda _, body: any(evacuation["leftover"] for evacuation in body["evacuations"]),
+            "/v1/evacuations", lambda _, body: any(row["leftover"] for row in body["evacuations"])
         )
         (leftover,) = evacuation["evacuations"]
         prove(f"rig: after the uncordon: {leftover['nextStep']}")

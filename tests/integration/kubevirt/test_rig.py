@@ -808,16 +808,11 @@ async def test_a_drain_does_what_was_forecast(stage: Stage, prove: Callable[[str
             f"/v1/nodes/{node}",
             lambda status, body: (
                 status == 200
-                and {
-                    candidate["namespace"]: candidate["outcome"] for candidate in body["candidates"]
-                }
-                == expected
+                and {row["namespace"]: row["outcome"] for row in body["candidates"]} == expected
             ),
         )
         began = time.monotonic()
-        (left,) = (
-            candidate for candidate in forecast["candidates"] if candidate["outcome"] == "leaves"
-        )
+        (left,) = (vm for vm in forecast["candidates"] if vm["outcome"] == "leaves")
 
         took, refusals = {}, {}
         for name, key in keys.items():

@@ -253,9 +253,7 @@ def test_a_table_shows_columns_that_there_are(panel: Panel) -> None:
     assert merge["id"] == "merge"
     assert set(shown) | set(hidden) == values | labels | {"Time"}
     assert list(organize["options"]["indexByName"]) == list(shown)
-    overridden = {
-        override["matcher"]["options"] for override in panel.json["fieldConfig"]["overrides"]
-    }
+    overridden = {entry["matcher"]["options"] for entry in panel.json["fieldConfig"]["overrides"]}
     assert overridden <= set(shown.values())
     assert panel.json["options"]["sortBy"][0]["displayName"] in shown.values()
 

@@ -90,9 +90,7 @@ class Lab:
 
     def states(self) -> list[str]:
         """The states of the responders of the last Eviction."""
-        return [
-            responder["state"] for responder in self.evictions()[-1]["status"]["targetResponders"]
-        ]
+        return [row["state"] for row in self.evictions()[-1]["status"]["targetResponders"]]
 
 
 def summarize(eviction: Object) -> Object:
@@ -110,8 +108,7 @@ def summarize(eviction: Object) -> Object:
             (requester["name"], requester["intent"]) for requester in state["requesters"]
         ],
         "entries": [
-            (responder["name"], set(responder) - {"expectedCompletionTime"})
-            for responder in state["responders"]
+            (row["name"], set(row) - {"expectedCompletionTime"}) for row in state["responders"]
         ],
     }
 
@@ -135,9 +132,7 @@ def play(case: str) -> Lab:
 def test_the_same_as_recorded(case: str) -> None:
     """Conditions, states, requesters and entries are those of the real controllers."""
     recorded = json.loads((RECORDED / f"{case}.json").read_text(encoding="utf-8"))["evictions"]
-    assert [summarize(eviction) for eviction in play(case).evictions()] == [
-        summarize(o) for o in recorded
-    ]
+    assert [summarize(row) for row in play(case).evictions()] == [summarize(o) for o in recorded]
 
 
 def test_a_responder_that_completes_is_followed_by_the_next() -> None:

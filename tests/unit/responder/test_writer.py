@@ -55,9 +55,7 @@ class Server:
         name = body["metadata"]["name"]
         self.writes.append((self.now, name, entry))
         known = next(
-            eviction
-            for eviction in self.store.evictions.list_turns(SETTINGS.name)
-            if eviction.name == name
+            row for row in self.store.evictions.list_turns(SETTINGS.name) if row.name == name
         )
         done = "completionTime" in entry
         self.store.put(

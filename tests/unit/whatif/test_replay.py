@@ -482,10 +482,7 @@ class TestStuck:
 
         assert (stuck.count, stuck.alerted, stuck.open_at_end) == (2, 2, 1)
         assert stuck.minutes_to_alert == {35: 2}
-        assert [evacuation.requested_at for evacuation in stuck.longest] == [
-            NOW + 10,
-            NOW + 90 * MINUTE + 10,
-        ]
+        assert [row.requested_at for row in stuck.longest] == [NOW + 10, NOW + 90 * MINUTE + 10]
 
     def test_that_ends_before_the_alert_is_not_alerted(self, tale: Tale) -> None:
         """An evacuation that ends within the rule's `for` causes no alert."""

@@ -164,9 +164,7 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
 
     assert outcomes_of(store) == {"db1": LEAVES}
     assert count_outcomes(store, now_in(store)).counts == {"n1": Counter({LEAVES: 1})}
-    assert [
-        forecast.node for forecast in forecast_nodes(count_outcomes(store, now_in(store)), {})
-    ] == ["n1"]
+    assert [row.node for row in forecast_nodes(count_outcomes(store, now_in(store)), {})] == ["n1"]
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:

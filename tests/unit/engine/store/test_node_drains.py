@@ -66,8 +66,7 @@ def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
     """The progress of a node's drain, which must be the same in both forecasts."""
     conditions = now_in(store)
     by_name = {
-        forecast.node: forecast.progress
-        for forecast in forecast_nodes(count_outcomes(store, conditions), {})
+        row.node: row.progress for row in forecast_nodes(count_outcomes(store, conditions), {})
     }
     single = forecast_node(store, node, conditions)[0].progress
     assert by_name.get(node) == single

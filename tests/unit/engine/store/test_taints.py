@@ -287,9 +287,7 @@ class TestNodesNotSeen:
         for at in (NOW + 599.0, NOW + 600.0, NOW + 629.0, NOW + 630.0, NOW + 651.0):
             store.now = at
             store.put(a_pod(name="other", uid=f"{at}", vmi_uid="other"))
-            left.append(
-                [evidence.vmi.name for evidence in store.evacuating() if evidence.vmi.name != "db4"]
-            )
+            left.append([vm.vmi.name for vm in store.evacuating() if vm.vmi.name != "db4"])
         assert left == [["db1", "db2", "db3"], ["db2", "db3"], ["db2", "db3"], ["db3"], []]
         assert [evidence.vmi.name for evidence in store.evacuating()] == ["db4"]
 

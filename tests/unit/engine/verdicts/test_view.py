@@ -55,11 +55,7 @@ SILENT = a_trust(*CLUSTER_RESOURCES)
 
 def count_kept(view: VerdictView) -> int:
     """The number of entries in all containers of a view."""
-    return sum(
-        len(container)
-        for container in vars(view).values()
-        if isinstance(container, dict | list | set)
-    )
+    return sum(len(row) for row in vars(view).values() if isinstance(row, dict | list | set))
 
 
 def summarized(

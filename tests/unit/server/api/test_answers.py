@@ -504,9 +504,7 @@ class TestExplanation:
         history.put("", a_migration(), keep=KEEP)
         answer = explained(some_evidence(history=history))
 
-        assert [(migration.uid, migration.in_window) for migration in answer.migrations] == [
-            (None, True)
-        ]
+        assert [(vmim.uid, vmim.in_window) for vmim in answer.migrations] == [(None, True)]
 
     @given(
         st.lists(

@@ -27,9 +27,7 @@ async def api() -> AsyncIterator[ServedApi]:
 
 def ids(page: Document) -> list[str]:
     """The ids of a page, in order."""
-    return [
-        element.attributes["id"] or "" for element in page.elements if "id" in element.attributes
-    ]
+    return [tag.attributes["id"] or "" for tag in page.elements if "id" in tag.attributes]
 
 
 def test_markdown_becomes_html() -> None:

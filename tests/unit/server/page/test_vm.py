@@ -90,9 +90,7 @@ def test_a_vm_that_cools_down() -> None:
     assert page.text("verdict").startswith("Blocked by cooldown, until in ")
     assert "migrations in the window: 2;" in page.text("rules")
     assert len(fields(page, "outcome")) == 2
-    assert not [
-        element for element in page.elements if element.attributes.get("id") == "evacuation"
-    ]
+    assert not [tag for tag in page.elements if tag.attributes.get("id") == "evacuation"]
 
 
 def test_the_post_copy_warning_stands_beside_the_cancel_command() -> None:
