@@ -71,20 +71,16 @@ def _walk(expected: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _without_none(expected: Any) -> Any:
     if isinstance(expected, types.UnionType):
-        (expected,) = (
-            get_arg for get_arg in typing.get_args(expected) if get_arg is not types.NoneType
-        )
+        (expected,) = (arg for arg in typing.get_args(expected) if arg is not types.NoneType)
     return expected
 
 
 def _find_type(schema: Schema, path: str, schemas: Mapping[str, Schema]) -> str | None:
     for part in path.replace("[]", ".[]").split("."):
-        part_schema = (
-            schema.get("items") if part == "[]" else schema.get("properties", {}).get(part)
-        )
-        if part_schema is None:
+        inner = schema.get("items") if part == "[]" else schema.get("properties", {}).get(part)
+        if inner is None:
             return None
-        schema = _resolve(part_schema, schemas)
+        schema = _resolve(inner, schemas)
     # A quantity may be an integer, too, and is read as either.
     is_quantity = schema.get("x-kubernetes-int-or-string")
     return "string" if is_quantity else str(schema.get("type"))

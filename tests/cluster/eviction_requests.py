@@ -158,12 +158,8 @@ def outline(eviction: Object) -> Object:
     """What Kubernetes' controllers decided about an Eviction, without names and times."""
     status = eviction["status"]
     return {
-        "requesters": sorted(
-            (requester["name"], requester["intent"]) for requester in status["requesters"]
-        ),
-        "responders": [
-            (responder["name"], responder["state"]) for responder in status["targetResponders"]
-        ],
+        "requesters": sorted((row["name"], row["intent"]) for row in status["requesters"]),
+        "responders": [(row["name"], row["state"]) for row in status["targetResponders"]],
         "conditions": sorted(
             (row["type"], row["status"], row["reason"]) for row in status["conditions"]
         ),

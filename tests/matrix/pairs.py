@@ -112,9 +112,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 def keep(result: Result, path: Path = RESULTS) -> None:
     """Write a result, which replaces the last result of the same pair."""
-    kept = {_key(read_result): read_result for read_result in read_results(path)} | {
-        _key(result): result
-    }
+    kept = {_key(row): row for row in read_results(path)} | {_key(result): result}
     order = [_key(pair) for pair in PAIRS]
     ordered = [asdict(kept[key]) for key in order if key in kept]
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")

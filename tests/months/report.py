@@ -84,26 +84,19 @@ def read(
 ) -> Run:
     """The result of a run, from the evaluator's report; `lists`: with its notifications."""
     firings = [_firing(firing) for firing in report["firings"]]
-    sent = [
-        notification | {"at": _minutes(notification["at"])}
-        for notification in report["notifications"] or []
-    ]
+    sent = [row | {"at": _minutes(row["at"])} for row in report["notifications"] or []]
     heard = tuple(_hear(firings, sent, faults, place) for place in range(len(faults)))
     calls = Counter(firing.alert for firing in firings if firing.severity == CALLING)
     infos = Counter(firing.alert for firing in firings if firing.severity != CALLING)
     untrue = tuple(error for firing in firings for error in _find_errors(firing, faults, truth))
-    messages = tuple(
-        _message(notification)
-        for notification in sent
-        if notification["kind"] in ("new", "resolved") and lists
-    )
+    messages = tuple(_message(row) for row in sent if row["kind"] in ("new", "resolved") and lists)
     result = Result(seed, dict(calls), dict(infos), heard, untrue, messages)
     return Run(firings, sent, report["errors"], result)
 
 
 def _find_errors(firing: Firing, faults: Sequence[Fault], truth: Truth) -> list[str]:
-    statement = Statement(firing.alert, firing.labels, firing.text, firing.began * 60)
-    return find_errors(statement, truth, [(fault.began, fault.ended) for fault in faults])
+    claim = Statement(firing.alert, firing.labels, firing.text, firing.began * 60)
+    return find_errors(claim, truth, [(fault.began, fault.ended) for fault in faults])
 
 
 def _message(sent: Mapping[str, Any]) -> Message:
@@ -145,7 +138,7 @@ def _hear(
         for row in sent
         if row["kind"] == "new" and began <= row["at"] < until and row["alert"] in about
     ]
-    right = [notification["at"] for notification in new if notification["alert"] in fault.alerts]
+    right = [row["at"] for row in new if row["alert"] in fault.alerts]
     ends = [firing.ended for firing in fired if firing.alert in about]
     subjects = [(firing.alert, firing.subject) for firing in fired if firing.alert in about]
     return Heard(
@@ -153,7 +146,7 @@ def _hear(
         min(right) - began if right else None,
         max(ends) - ended if ends else None,
         len(new),
-        tuple(dict.fromkeys(notification["alert"] for notification in new)),
+        tuple(dict.fromkeys(row["alert"] for row in new)),
         len(subjects) - len(set(subjects)),
     )
 

@@ -168,35 +168,25 @@ def _value(series: Sequence[tuple[float, str]], at: float) -> str:
 Check = Callable[[Statement, Truth], Iterator[str]]
 
 
-def find_errors(
-    statement: Statement, truth: Truth, spans: Sequence[tuple[float, float]]
-) -> list[str]:
+def find_errors(claim: Statement, truth: Truth, spans: Sequence[tuple[float, float]]) -> list[str]:
     """What is not true in the text of an alert.
 
     `spans` are the times of the faults: no other time may be in a text.
     """
-    check = CHECKS.get(statement.alert)
-    errors = [] if check is None else [*check(statement, truth)]
-    for stamp in TIME.findall(statement.text):
+    check = CHECKS.get(claim.alert)
+    errors = [] if check is None else [*check(claim, truth)]
+    for stamp in TIME.findall(claim.text):
         at = datetime.fromisoformat(stamp.removesuffix(" +0000 UTC")).replace(tzinfo=UTC)
         since = (at - BEGAN).total_seconds()
-        if not any(began - SEEN <= since <= min(ended, statement.at) for began, ended in spans):
+        if not any(began - SEEN <= since <= min(ended, claim.at) for began, ended in spans):
             errors.append(f"the time {stamp} is not that of a fault")
-    return [
-        f"{statement.alert} at {statement.at / 60:.0f} min: {error}: {statement.text}"
-        for error in errors
-    ]
+    return [f"{claim.alert} at {claim.at / 60:.0f} min: {error}: {claim.text}" for error in errors]
 
 
-def _is_about(statement: Statement, truth: Truth) -> Iterator[str]:
-    if (
-        f"VMI {statement.vm}" not in statement.text
-        or f"node {statement.node}" not in statement.text
-    ):
+def _is_about(claim: Statement, truth: Truth) -> Iterator[str]:
+    if f"VMI {claim.vm}" not in claim.text or f"node {claim.node}" not in claim.text:
         yield "the VM or the node is not named"
-    if statement.node not in {
-        _value(truth.places[statement.vm], at) for at in (statement.at, statement.at - SEEN)
-    }:
+    if claim.node not in {_value(truth.places[claim.vm], at) for at in (claim.at, claim.at - SEEN)}:
         yield "the VM is on another node"
 
 
@@ -205,99 +195,95 @@ def _check_range(number: int, least: int, most: int, what: str) -> Iterator[str]
         yield f"{what}: {least} to {most}"
 
 
-def _stuck(statement: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(statement, truth)
-    if "has denied it" in statement.text:
+def _stuck(claim: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(claim, truth)
+    if "has denied it" in claim.text:
         return
-    if statement.vm not in truth.leaving_at(statement.at - SEEN):
+    if claim.vm not in truth.leaving_at(claim.at - SEEN):
         yield "the VM is not being evacuated"
-    number = statement.number("Failed attempts: N") if "Failed attempts" in statement.text else 0
-    yield from _count_failures(statement, truth, number)
+    number = claim.number("Failed attempts: N") if "Failed attempts" in claim.text else 0
+    yield from _count_failures(claim, truth, number)
 
 
-def _failing(statement: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(statement, truth)
-    yield from _count_failures(statement, truth, statement.number("N migrations of VMI"))
+def _failing(claim: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(claim, truth)
+    yield from _count_failures(claim, truth, claim.number("N migrations of VMI"))
 
 
-def _count_failures(statement: Statement, truth: Truth, number: int) -> Iterator[str]:
-    least, most = (truth.failures(statement.vm, at) for at in (statement.at - SEEN, statement.at))
+def _count_failures(claim: Statement, truth: Truth, number: int) -> Iterator[str]:
+    least, most = (truth.failures(claim.vm, at) for at in (claim.at - SEEN, claim.at))
     yield from _check_range(number, min(least, most), most, "failed attempts")
 
 
-def _moving(statement: Statement, truth: Truth) -> Iterator[str]:
-    yield from _is_about(statement, truth)
-    if f"trigger {statement.labels['trigger']}" not in statement.text:
+def _moving(claim: Statement, truth: Truth) -> Iterator[str]:
+    yield from _is_about(claim, truth)
+    if f"trigger {claim.labels['trigger']}" not in claim.text:
         yield "the trigger is not named"
-    if statement.vm in truth.leaving_at(statement.at):
+    if claim.vm in truth.leaving_at(claim.at):
         yield "the VM is being evacuated"
-    own = [
-        attempt
-        for attempt in truth.ended(statement.at - DAY, statement.at)
-        if attempt.vm == statement.vm
-    ]
-    if own and own[-1].ended > statement.at - HOUR and not own[-1].failed:
+    own = [attempt for attempt in truth.ended(claim.at - DAY, claim.at) if attempt.vm == claim.vm]
+    if own and own[-1].ended > claim.at - HOUR and not own[-1].failed:
         yield "its last migration succeeded"
 
 
-def _many(statement: Statement, truth: Truth) -> Iterator[str]:
-    most = len(truth.leaving_at(statement.at - SEEN))
-    yield from _check_range(statement.number("N evacuations are stuck"), 10, most, "evacuations")
+def _many(claim: Statement, truth: Truth) -> Iterator[str]:
+    most = len(truth.leaving_at(claim.at - SEEN))
+    yield from _check_range(claim.number("N evacuations are stuck"), 10, most, "evacuations")
 
 
-def _held(statement: Statement, truth: Truth) -> Iterator[str]:
-    most = len(truth.leaving_at(statement.at - SEEN, "descheduler"))
-    yield from _check_range(statement.number("N evacuations that"), 5, most, "of the descheduler")
+def _held(claim: Statement, truth: Truth) -> Iterator[str]:
+    most = len(truth.leaving_at(claim.at - SEEN, "descheduler"))
+    yield from _check_range(claim.number("N evacuations that"), 5, most, "of the descheduler")
 
 
-def _churning(statement: Statement, truth: Truth) -> Iterator[str]:
-    if f"VMI {statement.vm}" not in statement.text:
+def _churning(claim: Statement, truth: Truth) -> Iterator[str]:
+    if f"VMI {claim.vm}" not in claim.text:
         yield "the VM is not named"
     ends = [
         attempt.ended
-        for attempt in truth.ended(statement.at - 2.5 * HOUR, statement.at)
-        if attempt.vm == statement.vm and not attempt.failed
+        for attempt in truth.ended(claim.at - 2.5 * HOUR, claim.at)
+        if attempt.vm == claim.vm and not attempt.failed
     ]
     if not any(later - sooner <= 2 * HOUR for sooner, later in zip(ends, ends[4:], strict=False)):
         yield "it was not migrated five times within two hours"
 
 
-def _kept(statement: Statement, truth: Truth) -> Iterator[str]:
-    number = statement.number("Their number is now N")
-    here = truth.on(statement.node, statement.at - SEEN)
-    if statement.labels["cause"] == "cordoned":
-        if not truth.holds(truth.closed[statement.node], statement.at - DAY, statement.at):
+def _kept(claim: Statement, truth: Truth) -> Iterator[str]:
+    number = claim.number("Their number is now N")
+    here = truth.on(claim.node, claim.at - SEEN)
+    if claim.labels["cause"] == "cordoned":
+        if not truth.holds(truth.closed[claim.node], claim.at - DAY, claim.at):
             yield "the node was not cordoned for a day"
         yield from _check_range(number, len(here), len(here), "VMs")
         return
-    kept = [vm for vm in here if _value(truth.stays[vm], statement.at)]
-    failing = [vm for vm in here if truth.failures(vm, statement.at) >= 3]
+    kept = [vm for vm in here if _value(truth.stays[vm], claim.at)]
+    failing = [vm for vm in here if truth.failures(vm, claim.at) >= 3]
     yield from _check_range(number, len(kept), len({*kept, *failing}), "VMs that stay or fail")
 
 
-def _drain(statement: Statement, truth: Truth) -> Iterator[str]:
-    if not truth.holds(truth.closed[statement.node], statement.at - HOUR / 2, statement.at - SEEN):
+def _drain(claim: Statement, truth: Truth) -> Iterator[str]:
+    if not truth.holds(truth.closed[claim.node], claim.at - HOUR / 2, claim.at - SEEN):
         yield "the node was not being drained for half an hour"
-    left = truth.left(statement.node, statement.at - HOUR / 2, statement.at - SEEN)
-    if "at most two VMs have left" in statement.text and len(left) > 2:
+    left = truth.left(claim.node, claim.at - HOUR / 2, claim.at - SEEN)
+    if "at most two VMs have left" in claim.text and len(left) > 2:
         yield f"{len(left)} VMs have left it"
-    elif "only VMs are left" in statement.text:
+    elif "only VMs are left" in claim.text:
         yield from (
             f"{vm} can leave"
-            for vm in truth.on(statement.node, statement.at - SEEN)
-            if not _value(truth.stays[vm], statement.at)
-            and truth.failures(vm, statement.at) < 3
-            and not truth.holds(truth.leaving[vm], statement.at - HOUR / 2, statement.at - SEEN)
+            for vm in truth.on(claim.node, claim.at - SEEN)
+            if not _value(truth.stays[vm], claim.at)
+            and truth.failures(vm, claim.at) < 3
+            and not truth.holds(truth.leaving[vm], claim.at - HOUR / 2, claim.at - SEEN)
         )
-    elif "no VM has left" in statement.text and left:
+    elif "no VM has left" in claim.text and left:
         yield f"{len(left)} VMs have left it"
 
 
-def _target(statement: Statement, truth: Truth) -> Iterator[str]:
+def _target(claim: Statement, truth: Truth) -> Iterator[str]:
     there = [
         attempt
-        for attempt in truth.ended(statement.at - HOUR, statement.at)
-        if attempt.target == statement.node
+        for attempt in truth.ended(claim.at - HOUR, claim.at)
+        if attempt.target == claim.node
     ]
     failed = [attempt for attempt in there if attempt.failed]
     if len(failed) < 5 or len({attempt.vm for attempt in failed}) < 3:
@@ -306,24 +292,20 @@ def _target(statement: Statement, truth: Truth) -> Iterator[str]:
         yield f"{len(failed)} of {len(there)} failed"
 
 
-def _absent(statement: Statement, truth: Truth) -> Iterator[str]:
-    lately = [
-        (up, all_) for at, up, all_ in truth.up if statement.at - 480 < at < statement.at - 120
-    ]
-    if statement.labels["cause"] == "every_replica":
+def _absent(claim: Statement, truth: Truth) -> Iterator[str]:
+    lately = [(up, all_) for at, up, all_ in truth.up if claim.at - 480 < at < claim.at - 120]
+    if claim.labels["cause"] == "every_replica":
         if any(up for up, _ in lately):
             yield "an exporter can be scraped"
         return
-    number = statement.number("cannot scrape N replicas")
+    number = claim.number("cannot scrape N replicas")
     if any(all_ - up != number or not up for up, all_ in lately):
         yield "another number of replicas is down"
 
 
-def _ungated(statement: Statement, truth: Truth) -> Iterator[str]:
+def _ungated(claim: Statement, truth: Truth) -> Iterator[str]:
     marks = [mark for marks in truth.leaving.values() for mark in marks]
-    if not any(
-        mark == "descheduler" and statement.at - HOUR < at <= statement.at for at, mark in marks
-    ):
+    if not any(mark == "descheduler" and claim.at - HOUR < at <= claim.at for at, mark in marks):
         yield "the descheduler has evicted nothing"
 
 

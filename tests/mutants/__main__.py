@@ -119,9 +119,7 @@ _PAIRS: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...] = (
     (ast.Add, ast.Sub),
     (ast.Mult, ast.FloorDiv),
 )
-SWAPS = {before: other for pair in _PAIRS for before, other in (pair, pair[::-1])} | {
-    ast.Div: ast.Mult
-}
+SWAPS = {old: new for pair in _PAIRS for old, new in (pair, pair[::-1])} | {ast.Div: ast.Mult}
 CALLS = {"min": "max", "max": "min"}
 FORK = get_context("fork")
 OUTPUT = "mutants.log"
@@ -199,8 +197,7 @@ def _changed_expression(node: ast.expr) -> Iterator[ast.AST]:
         case ast.Compare(ops=ops):
             for place, op in enumerate(ops):
                 changed = [
-                    SWAPS[type(op)]() if at == place else operator
-                    for at, operator in enumerate(ops)
+                    SWAPS[type(op)]() if at == place else kept for at, kept in enumerate(ops)
                 ]
                 yield ast.Compare(left=node.left, ops=changed, comparators=node.comparators)
         case ast.BoolOp(op=op):

@@ -439,10 +439,8 @@ def compare_drains(answers: SimpleNamespace, replica: Replica, findings: Finding
     }
     for node, answer in answers.nodes.items():
         drain, forecast = answer.drain, answers.forecasts[node].progress
-        kept = [
-            candidate for candidate in answer.candidates if candidate.outcome in ("stays", "fails")
-        ]
-        refused = [candidate for candidate in kept if candidate.name not in evacuating]
+        kept = [vm for vm in answer.candidates if vm.outcome in ("stays", "fails")]
+        refused = [vm for vm in kept if vm.name not in evacuating]
         remaining = drained[node] + len(refused) * replica.is_closed(node)
         findings.compare(f"VMs in the drain of {node}", drain.remaining if drain else 0, remaining)
         for metric, value, listed in (

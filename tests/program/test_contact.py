@@ -51,9 +51,7 @@ async def test_an_answer_that_is_no_watch_is_no_contact(
             simulated.server.cut()
             began = datetime.now(UTC)
             state = await exporter.until("/v1/status", lambda _, seen: seen["staleness"] != "fresh")
-            (vmis,) = (
-                resource for resource in state["resources"] if resource["resource"] == VMIS.plural
-            )
+            (vmis,) = (row for row in state["resources"] if row["resource"] == VMIS.plural)
             assert datetime.fromisoformat(vmis["contactAt"]) <= began
             assert vmis["trouble"]
             tries = len(exporter.events("watch_broke"))

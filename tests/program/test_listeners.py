@@ -196,15 +196,11 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(
-                lambda: was_logged(logs, "certificate_not_renewed"), what="the error in the log"
-            )
+            await poll(lambda: logged(logs, "certificate_not_renewed"), what="the error in the log")
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(
-                lambda: was_logged(logs, "certificate_renewed"), what="the renewal in the log"
-            )
+            await poll(lambda: logged(logs, "certificate_renewed"), what="the renewal in the log")
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
@@ -243,7 +239,7 @@ async def answers_ok(url: str, authority: Path) -> bool:
         return False
 
 
-async def was_logged(logs: list[Any], event: str) -> bool:
+async def logged(logs: list[Any], event: str) -> bool:
     """Whether this event was logged."""
     return any(log["event"] == event for log in logs)
 

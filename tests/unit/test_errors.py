@@ -19,13 +19,9 @@ def find_errors() -> set[type[Exception]]:
     errors = set()
     for module in pkgutil.walk_packages(exporter.__path__, "exporter."):
         if not module.name.startswith(SEPARATE):
-            for value in vars(import_module(module.name)).values():
-                if (
-                    isclass(value)
-                    and issubclass(value, Exception)
-                    and value.__module__ == module.name
-                ):
-                    errors.add(value)
+            for kind in vars(import_module(module.name)).values():
+                if isclass(kind) and issubclass(kind, Exception) and kind.__module__ == module.name:
+                    errors.add(kind)
     return errors
 
 

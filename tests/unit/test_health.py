@@ -245,13 +245,7 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     )
     asked: list[tuple[str, ...]] = [(), ("a",), ("a", "elsewhere"), ("b",), ("a", "b")]
     assert state.staleness(NOW) is Staleness.FRESH
-    assert [state.is_stale(NOW, namespaces) for namespaces in asked] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert [state.is_stale(NOW, names) for names in asked] == [False, False, False, True, True]
     assert state.lost_namespaces == {"b"}
 
 

@@ -79,7 +79,7 @@ def _build_guest(_: str) -> None:
         folder = Path(name)
         depends = run("apt-cache", "depends", _KERNEL).split()
         kernel = next(
-            depend for depend in depends if depend.startswith("linux-image-") and depend != _KERNEL
+            name for name in depends if name.startswith("linux-image-") and name != _KERNEL
         )
         run("apt-get", "download", kernel, "busybox-static", folder=folder)
         for package in folder.glob("*.deb"):

@@ -138,9 +138,7 @@ def test_a_drain_by_taint(
     try:
         wait_for(lambda: progress(caller, asked=len(two)), "both asked to leave", PATIENCE)
         now = [ask_evacuation(caller, vm.name) for vm in two]
-        assert [(evacuation["requestedThrough"], evacuation["cancel"]) for evacuation in now] == [
-            ("taint", None)
-        ] * 2
+        assert [(row["requestedThrough"], row["cancel"]) for row in now] == [("taint", None)] * 2
         assert not [vm for vm in two if "evacuationNodeName" in vm.get()["status"]]
         for vm in two:
             vm.until_copying()

@@ -52,8 +52,7 @@ def phases(vmim: Object) -> dict[str, float]:
     """When a VMIM entered each of its phases."""
     listed = vmim["status"].get("phaseTransitionTimestamps") or []
     return {
-        transition["phase"]: parse_instant(transition["phaseTransitionTimestamp"]) or 0.0
-        for transition in listed
+        step["phase"]: parse_instant(step["phaseTransitionTimestamp"]) or 0.0 for step in listed
     }
 
 

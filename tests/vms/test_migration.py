@@ -77,12 +77,8 @@ def test_evict_migrate_cool_down(
     for line in ("migration_began", "migration_ended"):
         logged = [entry for entry in read_log(cluster) if entry["event"] == line]
         assert uid in {entry["kubevirt.migration.uid"] for entry in logged}
-    (migration,) = caller.history(SPACE, "db1")
-    assert (migration["uid"], migration["outcome"], migration["handedOff"]) == (
-        uid,
-        "succeeded",
-        True,
-    )
+    (row,) = caller.history(SPACE, "db1")
+    assert (row["uid"], row["outcome"], row["handedOff"]) == (uid, "succeeded", True)
     prove(
         f"evict, migrate, cool down: copied in {seconds_of(state):.0f} s, verdicts right throughout"
     )

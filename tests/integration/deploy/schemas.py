@@ -48,10 +48,7 @@ def write_schemas(openapi: Object, folder: Path) -> None:
             suffix = f"-{group}-{kind['version']}" if group else f"-{kind['version']}"
             document = {
                 "$ref": _REFERENCE + name,
-                "definitions": {
-                    definition: definitions[definition]
-                    for definition in _reachable(name, references)
-                },
+                "definitions": {key: definitions[key] for key in _reachable(name, references)},
             }
             path = folder / f"{kind['kind'].lower()}{suffix.lower()}.json"
             path.write_text(json.dumps(document))

@@ -122,9 +122,7 @@ def less(role: Object, verb: str, resources: tuple[str, ...]) -> Object:
     rules = [rule for rule in role["rules"] if "nonResourceURLs" in rule]
     for rule in role["rules"]:
         for resource in rule.get("resources", []):
-            left = [
-                allowed for allowed in rule["verbs"] if resource not in resources or allowed != verb
-            ]
+            left = [v for v in rule["verbs"] if resource not in resources or v != verb]
             rules.append({**rule, "resources": [resource], "verbs": left})
     return {**role, "rules": [rule for rule in rules if rule["verbs"]]}
 

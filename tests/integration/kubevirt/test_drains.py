@@ -399,14 +399,10 @@ async def test_a_queue_that_moves_is_not_stuck(
                 evacuations, now = await read(exporter), time.monotonic()
                 if len(evacuations) < left:
                     left, left_at = len(evacuations), now
-                ages = [
-                    evacuation["ageSeconds"]
-                    for evacuation in evacuations
-                    if evacuation["state"] == "capacity"
-                ]
+                ages = [row["ageSeconds"] for row in evacuations if row["state"] == "capacity"]
                 waited = max([waited, *ages])
                 if now - left_at < after - SETTLED:
-                    assert [evacuation for evacuation in evacuations if evacuation["stuck"]] == []
+                    assert [row for row in evacuations if row["stuck"]] == []
                 return left <= 6
 
             await poll(is_mostly_gone, within=900.0, what=f"{vms - 6} VMs moved")
@@ -416,20 +412,12 @@ async def test_a_queue_that_moves_is_not_stuck(
 
             async def is_stuck() -> list[dict[str, Any]]:
                 evacuations = await read(exporter)
-                waiting = [
-                    evacuation for evacuation in evacuations if evacuation["state"] == "capacity"
-                ]
+                waiting = [row for row in evacuations if row["state"] == "capacity"]
                 hanging = len(evacuations) - len(waiting) == 2
-                return (
-                    evacuations
-                    if hanging and all(evacuation["stuck"] for evacuation in waiting)
-                    else []
-                )
+                return evacuations if hanging and all(row["stuck"] for row in waiting) else []
 
             evacuations = await poll(is_stuck, within=300.0, what="the queue stuck")
-    states = Counter(
-        f"{evacuation['state']}{', stuck' * evacuation['stuck']}" for evacuation in evacuations
-    )
+    states = Counter(f"{row['state']}{', stuck' * row['stuck']}" for row in evacuations)
     prove(
         f"rig: {vms - left} of {vms} VMs moved, none stuck, though VMs waited up to {waited:.0f} s"
         f" with stuck.after {after:g}s; the queue stopped: {dict(states)}"

@@ -244,11 +244,7 @@ async def test_drains_that_retry(
         f" {cpu:.2f} s of CPU ({cpu / lasted:.1%} of a core) and {memory / MIB:+.1f} MiB; answers"
         f" {dict(answers)}, {failed_open:g} without an answer of ours in time"
     )
-    named = {
-        number: requester["user"]
-        for number, requester in enumerate(requesters)
-        if requester is not None
-    }
+    named = {number: row["user"] for number, row in enumerate(requesters) if row is not None}
     assert all(user == users[number % 2] for number, user in named.items())
     assert len(named) >= drains - failed_open
     assert memory < 30 * MIB

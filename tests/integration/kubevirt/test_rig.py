@@ -90,9 +90,7 @@ def quote(stage: Stage, prove: Callable[[str], None]) -> Quote:
             evacuation = await ask_evacuation(stage.exporter, key)
             if evacuation is None or evacuation["state"] != state:
                 return None
-            return next(
-                (reason for reason in evacuation["why"] if reason["source"] == source), None
-            )
+            return next((why for why in evacuation["why"] if why["source"] == source), None)
 
         why = await poll(find, what=f"a reason from {source} for {key}")
         prove(f"rig: {state}: {source} {why['reason']}: {why['message']!r}")

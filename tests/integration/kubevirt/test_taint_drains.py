@@ -53,13 +53,8 @@ async def tainted(rig: Rig) -> AsyncIterator[None]:
 
 def find_stuck(status: int, body: Any) -> bool:
     """Whether the only evacuation is stuck, and an attempt of it has failed."""
-    evacuations = body["evacuations"]
-    return bool(
-        status == 200
-        and evacuations
-        and evacuations[0]["stuck"]
-        and evacuations[0]["failedAttempts"] >= 2
-    )
+    rows = body["evacuations"]
+    return bool(status == 200 and rows and rows[0]["stuck"] and rows[0]["failedAttempts"] >= 2)
 
 
 async def test_a_taint_drains_a_node(rig: Rig, exporter: Program, prove: Prove) -> None:

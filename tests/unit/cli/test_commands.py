@@ -406,10 +406,7 @@ async def test_a_watched_drain_as_json() -> None:
         await process.wait()
 
     answers = [json.loads(line) for line in lines]
-    assert [(answer["node"], answer["drain"]["left"]) for answer in answers] == [
-        ("n1", 1),
-        ("n1", 2),
-    ]
+    assert [(row["node"], row["drain"]["left"]) for row in answers] == [("n1", 1), ("n1", 2)]
 
 
 DEEP = b'{"a":' + b"[" * 100_000

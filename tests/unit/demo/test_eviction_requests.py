@@ -97,16 +97,9 @@ def summarize(eviction: Object) -> Object:
     """What an Eviction says, without names and times."""
     state = eviction["status"]
     return {
-        "conditions": [
-            (condition["type"], condition["status"], condition["reason"])
-            for condition in state["conditions"]
-        ],
-        "states": [
-            (responder["name"], responder["state"]) for responder in state["targetResponders"]
-        ],
-        "requesters": [
-            (requester["name"], requester["intent"]) for requester in state["requesters"]
-        ],
+        "conditions": [(row["type"], row["status"], row["reason"]) for row in state["conditions"]],
+        "states": [(row["name"], row["state"]) for row in state["targetResponders"]],
+        "requesters": [(row["name"], row["intent"]) for row in state["requesters"]],
         "entries": [
             (row["name"], set(row) - {"expectedCompletionTime"}) for row in state["responders"]
         ],

@@ -61,9 +61,7 @@ from tests.support.stores import ClockedStore, a_verdict_view, put, remove
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "metrics.txt"
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
-PER_VMI = {family for family in FAMILIES if family.name.startswith("kubevirt_vmi_evac")} | {
-    *COOLING
-}
+PER_VMI = {f for f in FAMILIES if f.name.startswith("kubevirt_vmi_evac")} | {*COOLING}
 
 
 def an_empty_view() -> View:

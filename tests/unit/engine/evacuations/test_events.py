@@ -206,11 +206,8 @@ def test_a_flood_is_written_within_the_bucket(queue: Queue) -> None:
 
     assert len(first) == BURST
     assert len(hour) == 3600
-    assert {event.reason for event in hour[:100]} == {STUCK}
-    assert (
-        len({event.vmi.uid for event in first + hour if event.reason is BLOCKED})
-        == BURST + 3600 - 100
-    )
+    assert {e.reason for e in hour[:100]} == {STUCK}
+    assert len({e.vmi.uid for e in first + hour if e.reason is BLOCKED}) == BURST + 3600 - 100
     list(queue.prune(NOW + 7200))
     assert queue.outcomes[BLOCKED, DROPPED] == 10_000 - BURST - 3600 + 100
     assert queue.write(NOW + 7200) == []

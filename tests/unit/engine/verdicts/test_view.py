@@ -64,9 +64,7 @@ def summarized(
     """The counts by verdict and node, and the cooling VMIs by name, at `now`."""
     view.advance(now, trust or Trust())
     summary = view.summarize()
-    cooling = {
-        entry.evidence.vmi.name: (entry.evidence.vmi, entry.cooldown) for entry in summary.cooling
-    }
+    cooling = {e.evidence.vmi.name: (e.evidence.vmi, e.cooldown) for e in summary.cooling}
     assert len(cooling) == len(summary.cooling)
     return dict(summary.verdicts), cooling
 
@@ -472,10 +470,7 @@ def check(played: Play) -> None:
 
 def by_name(every: Iterable[Evidence]) -> dict[str, Evidence]:
     """The evidence by the VMI's name, without the trust: contacts are news, but no change."""
-    return {
-        evidence.vmi.name: replace(evidence.snapshot(), trust=NamespaceTrust())
-        for evidence in every
-    }
+    return {e.vmi.name: replace(e.snapshot(), trust=NamespaceTrust()) for e in every}
 
 
 def check_unchanged(played: Play, later: Instant) -> None:

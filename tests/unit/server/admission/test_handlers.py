@@ -146,9 +146,7 @@ async def test_without_listed_users_only_their_outcome_is_there(webhook: Webhook
         outcome: await webhook.sample(f'{REVIEWS}{{outcome="{outcome}"}}')
         for outcome in ReviewOutcome
     }
-    assert {outcome: count for outcome, count in counts.items() if count is not None} == {
-        "unlisted_user": 1
-    }
+    assert {key: n for key, n in counts.items() if n is not None} == {"unlisted_user": 1}
 
 
 async def test_outcomes(webhook: Webhook) -> None:

@@ -989,10 +989,8 @@ class TestNodes:
         assert drain.pop("outlived") == []
 
         assert drain == listed | {"asOf": "2027-01-15T08:00:00Z", "stale": False}
-        assert [candidate["name"] for candidate in candidates] == sorted(
-            candidate["name"] for candidate in candidates
-        )
-        assert all(candidate["outcome"] == candidate["name"] for candidate in candidates)
+        assert [vm["name"] for vm in candidates] == sorted(vm["name"] for vm in candidates)
+        assert all(vm["outcome"] == vm["name"] for vm in candidates)
         assert candidates[1] == {
             "namespace": "shop",
             "name": "leaves",

@@ -81,9 +81,7 @@ class TestRead:
         scene.clock.instant = healthy.contact = NOW + 780.0
         silent = read(scene.blocked, None)
 
-        answers = [
-            ([entry.namespace for entry in b.entries], b.stale) for b in (fresh, stale, silent)
-        ]
+        answers = [([vmi.namespace for vmi in b.entries], b.stale) for b in (fresh, stale, silent)]
         assert answers == [(["a", "b"], False), (["a", "b"], True), (["a"], False)]
 
     def test_an_end_ahead_of_the_clock_does_not_tick(self, scene: ServedApi) -> None:

@@ -364,9 +364,7 @@ class TestPrivacy:
 
         assert b"secret" not in msgspec.json.encode(model)
         assert b"secret" in msgspec.json.encode(build_model(service))
-        assert [resource.resource for resource in model.status.resources if resource.rejected] == [
-            Resource.PODS
-        ]
+        assert [row.resource for row in model.status.resources if row.rejected] == [Resource.PODS]
         assert bool(model.status.waiting_for) is not synced
         assert (model.nodes.total > 0) is synced
 

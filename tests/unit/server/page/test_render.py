@@ -381,16 +381,10 @@ class TestSafety:
         filters = PageFilter(namespace="", node="", ignored=HOSTILE)
         page = shown(make_service(*facts, health=health), filters)
 
-        assert [element.tag for element in page.elements].count("script") == 1
-        assert {element.tag for element in page.elements} <= {e.tag for e in plain.elements} | {
-            "p",
-            "div",
-        }
-        allowed = {name for element in plain.elements for name in element.attributes}
-        assert {name for element in page.elements for name in element.attributes} <= {
-            *allowed,
-            "open",
-        }
+        assert [e.tag for e in page.elements].count("script") == 1
+        assert {e.tag for e in page.elements} <= {e.tag for e in plain.elements} | {"p", "div"}
+        allowed = {name for e in plain.elements for name in e.attributes}
+        assert {name for e in page.elements for name in e.attributes} <= {*allowed, "open"}
         for text in HOSTILE:
             assert f"{text}/{text}" in page.text("blocked")
             asked = shown(busy_service(), PageFilter(namespace=text))
