@@ -52,11 +52,11 @@ def check(path: Path, vmi: tuple[str, str] | None = None, kubeconfig: Path | Non
     policy = settings.policy if entry is None else entry.policy
     values = write_policy(policy) | {"block": policy.block}
     del values["guards"]
-    values_text = ", ".join(
+    text = ", ".join(
         f"{key} {str(at).lower() if isinstance(at, bool) else format_duration(at)}"
         for key, at in values.items()
     )
-    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {values_text}"))
+    print(escape(f"{namespace}/{name}: {which} of policy.overrides: {text}"))
     return Exit.OK
 
 

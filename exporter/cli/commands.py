@@ -64,13 +64,13 @@ def status(arguments: argparse.Namespace) -> Exit:
     from exporter.server.api.evacuation_schemas import EvacuationsAnswer
     from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
 
-    code_of_answer = Exit.OK
+    outcome = Exit.OK
 
     async def read_text(exporter: "Exporter") -> str:
-        nonlocal code_of_answer
+        nonlocal outcome
         body = await exporter.read("/v1/status")
         ready = decode_answer(body, dict).get("ready")
-        code_of_answer = Exit.OK if ready else Exit.CANNOT_ASK
+        outcome = Exit.OK if ready else Exit.CANNOT_ASK
         evacuations = await exporter.read("/v1/evacuations") if ready else None
         blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
@@ -86,7 +86,7 @@ def status(arguments: argparse.Namespace) -> Exit:
         )
 
     code = _ask(arguments, read_text)
-    return code_of_answer if code is Exit.OK else code
+    return outcome if code is Exit.OK else code
 
 
 def node(arguments: argparse.Namespace) -> Exit:
@@ -100,10 +100,10 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     if arguments.watch and arguments.node is None:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")
-    code_of_answer = Exit.OK
+    outcome = Exit.OK
 
     async def read_text(exporter: "Exporter") -> str:
-        nonlocal code_of_answer
+        nonlocal outcome
         screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
@@ -119,20 +119,20 @@ def node(arguments: argparse.Namespace) -> Exit:
                     as_json=arguments.json,
                 )
             except OSError as error:  # of standard output: requests raise CannotAsk
-                code_of_answer = _judge_output(error, Exit.CANNOT_ASK)
+                outcome = _judge_output(error, Exit.CANNOT_ASK)
                 return ""
         else:
             body = await exporter.read_node(arguments.node)
             drain = decode_answer(body, DrainAnswer)
             if not drain.can_be_emptied:
-                code_of_answer = Exit.CANNOT_BE_EMPTIED
+                outcome = Exit.CANNOT_BE_EMPTIED
             elif drain.depends_on_others:
-                code_of_answer = Exit.DEPENDS_ON_OTHERS
+                outcome = Exit.DEPENDS_ON_OTHERS
             text = show_drain(drain, screen)
         return _indent(decode_answer(body, dict)) if arguments.json else text
 
     code = _ask(arguments, read_text)
-    return code_of_answer if code is Exit.OK else code
+    return outcome if code is Exit.OK else code
 
 
 def _find_screen(arguments: argparse.Namespace) -> "Screen":
