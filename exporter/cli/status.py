@@ -160,9 +160,9 @@ def _list_evacuations(sheet: Sheet, head: str, evacuations: Sequence[EvacuationA
     for evacuation in evacuations[: sheet.screen.rows]:
         cause = "" if evacuation.cause is None else write_reason(evacuation.cause)
         alike.setdefault((evacuation.next_step, cause), []).append(evacuation)
-    for (step, cause), ones in alike.items():
-        first = ones[0]
-        more = "" if len(ones) == 1 else f" and {len(ones) - 1} more"
+    for (step, cause), group in alike.items():
+        first = group[0]
+        more = "" if len(group) == 1 else f" and {len(group) - 1} more"
         sheet.rows([((f"{first.namespace}/{first.name}{more}:", FAINT), step)])
         if first.stuck:
             sheet.rows([(f"cause: {cause}",)] if cause else [])

@@ -84,7 +84,7 @@ class Column:
         return (_sample_cooling(COOLING[self.place], entry) for entry in self.cooling)
 
 
-_One = TypeVar("_One")
+_Item = TypeVar("_Item")
 
 Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
 """Some samples of a family. All pieces of a family follow each other."""
@@ -352,6 +352,6 @@ def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:
     return vmi.namespace, vmi.name, node
 
 
-def _cut(whole: Sequence[_One], most: int = SLICE) -> Iterator[Sequence[_One]]:
+def _cut(whole: Sequence[_Item], most: int = SLICE) -> Iterator[Sequence[_Item]]:
     """Cut a sequence into slices; an empty sequence gives one empty slice."""
     return (whole[at : at + most] for at in range(0, max(1, len(whole)), most))

@@ -58,7 +58,7 @@ def _judge_alone(
         return Outlook(Ground.DELETION_HANGS if is_late else ends, diagnosis)
     evidence = evidence.believed_at(now)
     mobility = measure_mobility(evidence)
-    obstacle: Diagnosis | Move | None = diagnosis
+    finding: Diagnosis | Move | None = diagnosis
     if (
         diagnosis is None
         and evidence.unsettled
@@ -66,39 +66,39 @@ def _judge_alone(
     ):
         move = conditions.diagnose_move(evidence)
         is_stuck = move is not None and move.stuck
-        obstacle = move if is_stuck else conditions.diagnose(_ask(evidence, now))
+        finding = move if is_stuck else conditions.diagnose(_ask(evidence, now))
     ground = decide_ground(
         mobility,
         settings,
-        waits=_why_waiting(evidence, conditions, obstacle),
-        fails=_why_failing(conditions, obstacle, is_asked=diagnosis is None),
+        waits=_why_waiting(evidence, conditions, finding),
+        fails=_why_failing(conditions, finding, is_asked=diagnosis is None),
         may_leave=conditions.may_leave(evidence),
         is_moving=_is_moving(evidence),
     )
     is_shown = diagnosis is not None or ground in (Ground.MOVE, Ground.STATE, Ground.TWO_PODS)
-    return Outlook(ground, obstacle if is_shown else None)
+    return Outlook(ground, finding if is_shown else None)
 
 
 def _why_failing(
-    conditions: Conditions, obstacle: Diagnosis | Move | None, *, is_asked: bool
+    conditions: Conditions, finding: Diagnosis | Move | None, *, is_asked: bool
 ) -> Ground | None:
     """Why no migration of the VMI can succeed; `is_asked`: a drain has yet to request it."""
-    if obstacle is None:
+    if finding is None:
         return None
-    if isinstance(obstacle, Move):
+    if isinstance(finding, Move):
         return Ground.MOVE
     limit = conditions.stuck.failed_attempts
-    if not is_asked and (obstacle.stuck or obstacle.failed_attempts >= limit):
+    if not is_asked and (finding.stuck or finding.failed_attempts >= limit):
         return Ground.EVACUATION
-    return Ground.STATE if obstacle.state in NEEDS_PERSON else None
+    return Ground.STATE if finding.state in NEEDS_PERSON else None
 
 
 def _why_waiting(
-    evidence: Evidence, conditions: Conditions, obstacle: Diagnosis | Move | None
+    evidence: Evidence, conditions: Conditions, finding: Diagnosis | Move | None
 ) -> Ground | None:
     """Why KubeVirt starts no migration of the VMI now."""
     vmi = evidence.vmi
-    if obstacle is not None and obstacle.state is State.MULTIPLE_ACTIVE_PODS:
+    if finding is not None and finding.state is State.MULTIPLE_ACTIVE_PODS:
         return Ground.TWO_PODS
     if vmi.migratable_unknown and not _is_moving(evidence):
         return Ground.NO_CONDITION

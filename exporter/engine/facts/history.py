@@ -21,7 +21,7 @@ from exporter.engine.facts.model import (
 )
 
 
-_One = TypeVar("_One")
+_Value = TypeVar("_Value")
 
 
 class Migration(Struct, frozen=True, gc=False, array_like=True):
@@ -249,15 +249,17 @@ def _end_key(end: Instant | None) -> str:
 
 
 def _choose(
-    choose: Callable[[_One, _One], _One], first: _One | None, other: _One | None
-) -> _One | None:
+    choose: Callable[[_Value, _Value], _Value], first: _Value | None, other: _Value | None
+) -> _Value | None:
     """The lesser (`min`) or greater (`max`) of two values, of which either may be unknown."""
     if first is None or other is None:
         return other if first is None else first
     return choose(first, other)
 
 
-def _choose_latest(order: Sequence[_One], first: _One | None, other: _One | None) -> _One | None:
+def _choose_latest(
+    order: Sequence[_Value], first: _Value | None, other: _Value | None
+) -> _Value | None:
     """The value that comes later in the order, of two that may be unknown."""
     if first is other or other is None:
         return first
