@@ -93,8 +93,8 @@ class SimulatedApiServer:
             case "list":
                 return await self._list(http, request)
             case "get":
-                found = self.store.entry(request.resource, request.namespace, request.name)
-                return respond_json(found.body)
+                entry = self.store.entry(request.resource, request.namespace, request.name)
+                return respond_json(entry.body)
             case "patch" if request.resource is EVICTIONS and http.content_type == APPLY_PATCH:
                 applied = _decode_body(await http.read())
                 namespace, name = request.namespace or "", request.name

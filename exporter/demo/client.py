@@ -49,21 +49,21 @@ class Client:
 
     def migrations(self, owner: str) -> list[Object]:
         """The migrations that name this VMI."""
-        found = map(self.migration, self.migration_keys(owner))
-        return [migration for migration in found if migration is not None]
+        migrations = map(self.migration, self.migration_keys(owner))
+        return [migration for migration in migrations if migration is not None]
 
     def pods(self, vmi: Object) -> list[Object]:
         """The pods of a VMI, without those of an earlier VMI with the same name."""
         keys = self._keys[PODS].get(objects.key(vmi), {})
-        found = map(self.pod, keys)
+        present = map(self.pod, keys)
         uid = vmi["metadata"]["uid"]
-        return [pod for pod in found if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
+        return [pod for pod in present if pod and objects.labels(pod)[objects.CREATED_BY] == uid]
 
     def create_pod(self, pod: Object) -> None:
         """Create a launcher pod."""
         if self.responder:
             entry = {"name": self.responder, "priority": 20_000}
-            pod = objects.changed(pod, lambda one: one["spec"].update(evictionResponders=[entry]))
+            pod = objects.changed(pod, lambda body: body["spec"].update(evictionResponders=[entry]))
         self.store.create(PODS, pod)
 
     def delete(self, resource: ApiResource, obj: Object) -> None:

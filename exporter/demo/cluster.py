@@ -203,11 +203,11 @@ class Cluster:
 
     def stop_controller(self) -> None:
         """Stop virt-controller: no object of KubeVirt is reconciled."""
-        self._virt_controller.stop()
+        self._virt_controller.stop_reconciling()
 
     def start_controller(self) -> None:
         """Start virt-controller again."""
-        self._virt_controller.start()
+        self._virt_controller.start_reconciling()
 
     # Informers
 

@@ -149,10 +149,10 @@ def sync_vmi(vmi: Object, pods: Sequence[Object], now: datetime) -> Object:
 def _copy_ready(vmi: Object, pod: Object, now: datetime) -> None:
     """`syncReadyConditionFromPod`, in place: the VMI is Ready if its current pod is Ready."""
     why = {"reason": "GuestNotRunning", "message": "Guest VM is not reported as running"}
-    found = {"type": "Ready", "status": "False", "lastProbeTime": None} | why
+    ready = {"type": "Ready", "status": "False", "lastProbeTime": None} | why
     if objects.phase(vmi) == "Running":
-        found = objects.condition(pod, "Ready") or found
-    objects.set_condition(vmi, found | {"lastTransitionTime": objects.format_time(now)})
+        ready = objects.condition(pod, "Ready") or ready
+    objects.set_condition(vmi, ready | {"lastTransitionTime": objects.format_time(now)})
 
 
 def sync_pod(vmi: Object, pod: Object, now: datetime) -> Object:

@@ -109,7 +109,7 @@ class Descheduler:
         def load(vm: Vm) -> float:
             return self._scenario.load(vm, seconds)
 
-        found = []
+        pods = []
         for vm in sorted(self._scenario.vms, key=load, reverse=True):
             pod = self._cluster.launcher(vm.namespace, vm.name)
             if pod is None or objects.node_of(pod) != node or not objects.is_pod_ready(pod):
@@ -118,8 +118,8 @@ class Descheduler:
             # Pods that are being evicted are not selected again.
             if objects.EVICTION_IN_PROGRESS in notes or objects.PREFER_NO_EVICTION in notes:
                 continue
-            found.append(pod)
-        return found
+            pods.append(pod)
+        return pods
 
     async def _relieve(self, session: aiohttp.ClientSession, node: str, now: datetime) -> int:
         pods = self.candidates(node, now)
@@ -188,11 +188,11 @@ class Descheduler:
             return True
         if vm not in self._denied:
             self._denied.add(vm)
-            said = "" if answer.status is None else answer.status.message
+            message = "" if answer.status is None else answer.status.message
             log.warning(
                 "eviction_failed",
                 pod=pod["metadata"]["name"],
-                error=f"denied by the webhook: {said}",
+                error=f"denied by the webhook: {message}",
             )
         return False
 

@@ -56,18 +56,18 @@ class EvictionControllers:
             self._reconcile_pod(asked.get(place, []), known.get(place, []))
 
     def _reconcile_pod(self, requests: list[Object], evictions: list[Object]) -> None:
-        wanted = any(one["spec"]["intent"] == "Eviction" for one in requests)
-        open_ones = [one for one in evictions if not _has_ended(one)]
-        if not open_ones:
+        wanted = any(request["spec"]["intent"] == "Eviction" for request in requests)
+        open_evictions = [eviction for eviction in evictions if not _has_ended(eviction)]
+        if not open_evictions:
             if not requests:
                 for ended in evictions:
                     place = ended["metadata"]
                     self._store.delete(EVICTIONS, place["namespace"], place["name"])
-            elif wanted and not any(_is_true(one, "TargetEvicted") for one in evictions):
+            elif wanted and not any(_is_true(eviction, "TargetEvicted") for eviction in evictions):
                 self._create(requests, len(evictions) + 1)
             return
-        for eviction in open_ones:
-            changed = objects.changed(eviction, lambda one: self._advance(one, requests))
+        for eviction in open_evictions:
+            changed = objects.changed(eviction, lambda body: self._advance(body, requests))
             if changed != eviction:
                 self._store.update(EVICTIONS, changed, subresource=True)
 
@@ -78,7 +78,10 @@ class EvictionControllers:
         if pod is None or pod["metadata"]["uid"] != target["uid"]:
             return
         own: list[Object] = [{"name": EVICTOR, "priority": EVICTOR_PRIORITY, "state": "Inactive"}]
-        own += [{**one, "state": "Inactive"} for one in pod["spec"].get("evictionResponders", [])]
+        own += [
+            {**responder, "state": "Inactive"}
+            for responder in pod["spec"].get("evictionResponders", [])
+        ]
         made = self._store.create(
             EVICTIONS,
             {
@@ -89,27 +92,28 @@ class EvictionControllers:
             },
         )
         state = {
-            "targetResponders": sorted(own, key=lambda one: -one["priority"]),
+            "targetResponders": sorted(own, key=lambda turn: -turn["priority"]),
             "responders": [],
         }
         self._set_conditions(state, {"Failed": WAITS, "TargetEvicted": WAITS})
-        started = objects.changed(made, lambda one: one.update(status=state))
-        changed = objects.changed(started, lambda one: self._advance(one, requests))
+        started = objects.changed(made, lambda body: body.update(status=state))
+        changed = objects.changed(started, lambda body: self._advance(body, requests))
         self._store.update(EVICTIONS, changed, subresource=True)
 
     def _advance(self, eviction: Object, requests: list[Object]) -> None:
         state, now = eviction["status"], format_time(self._store.clock())
         named = {
-            one["spec"]["requester"]: one["spec"]["intent"]
-            for one in sorted(
-                requests, key=lambda one: (one["spec"]["intent"], str(one["spec"]["requester"]))
+            request["spec"]["requester"]: request["spec"]["intent"]
+            for request in sorted(
+                requests,
+                key=lambda request: (request["spec"]["intent"], str(request["spec"]["requester"])),
             )
         }
         state["requesters"] = [{"name": name, "intent": named[name]} for name in named]
         pod = eviction["spec"]["target"]["pod"]
         present = self._store.find(PODS, eviction["metadata"]["namespace"], pod["name"])
         turns = state["targetResponders"]
-        active = next((one for one in turns if one["state"] == "Active"), None)
+        active = next((turn for turn in turns if turn["state"] == "Active"), None)
         is_gone = present is None or present["metadata"]["uid"] != pod["uid"]
         if is_gone or objects.is_final(present or {}):
             if self._awaits_last_word(eviction, active):
@@ -122,7 +126,7 @@ class EvictionControllers:
         else:
             if active is not None and self._is_over(active, _entry_of(state, active["name"])):
                 active = None
-            waiting = next((one for one in turns if one["state"] == "Inactive"), None)
+            waiting = next((turn for turn in turns if turn["state"] == "Inactive"), None)
             if active is None and waiting is not None:
                 active = waiting
                 active["state"] = "Active"
@@ -201,7 +205,7 @@ def apply_status(store: ObjectStore, namespace: str, name: str, applied: Object)
     if uid and uid != eviction["metadata"]["uid"]:
         raise status.conflict(EVICTIONS, name, "Precondition failed: UID in precondition")
     (entry,) = applied["status"]["responders"]
-    turns = {one["name"]: one["state"] for one in eviction["status"]["targetResponders"]}
+    turns = {turn["name"]: turn["state"] for turn in eviction["status"]["targetResponders"]}
     if turns.get(entry["name"]) != "Active":
         raise _refuse(name, "responders", "field is immutable")
     before = _entry_of(eviction["status"], entry["name"])
@@ -226,12 +230,12 @@ def _refuse(name: str, field: str, why: str) -> StatusError:
 
 
 def _entry_of(state: Object, name: str) -> Any:
-    return next(one for one in state["responders"] if one["name"] == name)
+    return next(entry for entry in state["responders"] if entry["name"] == name)
 
 
 def _is_true(eviction: Object, condition: str) -> bool:
     conditions = eviction["status"].get("conditions", [])
-    return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+    return any(row["type"] == condition and row["status"] == "True" for row in conditions)
 
 
 def _has_ended(eviction: Object) -> bool:

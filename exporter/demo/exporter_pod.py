@@ -47,8 +47,8 @@ async def execute(http: web.Request, exporter_url: str) -> web.WebSocketResponse
     await socket.prepare(http)
     command = http.query.getall("command", [])
     if tuple(command[:3]) != PROGRAM:
-        said = f"the demo's pod runs only {' '.join(PROGRAM)} ...\n"
-        await socket.send_bytes(bytes([STDERR]) + said.encode())
+        text = f"the demo's pod runs only {' '.join(PROGRAM)} ...\n"
+        await socket.send_bytes(bytes([STDERR]) + text.encode())
         await _finish(socket, 126)
         return socket
     process = await asyncio.create_subprocess_exec(
@@ -94,7 +94,7 @@ async def _finish(socket: web.WebSocketResponse, code: int) -> None:
     answer = status.success()
     if code:
         causes = [{"reason": "ExitCode", "message": str(code)}]
-        said = f"command terminated with exit code {code}"
-        answer = status.failure(500, "NonZeroExitCode", said, {"causes": causes})
+        text = f"command terminated with exit code {code}"
+        answer = status.failure(500, "NonZeroExitCode", text, {"causes": causes})
     await socket.send_bytes(bytes([ERROR]) + msgspec.json.encode(answer))
     await socket.close()

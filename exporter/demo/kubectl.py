@@ -152,20 +152,20 @@ class DemoApiServer(SimulatedApiServer):
         terms = (term.replace("==", "=").split("=", 1) for term in selector.split(","))
         wanted = {name: value for name, value in terms if not name.endswith("!")}
         key, _, value = label.partition("=")
-        found = [
+        pods = [
             pod
             for pod in self.store.objects(PODS)
             if objects.node_of(pod) == wanted["spec.nodeName"]
             and (not label or objects.labels(pod).get(key) == value)
         ]
-        unfinished = [pod for pod in found if not objects.is_final(pod)]
-        shown = unfinished if "status.phase!=" in selector else found
+        unfinished = [pod for pod in pods if not objects.is_final(pod)]
+        shown = unfinished if "status.phase!=" in selector else pods
         return objects.build_list("Pod", shown)
 
 
 _VALIDATED = (MIGRATIONS, EVICTION_REQUESTS)
 """What `kubectl create` makes; it asks whether the server validates it."""
-_GROUPS = {f"apis/{one.api_version}": one for one in _VALIDATED}
+_GROUPS = {f"apis/{resource.api_version}": resource for resource in _VALIDATED}
 
 
 def _describe_group(resource: ApiResource) -> Object:
@@ -202,9 +202,9 @@ def build_table(evictions: Iterable[Object], now: datetime) -> Object:
             if condition["status"] == "True"
         }
         turns = state["targetResponders"]
-        active = [number for number, one in enumerate(turns, 1) if one["state"] == "Active"]
+        active = [number for number, turn in enumerate(turns, 1) if turn["state"] == "Active"]
         name = turns[active[0] - 1]["name"] if active else ""
-        entry: Object = next((one for one in state["responders"] if one["name"] == name), {})
+        entry: Object = next((row for row in state["responders"] if row["name"] == name), {})
         end = entry.get("expectedCompletionTime")
         left = (datetime.fromisoformat(end) - now).total_seconds() if end else 0
         cells = [
@@ -212,7 +212,7 @@ def build_table(evictions: Iterable[Object], now: datetime) -> Object:
             reasons.get("TargetEvicted") or reasons.get("Failed") or "Progressing",
             f"{name} ({active[0]}/{len(turns)})" if active else "",
             f"in {left:.0f}s" if left > 0 else "",
-            ", ".join(one["name"] for one in state["requesters"] if one["intent"] == "Eviction"),
+            ", ".join(row["name"] for row in state["requesters"] if row["intent"] == "Eviction"),
             entry.get("message", ""),
         ]
         described = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
@@ -234,40 +234,40 @@ def build_table(evictions: Iterable[Object], now: datetime) -> Object:
 
 
 def _discover(path: list[str]) -> object:
-    found: object = None
+    document: object = None
     match path:
         case ["api"]:
-            found = {"kind": "APIVersions", "versions": ["v1"]}
+            document = {"kind": "APIVersions", "versions": ["v1"]}
         case ["apis"]:
-            groups = [_describe_group(one) for one in _VALIDATED]
-            found = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+            groups = [_describe_group(resource) for resource in _VALIDATED]
+            document = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         case ["api", "v1"]:
-            found = _list_resources("")
+            document = _list_resources("")
         case ["apis", _, _] if "/".join(path) in _GROUPS:
-            found = _list_resources(path[1], path[2])
+            document = _list_resources(path[1], path[2])
         case ["openapi", "v3"]:
             places = {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in _GROUPS}
-            found = {"paths": places}
+            document = {"paths": places}
         case ["openapi", "v3", *place] if "/".join(place) in _GROUPS:
             paths = _describe_validation(_GROUPS["/".join(place)])
-            found = {"openapi": "3.0.0", "paths": paths}
+            document = {"openapi": "3.0.0", "paths": paths}
         case _:
             pass
-    return found
+    return document
 
 
 def _list_resources(group: str, version: str = "v1") -> Object:
-    resources = [one for one in (*RESOURCES, EVENTS, QUOTAS) if one.group == group]
+    resources = [resource for resource in (*RESOURCES, EVENTS, QUOTAS) if resource.group == group]
     listed: list[Object] = [
         {
-            "name": one.plural,
-            "singularName": one.kind.lower(),
-            "namespaced": one.namespaced,
-            "kind": one.kind,
+            "name": resource.plural,
+            "singularName": resource.kind.lower(),
+            "namespaced": resource.namespaced,
+            "kind": resource.kind,
             "verbs": VERBS,
-            "shortNames": SHORT_NAMES.get(one.kind, []),
+            "shortNames": SHORT_NAMES.get(resource.kind, []),
         }
-        for one in resources
+        for resource in resources
     ]
     if not group:
         eviction = {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}

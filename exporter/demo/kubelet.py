@@ -71,8 +71,8 @@ class Kubelet:
         self._client.write(PODS, pod, bound)
 
     def _is_cordoned(self, host: str) -> bool:
-        found = self._client.store.find(NODES, None, host)
-        return found is not None and objects.is_cordoned(found)
+        node = self._client.store.find(NODES, None, host)
+        return node is not None and objects.is_cordoned(node)
 
     def _start(self, key: str) -> None:
         pod = self._client.pod(key)

@@ -152,7 +152,7 @@ def run_vmi(vmi: Object, now: datetime, *, migratable: bool = True) -> Object:
 
 def set_migratable(vmi: Object, *, migratable: bool) -> Object:
     """`calculateLiveMigrationCondition`; its `lastTransitionTime` is always null."""
-    found = {
+    reasons = {
         "LiveMigratable": {"reason": "InterfaceNotLiveMigratable", "message": BRIDGE},
         "StorageLiveMigratable": {
             "reason": "NotMigratable",
@@ -161,7 +161,7 @@ def set_migratable(vmi: Object, *, migratable: bool) -> Object:
     }
 
     def judge(obj: Object) -> None:
-        for kind, why in found.items():
+        for kind, why in reasons.items():
             judged: Object = {
                 "type": kind,
                 "status": str(migratable),

@@ -204,14 +204,14 @@ def owner_key(obj: Object) -> str:
 
 def labels(obj: Object) -> Mapping[str, str]:
     """The labels of an object."""
-    found: Mapping[str, str] = obj["metadata"].get("labels") or {}
-    return found
+    pairs: Mapping[str, str] = obj["metadata"].get("labels") or {}
+    return pairs
 
 
 def annotations(obj: Object) -> Mapping[str, str]:
     """The annotations of an object."""
-    found: Mapping[str, str] = obj["metadata"].get("annotations") or {}
-    return found
+    pairs: Mapping[str, str] = obj["metadata"].get("annotations") or {}
+    return pairs
 
 
 def phase(obj: Object) -> str:
@@ -234,8 +234,8 @@ def state_of(obj: Object) -> Object:
 
     On a VMI, it is about the last migration that was handed off.
     """
-    found: Object = obj.get("status", {}).get("migrationState") or {}
-    return found
+    state: Object = obj.get("status", {}).get("migrationState") or {}
+    return state
 
 
 def is_migrating(vmi: Object) -> bool:
@@ -251,16 +251,16 @@ def evacuated_node(vmi: Object) -> str:
 
 def condition(obj: Object, kind: str) -> Object | None:
     """A condition, or None."""
-    for found in obj.get("status", {}).get("conditions", []):
-        if found["type"] == kind:
-            return dict(found)
+    for row in obj.get("status", {}).get("conditions", []):
+        if row["type"] == kind:
+            return dict(row)
     return None
 
 
 def is_true(obj: Object, kind: str) -> bool:
     """Whether a condition is True."""
-    found = condition(obj, kind) or {}
-    return str(found.get("status")) == "True"
+    row = condition(obj, kind) or {}
+    return str(row.get("status")) == "True"
 
 
 def is_target_of(pod: Object, migration: Object) -> bool:
@@ -294,8 +294,8 @@ def uncordon(node: Object) -> Object:
 
 def is_unschedulable(pod: Object) -> bool:
     """Whether the scheduler has found no node for the pod."""
-    found = condition(pod, "PodScheduled") or {}
-    return str(found.get("reason")) == "Unschedulable"
+    row = condition(pod, "PodScheduled") or {}
+    return str(row.get("reason")) == "Unschedulable"
 
 
 def node_of(pod: Object) -> str:
@@ -361,14 +361,14 @@ def set_condition(obj: Object, new: Object) -> None:
     old = condition(obj, new["type"]) or {}
     if new.get("lastTransitionTime") and old.get("status") == new["status"]:
         new = new | {"lastTransitionTime": old["lastTransitionTime"]}
-    others = [found for found in status.get("conditions", []) if found["type"] != new["type"]]
+    others = [row for row in status.get("conditions", []) if row["type"] != new["type"]]
     status["conditions"] = [*others, new]
 
 
 def drop_condition(obj: Object, kind: str) -> None:
     """Remove a condition, in place."""
     status = obj.setdefault("status", {})
-    left = [found for found in status.get("conditions", []) if found["type"] != kind]
+    left = [row for row in status.get("conditions", []) if row["type"] != kind]
     status.pop("conditions", None)
     if left:
         status["conditions"] = left

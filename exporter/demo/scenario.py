@@ -248,8 +248,8 @@ class Scenario:
     def _drain(self, cluster: Cluster, vms: list[Vm]) -> None:
         """Cordon the nodes of these VMs, evict the VMs, and uncordon the nodes later."""
         self._next_node += 1
-        found = (cluster.vmi(vm.namespace, vm.name) for vm in vms)
-        nodes = {vmi["status"].get("nodeName") or "" for vmi in found if vmi is not None}
+        vmis = (cluster.vmi(vm.namespace, vm.name) for vm in vms)
+        nodes = {vmi["status"].get("nodeName") or "" for vmi in vmis if vmi is not None}
         for name in sorted(nodes - {""}):
             if cluster.cordon(name):
                 cluster.after(CORDON_SECONDS, partial(cluster.uncordon, name))

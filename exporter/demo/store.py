@@ -90,9 +90,9 @@ class StoredObject:
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels and fields that selectors can use, decoded from the stored bytes."""
-        found = _read_selectable(self.body)
-        labels = found.metadata.labels or {}
-        is_cordoned = found.spec is not None and found.spec.unschedulable
+        selectable = _read_selectable(self.body)
+        labels = selectable.metadata.labels or {}
+        is_cordoned = selectable.spec is not None and selectable.spec.unschedulable
         return labels | {UNSCHEDULABLE_FIELD: "true"} if is_cordoned else labels
 
 

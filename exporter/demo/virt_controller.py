@@ -37,14 +37,14 @@ class VirtController:
         self._held: dict[str, None] = {}
         """Migrations that are still reconciled: not final, or with their finalizer."""
         self._missed: dict[tuple[str, str], Callable[[str], None]] | None = None
-        """What was not reconciled since `stop`; None if virt-controller runs."""
+        """What was not reconciled since `stop_reconciling`; None if virt-controller runs."""
 
-    def stop(self) -> None:
-        """Reconcile nothing until `start`."""
+    def stop_reconciling(self) -> None:
+        """Reconcile nothing until `start_reconciling`."""
         self._missed = {}
 
-    def start(self) -> None:
-        """Reconcile what has changed since `stop`."""
+    def start_reconciling(self) -> None:
+        """Reconcile what has changed since `stop_reconciling`."""
         missed, self._missed = self._missed or {}, None
         for (kind, key), reconcile in missed.items():
             self._enqueue(kind, key, reconcile)
@@ -77,7 +77,11 @@ class VirtController:
     def _wake_pending(self) -> None:
         """A slot is free: reconcile pending migrations, highest priority first, then oldest."""
         migrations = map(self._client.migration, self._open)
-        pending = [one for one in migrations if one and objects.phase(one) == "Pending"]
+        pending = [
+            migration
+            for migration in migrations
+            if migration and objects.phase(migration) == "Pending"
+        ]
         oldest = reversed(objects.newest_first(pending))
         for migration in sorted(oldest, key=objects.priority, reverse=True):
             self._enqueue("migration", objects.key(migration), self._reconcile_migration)

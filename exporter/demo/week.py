@@ -244,7 +244,7 @@ class Week:
             return
         leaving = {host: self._leaving(host) for host in shares}
         left = EVICTIONS - sum(leaving.values())
-        for host in sorted(shares, key=lambda one: max(shares[one]), reverse=True):
+        for host in sorted(shares, key=lambda name: max(shares[name]), reverse=True):
             above = [shares[host][i] - means[i] for i in (0, 1)]
             budget = min(EVICTIONS_PER_NODE - leaving[host], left)
             if max(above) > ABOVE_MEAN and budget > 0:
@@ -351,7 +351,7 @@ class Week:
         self._locate()
         now = self.cluster.instant
         shares = self.node_shares(now)
-        host = max(shares, key=lambda one: shares[one][0])
+        host = max(shares, key=lambda name: shares[name][0])
         here = [self.vms[name] for name, placed in self._placed.items() if placed == host]
         heaviest = sorted(here, key=lambda vm: self.load(vm, now), reverse=True)
         for vm in heaviest[:HAND_VMS]:

@@ -65,7 +65,7 @@ class _Evacuation(Struct):
 
 def draw_lanes(vmi: VmiAnswer, axis: Axis) -> Drawing:
     """Draw one VM; what ended before the beginning of the axis is left out."""
-    moves = sorted(vmi.migrations, key=lambda one: find_span(one, axis.now))
+    moves = sorted(vmi.migrations, key=lambda move: find_span(move, axis.now))
     lanes: dict[str, int] = {}
 
     def lane(node: str | None) -> int:
@@ -78,24 +78,24 @@ def draw_lanes(vmi: VmiAnswer, axis: Axis) -> Drawing:
     )
     migrations = tuple(
         Shape(
-            bar=make_bar(axis, *find_span(one, axis.now), write_outcome(one)),
-            text=_describe(one),
-            lane=lane(one.source_node),
-            to=lane(one.target_node) if one.target_node else None,
-            anchor=name_anchor(one),
+            bar=make_bar(axis, *find_span(move, axis.now), write_outcome(move)),
+            text=_describe(move),
+            lane=lane(move.source_node),
+            to=lane(move.target_node) if move.target_node else None,
+            anchor=name_anchor(move),
         )
-        for one in moves
-        if find_span(one, axis.now)[1] >= axis.since
+        for move in moves
+        if find_span(move, axis.now)[1] >= axis.since
     )
     evacuations = tuple(
         Shape(
-            bar=make_bar(axis, one.begin, one.end, "evacuation"),
-            text=f"evacuation of {one.node}: {write_count(one.attempts, 'attempt')}"
-            f" within {write_duration((one.end - one.begin).total_seconds())}",
-            lane=lane(one.node),
+            bar=make_bar(axis, evacuation.begin, evacuation.end, "evacuation"),
+            text=f"evacuation of {evacuation.node}: {write_count(evacuation.attempts, 'attempt')}"
+            f" within {write_duration((evacuation.end - evacuation.begin).total_seconds())}",
+            lane=lane(evacuation.node),
         )
-        for one in _find_evacuations(vmi, moves, axis.now)
-        if one.end >= axis.since
+        for evacuation in _find_evacuations(vmi, moves, axis.now)
+        if evacuation.end >= axis.since
     )
     cooldowns = tuple(
         Shape(
@@ -119,19 +119,19 @@ def name_anchor(migration: MigrationAnswer) -> str:
     return f"m-{migration.uid or end}"
 
 
-def _describe(one: MigrationAnswer) -> str:
+def _describe(move: MigrationAnswer) -> str:
     """A migration in words."""
-    where = f"{one.source_node or UNKNOWN} to {one.target_node or UNKNOWN}"
-    began = one.start or one.end
+    where = f"{move.source_node or UNKNOWN} to {move.target_node or UNKNOWN}"
+    began = move.start or move.end
     parts = [where if began is None else f"{began:%d %b %H:%M:%S} UTC, {where}"]
-    if one.start is not None and one.end is not None:
-        parts.append(f"took {write_duration((one.end - one.start).total_seconds())}")
-    if one.trigger is not None:
-        parts.append(one.trigger)
-    if one.requested_by is not None:
-        parts.append(f"by {one.requested_by.user}")
-    reason = "" if one.reason in (None, EndReason.NONE) else f" ({one.reason})"
-    return f"{', '.join(parts)}: {write_outcome(one)}{reason}"
+    if move.start is not None and move.end is not None:
+        parts.append(f"took {write_duration((move.end - move.start).total_seconds())}")
+    if move.trigger is not None:
+        parts.append(move.trigger)
+    if move.requested_by is not None:
+        parts.append(f"by {move.requested_by.user}")
+    reason = "" if move.reason in (None, EndReason.NONE) else f" ({move.reason})"
+    return f"{', '.join(parts)}: {write_outcome(move)}{reason}"
 
 
 def _find_stays(
@@ -140,13 +140,13 @@ def _find_stays(
     """On which node the VM was, from when to when; nothing where two records contradict."""
     begin = max(axis.since, vmi.created_at or axis.since)
     arrived: str | None = None
-    for one in moves:
-        if one.outcome != "succeeded":
+    for move in moves:
+        if move.outcome != "succeeded":
             continue
-        end = find_span(one, axis.now)[1]
-        if one.source_node and arrived in (None, one.source_node):
-            yield one.source_node, begin, end
-        begin, arrived = end, one.target_node
+        end = find_span(move, axis.now)[1]
+        if move.source_node and arrived in (None, move.source_node):
+            yield move.source_node, begin, end
+        begin, arrived = end, move.target_node
     if vmi.node and arrived in (None, vmi.node):
         yield vmi.node, begin, axis.now
 
@@ -155,44 +155,46 @@ def _find_evacuations(
     vmi: VmiAnswer, moves: list[MigrationAnswer], now: datetime
 ) -> list[_Evacuation]:
     """The evacuations: each has its failed attempts, and perhaps the one that succeeded."""
-    found: list[_Evacuation] = []
+    evacuations: list[_Evacuation] = []
     is_open = False
-    for one in moves:
-        if one.trigger is not Trigger.EVACUATION or not one.source_node:
+    for move in moves:
+        if move.trigger is not Trigger.EVACUATION or not move.source_node:
             continue
-        begin, end = find_span(one, now)
-        last = found[-1] if found and is_open else None
-        if last and last.node == one.source_node and begin - last.end <= _ONE_EVACUATION:
+        begin, end = find_span(move, now)
+        last = evacuations[-1] if evacuations and is_open else None
+        if last and last.node == move.source_node and begin - last.end <= _ONE_EVACUATION:
             last.end = end
             last.attempts += 1
         else:
-            found.append(_Evacuation(one.source_node, begin, end, 1))
-        is_open = one.outcome != "succeeded"
+            evacuations.append(_Evacuation(move.source_node, begin, end, 1))
+        is_open = move.outcome != "succeeded"
     present = vmi.evacuation
     if present is not None:
         attempts = 0
-        if found and is_open and found[-1].end >= present.requested_at:
-            attempts = found.pop().attempts
-        found.append(_Evacuation(present.evacuation_node_name, present.requested_at, now, attempts))
-    return found
+        if evacuations and is_open and evacuations[-1].end >= present.requested_at:
+            attempts = evacuations.pop().attempts
+        evacuations.append(
+            _Evacuation(present.evacuation_node_name, present.requested_at, now, attempts)
+        )
+    return evacuations
 
 
 def _find_cooldowns(vmi: VmiAnswer) -> Iterator[tuple[datetime, datetime, float]]:
     """Each cooldown with its length in seconds, by the policy in force; the next one ends it."""
     endings = [
         Ending(
-            end=one.end.timestamp(),
-            start=None if one.start is None else one.start.timestamp(),
-            outcome=Outcome[one.outcome.upper()],
+            end=migration.end.timestamp(),
+            start=None if migration.start is None else migration.start.timestamp(),
+            outcome=Outcome[migration.outcome.upper()],
         )
-        for one in vmi.migrations
-        if one.end is not None and one.handed_off
+        for migration in vmi.migrations
+        if migration.end is not None and migration.handed_off
     ]
-    found = [(to_datetime(end), length) for end, length in list_cooldowns(endings, vmi.policy)]
+    cooldowns = [(to_datetime(end), length) for end, length in list_cooldowns(endings, vmi.policy)]
     if vmi.cooldown is not None:
         present = vmi.cooldown.ended_at
-        found = [one for one in found if one[0] < present]
-        found.append((present, (vmi.cooldown.not_before - present).total_seconds()))
-    for place, (begin, length) in enumerate(found, start=1):
+        cooldowns = [cooldown for cooldown in cooldowns if cooldown[0] < present]
+        cooldowns.append((present, (vmi.cooldown.not_before - present).total_seconds()))
+    for place, (begin, length) in enumerate(cooldowns, start=1):
         end = begin + timedelta(seconds=length)
-        yield begin, min([end, *(following for following, _ in found[place:])]), length
+        yield begin, min([end, *(following for following, _ in cooldowns[place:])]), length

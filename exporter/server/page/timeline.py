@@ -68,7 +68,7 @@ class Axis(Struct, frozen=True):
 
 def choose_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> Axis:
     """The shortest axis that includes everything about these VMs within the history window."""
-    begins = [one.start or one.end for vmi in vmis for one in vmi.migrations]
+    begins = [move.start or move.end for vmi in vmis for move in vmi.migrations]
     begins += [vmi.evacuation.requested_at for vmi in vmis if vmi.evacuation is not None]
     releases = [vmi.cooldown.not_before for vmi in vmis if vmi.cooldown is not None]
     window = window or _DAY
@@ -79,15 +79,17 @@ def choose_axis(vmis: tuple[VmiAnswer, ...], now: datetime, window: Seconds) -> 
 
 def draw_timeline(vmi: VmiAnswer, axis: Axis) -> Timeline:
     """Draw one VM on the axis, without migrations that ended before the beginning of the axis."""
-    seen = [one for one in vmi.migrations if find_span(one, axis.now)[1] >= axis.since]
-    failed = [one for one in seen if one.outcome == "failed"]
+    seen = [move for move in vmi.migrations if find_span(move, axis.now)[1] >= axis.since]
+    failed = [move for move in seen if move.outcome == "failed"]
     cooldown = None
     if vmi.cooldown is not None and vmi.cooldown.not_before > axis.now:
         ends = vmi.cooldown.ended_at, vmi.cooldown.not_before
         cooldown = make_bar(axis, *ends, "cooldown")
     return Timeline(
-        bars=tuple(make_bar(axis, *find_span(one, axis.now), write_outcome(one)) for one in seen),
-        failures=tuple(axis.place(find_span(one, axis.now)[1]) for one in failed),
+        bars=tuple(
+            make_bar(axis, *find_span(move, axis.now), write_outcome(move)) for move in seen
+        ),
+        failures=tuple(axis.place(find_span(move, axis.now)[1]) for move in failed),
         cooldown=cooldown,
         requested=(None if vmi.evacuation is None else axis.place(vmi.evacuation.requested_at)),
         label=_label_timeline(vmi, axis, seen=len(seen), failed=len(failed)),
@@ -99,7 +101,7 @@ def _label_timeline(vmi: VmiAnswer, axis: Axis, *, seen: int, failed: int) -> st
     parts = [f"{count} in the last {write_duration(axis.past)}"]
     if failed:
         parts.append(f"{failed} failed")
-    if any(one.is_under_way for one in vmi.migrations):
+    if any(move.is_under_way for move in vmi.migrations):
         parts.append("one under way")
     if vmi.evacuation is not None:
         asked = axis.now - vmi.evacuation.requested_at
