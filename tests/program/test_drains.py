@@ -316,5 +316,7 @@ async def test_a_full_limit_names_what_fills_it(tmp_path: Path) -> None:
         path = "/v1/vmis/shop/waits"
         vmi = await exporter.until(path, lambda _, one: one["evacuation"]["state"] == "capacity")
         step = vmi["evacuation"]["nextStep"]
-        assert "2 of 2 in use by shop/db1, shop/db2" in step, step
+        assert "n1's limit of outbound migrations (2) is reached by shop/db1, shop/db2" in step, (
+            step
+        )
         assert "churn" not in step
