@@ -149,7 +149,7 @@ async def check_left_over(exporter: Program) -> None:
     assert await drain_of(exporter) is None
     _, text = await exporter.get("/metrics")
     assert [line for line in text.splitlines() if line.startswith("kubevirt_node_drain_")] == []
-    assert "left over" in (await exporter.get("/"))[1]
+    assert 'data-field="leftover"' in (await exporter.get("/"))[1]
     explained, _ = await read(exporter, "explain", "shop/db1")
     assert "left over" in explained
 
