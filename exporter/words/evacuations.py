@@ -280,6 +280,20 @@ LEFT_OVER = "nobody asks for it any more: its node is schedulable, and no Evicti
 DIVERGED = "the descheduler considers it over, KubeVirt does not"
 
 
+_BEFORE_ATTEMPT = frozenset({State.BACKOFF, State.CAPACITY, State.NO_MIGRATION})
+_IN_ATTEMPT = frozenset({State.MIGRATING, State.TARGET_NOT_READY})
+
+
+def describe_delay(state: State, failed_attempts: int) -> str:
+    """What delays a stuck evacuation or move: its state, unless that changes with each attempt.
+
+    While attempts fail one after the other, the states before and in an attempt follow each other
+    within seconds, and none says what the VM needs.
+    """
+    is_passing = state in _BEFORE_ATTEMPT or (failed_attempts > 0 and state in _IN_ATTEMPT)
+    return "waiting for the next attempt" if is_passing else state
+
+
 def describe_stuck_move(trigger: Trigger, failed_attempts: int) -> str:
     """Why a move without an evacuation is stuck."""
     if not failed_attempts:

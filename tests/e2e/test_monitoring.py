@@ -149,7 +149,7 @@ async def test_the_page_through_a_port_forward(
         async with chromium() as browser:
             page = await browser.new_page()
             await page.goto(url.partition("=")[2])
-            await expect(page.locator("#evacuation-rows")).to_contain_text("db9")
+            await expect(page.locator("#stuck")).to_contain_text("db9")
             await page.screenshot(path=tmp_path / "page.png")
             prove(
                 f"page through port-forward: {await page.locator('h1').inner_text()!r}, db9 stuck"

@@ -11,13 +11,18 @@ from axe_playwright_python.async_playwright import (  # type: ignore[import-unty
 )
 from playwright.async_api import Browser, Page, expect
 
+from exporter.server.apps import make_query_app
 from tests.cluster import poll
 from tests.generate.screenshots import FOLDER, SHOTS, Shot, read_words
 from tests.support.browser import NoChromium, Still, chromium, standing_demo
+from tests.support.serving import serving
+from tests.unit.server.page.test_model import bad_day
 
 
 PERIOD = 5_000
 """Milliseconds between two refreshes."""
+LINE = 22
+"""The height of a line of text, in pixels."""
 
 
 @pytest.fixture(scope="module")
@@ -125,23 +130,45 @@ class TestLooks:
                         }"""
                     )
                 )
-            evacuations = (await demo.get("/v1/evacuations"))["evacuations"]
-            first = next(evacuation for evacuation in evacuations if evacuation["stuck"])
+            row = page.locator("#stuck .rows > li").first
+            namespace, name = [
+                await row.get_attribute(f"data-{key}") for key in ("namespace", "name")
+            ]
+            vmi = await demo.get(f"/v1/vmis/{namespace}/{name}")
 
-        path = f"/vmis/{first['namespace']}/{first['name']}"
         assert reached[:6] == ["#main", "live-pause", "verdict", "vm", "button", "summary"]
-        book = f"/runbooks/{first['runbook']}"
-        assert reached[6:11] == [path, f"/?node={first['node']}#drain", "button", book, "summary"]
+        book, node = f"/runbooks/{vmi['evacuation']['runbook']}", f"/?node={vmi['node']}#drain"
+        assert reached[6:10] == [book, f"/vmis/{namespace}/{name}", node, "summary"]
         assert "unseen" not in reached
 
     async def test_a_button_copies_the_command(self, demo: Still, browser: Browser) -> None:
         """Each command has a button that copies it, and the page says so."""
         clipboard = ["clipboard-read", "clipboard-write"]
         async with visit(browser, demo.query, permissions=clipboard) as page:
+            await page.locator("#stuck .rows summary").first.click()
             command = await page.locator("[data-field=command]").first.text_content()
             await page.get_by_role("button", name="Copy the command").first.click()
             await expect(page.locator("#live-status")).to_have_text("Copied the command")
             assert await page.evaluate("navigator.clipboard.readText()") == command
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    async def test_thirty_stuck_vms_fill_two_screens(self, browser: Browser, scheme: Any) -> None:
+        """At 1,280 px, 30 stuck VMs have a line each, all within two screens, and rows open."""
+        service, size = bad_day(), {"width": 1280, "height": 800}
+        async with (
+            serving(make_query_app(service)) as url,
+            visit(browser, url, color_scheme=scheme, viewport=size) as page,
+        ):
+            rows = page.locator("#stuck .rows > li")
+            boxes = [await row.bounding_box() for row in await rows.all()]
+            bounds = [(box["height"], box["y"] + box["height"]) for box in boxes if box]
+            assert len(bounds) == 30
+            assert max(height for height, _ in bounds) < 2 * LINE
+            assert max(bottom for _, bottom in bounds) <= 2 * size["height"]
+            assert await page.evaluate("document.documentElement.scrollWidth") == size["width"]
+            await rows.last.locator("summary").click()
+            await expect(rows.last.locator("[data-field=nextStep]")).to_be_visible()
+            assert await axe_faults(page) == ""
 
     async def test_it_works_without_javascript(self, demo: Still, browser: Browser) -> None:
         """Without JavaScript everything works except the refresh, and the page says so."""
@@ -150,17 +177,16 @@ class TestLooks:
             await expect(page.locator("#live-pause")).to_be_hidden()
             await expect(page.locator(".copy").first).to_be_hidden()
             rows = await demo.get("/v1/evacuations")
-            assert await page.locator("#evacuation-rows tbody tr").count() == len(
-                rows["evacuations"]
-            )
-            await page.locator("#evacuation-rows summary").first.click()
-            await expect(page.locator("#evacuation-rows .rules").first).to_be_visible()
+            every = rows["evacuations"] + rows["stuckMoves"]
+            assert await page.locator(".rows > li").count() == len(every)
+            await page.locator("#stuck .rows summary").first.click()
+            await expect(page.locator("#stuck .rules").first).to_be_visible()
             await page.locator("#more-filter summary").click()
             await page.locator("[name=state]").select_option("external")
             await page.get_by_role("button", name="Show").click()
             assert "state=external" in page.url
-            states = page.locator("#evacuation-rows [data-field=state]")
-            assert await states.all_inner_texts() == ["external"]
+            delays = page.locator(".rows [data-field=delay]")
+            assert await delays.all_inner_texts() == ["external"]
 
     async def test_any_vm_is_found_by_its_name(self, demo: Still, browser: Browser) -> None:
         """Any VM is found by a part of its name."""

@@ -149,7 +149,7 @@ async def check_left_over(exporter: Program) -> None:
     assert await drain_of(exporter) is None
     _, text = await exporter.get("/metrics")
     assert [line for line in text.splitlines() if line.startswith("kubevirt_node_drain_")] == []
-    assert "left over" in (await exporter.get("/"))[1]
+    assert 'data-field="leftover"' in (await exporter.get("/"))[1]
     explained, _ = await read(exporter, "explain", "shop/db1")
     assert "left over" in explained
 
@@ -316,5 +316,7 @@ async def test_a_full_limit_names_what_fills_it(tmp_path: Path) -> None:
         path = "/v1/vmis/shop/waits"
         vmi = await exporter.until(path, lambda _, body: body["evacuation"]["state"] == "capacity")
         step = vmi["evacuation"]["nextStep"]
-        assert "2 of 2 in use by shop/db1, shop/db2" in step, step
+        assert "n1's limit of outbound migrations (2) is reached by shop/db1, shop/db2" in step, (
+            step
+        )
         assert "churn" not in step

@@ -189,7 +189,7 @@ RIGHT: dict[str, list[Right]] = {
     "handlers-down-elsewhere": [
         stuck(
             "target_unschedulable",
-            "Repair virt-handler on n2, n3: it does not answer",
+            "Repair virt-handler on n2 and n3: it does not answer",
             "kubectl -n kubevirt get pods -l kubevirt.io=virt-handler",
         )
     ],

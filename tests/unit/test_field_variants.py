@@ -287,7 +287,7 @@ VARIANTS: dict[str, tuple[str, Edit, tuple[str, ...], tuple[str, ...]]] = {
     "all-handlers-down-and-no-room": (
         "handlers-down-elsewhere",
         message("0/3 nodes are available: 1 Insufficient memory."),
-        ("Repair virt-handler on n2, n3",),
+        ("Repair virt-handler on n2 and n3",),
         ("Make room on",),
     ),
     "the-pod-selects-more-than-the-vm": (

@@ -23,11 +23,11 @@ class Load(Struct, frozen=True):
     """The running migrations in the cluster and out of each node, and their limits.
 
     A migration whose VMI has changed its node counts for both nodes, as in KubeVirt, even if it is
-    the VMI's next migration. So there may be more than the limit. The load is known only if all
-    VMIMs, all launcher pods and the KubeVirt object are visible. `departures`: when the newest
-    successful migration out of each node ended. `newest_success`: when the newest one in the
-    cluster ended. `movers`: the VMIs of the running migrations out of each node, as namespace/name,
-    those that are still on it first.
+    the VMI's next migration. So there may be more than the limit, and texts say only the limit,
+    because "3 of 2" looks like an error. The load is known only if all VMIMs, all launcher pods and
+    the KubeVirt object are visible. `departures`: when the newest successful migration out of each
+    node ended. `newest_success`: when the newest one in the cluster ended. `movers`: the VMIs of
+    the running migrations out of each node, as namespace/name, those that are still on it first.
     """
 
     running: int
@@ -50,11 +50,11 @@ class Load(Struct, frozen=True):
         if outbound >= limits.outbound_per_node:
             most = limits.outbound_per_node
             movers = ", ".join(self.movers.get(node, ())[:most])
-            text = f"{node} has no free outbound slot: {min(outbound, most)} of {most}"
-            by = f" in use by {movers}" if movers else " in use"
-            return Limit(text + by, "parallelOutboundMigrationsPerNode")
+            by = f" by {movers}" if movers else ""
+            text = f"{node}'s limit of outbound migrations ({most}) is reached{by}"
+            return Limit(text, "parallelOutboundMigrationsPerNode")
         if self.running >= limits.cluster:
-            text = f"{self.running} of {limits.cluster} migrations of the cluster are running"
+            text = f"the cluster's limit of migrations ({limits.cluster}) is reached"
             return Limit(text, "parallelMigrationsPerCluster")
         return None
 

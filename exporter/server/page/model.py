@@ -5,12 +5,12 @@ answer in each table, so that no row contradicts another row or the API.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from heapq import nsmallest
 from itertools import groupby, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct, structs
 
@@ -31,9 +31,11 @@ from exporter.server.api.handlers import Service
 from exporter.server.api.schemas import BlockedVmi, StatusAnswer, VmiAnswer
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
 from exporter.text import to_optional_datetime
+from exporter.words.advice import shorten_step
 
 
 T = TypeVar("T")
+Moving: TypeAlias = EvacuationAnswer | StuckMove
 
 ROWS = 50
 """The most rows of a table."""
@@ -47,7 +49,8 @@ LONGEST_VM = LONGEST_NAMESPACE + len("/") + LONGEST_NAME
 class Sort(StrEnum):
     """The sort order.
 
-    TIME: stuck evacuations first, then the longest; of the blocked VMs, the next to be released.
+    It applies within a next step. TIME: the longest first; of the blocked VMs, the next to be
+    released.
     """
 
     TIME = "time"
@@ -59,9 +62,9 @@ class Sort(StrEnum):
 class PageFilter(Struct, frozen=True, kw_only=True):
     """The filter and the sort order in the page's query.
 
-    `state` and `stuck` filter evacuations, `reason` filters blocked VMs. `vm` is a part of
-    namespace/name. It filters both tables, and selects the VMs of the table of found VMs. `ignored`
-    says which parameters are invalid, and why.
+    `state` and `stuck` filter evacuations and stuck moves, `reason` filters blocked VMs. `vm` is a
+    part of namespace/name. It filters both tables, and selects the VMs of the table of found VMs.
+    `ignored` says which parameters are invalid, and why.
     """
 
     vm: str = ""
@@ -92,17 +95,28 @@ class Rows(Struct, Generic[T], frozen=True, kw_only=True):
         return self.matching - len(self.shown)
 
 
+class Step(Struct, frozen=True, kw_only=True):
+    """A next step, and how many evacuations and stuck moves that match the filter have it.
+
+    `title` is its first clause, and `runbook` the step of a runbook that explains it.
+    """
+
+    title: str
+    runbook: str
+    stuck: bool
+    count: int
+
+
 class Vms(Struct, frozen=True, kw_only=True, weakref=True):
     """The tables of single VMs, and the namespaces to suggest in the filter.
 
-    `moves` has the VMs with a stuck move and no evacuation. `blocked` has each VM with its entries
-    in the blocked set. `found` has the VMs whose
+    `moving` has the VMs with an evacuation or a stuck move, in the order of their next steps.
+    `blocked` has each VM with its entries in the blocked set. `found` has the VMs whose
     namespace/name contains the filter's `vm`; it is None if that filter is empty.
     """
 
     found: Rows[VmiAnswer] | None
-    evacuations: Rows[VmiAnswer]
-    moves: Rows[VmiAnswer]
+    moving: Rows[tuple[Step, VmiAnswer]]
     blocked: Rows[tuple[tuple[BlockedVmi, ...], VmiAnswer]]
     namespaces: tuple[str, ...]
 
@@ -110,6 +124,7 @@ class Vms(Struct, frozen=True, kw_only=True, weakref=True):
 class Figures(Struct, frozen=True, kw_only=True):
     """How many VMs match the filter: all, those that no rule blocks, and the others.
 
+    `stuck` counts evacuations and other moves.
     The filter's `state`, `stuck` and `reason` narrow only the figures that they are about.
     """
 
@@ -126,7 +141,7 @@ class PageModel(Struct, frozen=True, kw_only=True, weakref=True):
     - `objects`: the number of objects of each resource.
     - `dies_at`: when `status.staleness` becomes DEAD if there is no contact until then.
     - `closing`: this process is shutting down.
-    - `states`: the number of evacuations by state, of those that match the filter.
+    - `steps`: the first next steps, those of stuck VMs first, and then those of the most VMs.
     - `blocked_by`: the number of blocked VMs by node and by their first reason.
     - `drained`: the drain of the filter's node, if the page may name VMs.
     - `vms`: None if the page may not name VMs.
@@ -139,7 +154,7 @@ class PageModel(Struct, frozen=True, kw_only=True, weakref=True):
     policy: Policy
     stuck: StuckPolicy
     filters: PageFilter
-    states: dict[State, int] = {}
+    steps: tuple[Step, ...] = ()
     figures: Figures = Figures()
     nodes: Rows[NodeAnswer] = Rows(shown=(), matching=0, total=0)
     node_names: tuple[str, ...] = ()
@@ -253,11 +268,14 @@ def search_vms(vmis: list[Vmi], filters: PageFilter) -> Generator[None, None, Fo
 
 
 class PageTables(NamedTuple):
-    """The drain outcomes by node, and the rows of nodes and of evacuations that match a filter."""
+    """The drain outcomes by node, and the rows that match a filter.
+
+    `moving` has evacuations and stuck moves with their next steps.
+    """
 
     outcomes: dict[str, Mapping[DrainOutcome, int]]
     nodes: list[NodeAnswer]
-    evacuations: list[EvacuationAnswer]
+    moving: list[tuple[Step, Moving]]
 
 
 def build_tables(
@@ -268,22 +286,35 @@ def build_tables(
     *,
     named: bool,
 ) -> PageTables:
-    """Filter and sort the nodes and the evacuations, from what is known of one snapshot.
+    """Filter and sort nodes, evacuations and stuck moves, from what is known of one snapshot.
 
     The nodes with the most blocked VMs come first.
     """
     nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
     nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
     counted = _choose_counted(filters, named=named)
-    evacuations = [
+    moving = [
         one
-        for one in described.evacuations
+        for one in _list_moving(described)
         if _matches(counted, one)
         and counted.state in (None, one.state)
         and (one.stuck or not counted.stuck)
     ]
-    evacuations.sort(key=_EVACUATION_KEYS[filters.sort])
-    return PageTables({one.node: one.outcomes for one in forecasts}, nodes, evacuations)
+    moving.sort(key=_MOVING_KEYS[filters.sort])
+    return PageTables({one.node: one.outcomes for one in forecasts}, nodes, sort_by_step(moving))
+
+
+def sort_by_step(moving: Iterable[Moving]) -> list[tuple[Step, Moving]]:
+    """Sort by next step: the stuck first, then the step of the most VMs. Keeps the order within."""
+    by_step = defaultdict[tuple[bool, str, str], list[Moving]](list)
+    for one in moving:
+        by_step[one.stuck, shorten_step(one.next_step), one.runbook].append(one)
+    steps = {
+        Step(title=title, runbook=runbook, stuck=stuck, count=len(ones)): ones
+        for (stuck, title, runbook), ones in by_step.items()
+    }
+    order = sorted(steps, key=lambda step: (not step.stuck, -step.count, step.title, step.runbook))
+    return [(step, one) for step in order for one in steps[step]]
 
 
 async def build_page(
@@ -339,19 +370,18 @@ async def build_page(
     counted = _choose_counted(filters, named=named)
     placed = blocked.placed if named else blocked.rows.total
     held = blocked.rows.matching if named else blocked.rows.total
-    states = Counter(one.state for one in moving)
     vmis = service.store.nodes[counted.node] if counted.node else service.store.nodes.total()
     if counted.vm or counted.namespace:
         vmis = searched.matching
     return structs.replace(
         page,
-        states={state: states[state] for state in State if states[state]},
+        steps=tuple(dict.fromkeys(step for step, _ in moving))[:ROWS],
         figures=Figures(
             vmis=vmis,
             free=vmis - placed,
             blocked=held,
-            evacuating=len(moving),
-            stuck=sum(one.stuck for one in moving),
+            evacuating=sum(isinstance(one, EvacuationAnswer) for _, one in moving),
+            stuck=sum(one.stuck for _, one in moving),
         ),
         nodes=Rows(shown=tuple(nodes[:ROWS]), matching=len(nodes), total=len(outcomes)),
         node_names=tuple(outcomes)[:HINTS],
@@ -376,26 +406,20 @@ async def _list_vms(
     blocked: BlockedVms,
     filters: PageFilter,
     *,
-    moving: list[EvacuationAnswer],
+    moving: list[tuple[Step, Moving]],
     described: EvacuationsAnswer,
     searched: FoundVms,
 ) -> Vms:
-    evacuations = described.evacuations
-    moves = [one for one in described.stuck_moves if _matches(filters, one)]
-
+    every = _list_moving(described)
+    steps = {_of_vmi(one): step for step, one in moving[:ROWS]}
     named = searched.first if filters.vm else ()
     blocks = [entries[0] for entries in blocked.rows.shown]
     keys = [
         *named,
-        *map(_of_vmi, moving[:ROWS]),
-        *map(_of_vmi, moves[:ROWS]),
+        *steps,
         *map(_of_vmi, blocks),
     ]
     answers = await service.describe_vmis(dict.fromkeys(keys))
-
-    def explain(rows: Iterable[EvacuationAnswer | StuckMove]) -> Iterator[VmiAnswer]:
-        return (answers[key] for key in map(_of_vmi, rows) if key in answers)
-
     found = None
     if filters.vm:
         found = Rows(
@@ -405,15 +429,14 @@ async def _list_vms(
         )
     return Vms(
         found=found,
-        evacuations=Rows(
-            shown=tuple(vmi for vmi in explain(moving[:ROWS]) if vmi.evacuation is not None),
+        moving=Rows(
+            shown=tuple(
+                (step, answers[key])
+                for key, step in steps.items()
+                if key in answers and (answers[key].evacuation or answers[key].move) is not None
+            ),
             matching=len(moving),
-            total=len(evacuations),
-        ),
-        moves=Rows(
-            shown=tuple(vmi for vmi in explain(moves[:ROWS]) if vmi.move is not None),
-            matching=len(moves),
-            total=len(described.stuck_moves),
+            total=len(every),
         ),
         blocked=Rows(
             shown=tuple(
@@ -424,10 +447,12 @@ async def _list_vms(
             matching=blocked.rows.matching,
             total=blocked.rows.total,
         ),
-        namespaces=tuple(
-            sorted({one.namespace for one in evacuations} | blocked.namespaces)[:HINTS]
-        ),
+        namespaces=tuple(sorted({one.namespace for one in every} | blocked.namespaces)[:HINTS]),
     )
+
+
+def _list_moving(described: EvacuationsAnswer) -> list[Moving]:
+    return [*described.evacuations, *described.stuck_moves]
 
 
 def _choose_counted(filters: PageFilter, *, named: bool) -> PageFilter:
@@ -435,7 +460,7 @@ def _choose_counted(filters: PageFilter, *, named: bool) -> PageFilter:
     return filters if named else PageFilter()
 
 
-def _matches(filters: PageFilter, one: BlockedVmi | EvacuationAnswer | StuckMove | Vmi) -> bool:
+def _matches(filters: PageFilter, one: BlockedVmi | Moving | Vmi) -> bool:
     return (
         filters.vm in f"{one.namespace}/{one.name}"
         and filters.namespace in ("", one.namespace)
@@ -449,17 +474,23 @@ def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
     return len(known) < len(entries), *known[-1:]
 
 
-def _of_vmi(one: BlockedVmi | EvacuationAnswer | StuckMove) -> tuple[str, str]:
+def _begin(one: Moving) -> tuple[bool, datetime | None]:
+    """The sort key of an evacuation's request or a move's begin; an unknown one comes last."""
+    since = one.requested_at if isinstance(one, EvacuationAnswer) else one.since
+    return since is None, since
+
+
+def _of_vmi(one: BlockedVmi | Moving) -> tuple[str, str]:
     return one.namespace, one.name
 
 
-_EVACUATION_KEYS: dict[Sort, Callable[[EvacuationAnswer], Any]] = {
-    Sort.TIME: lambda one: not one.stuck,
+_MOVING_KEYS: dict[Sort, Callable[[Moving], Any]] = {
+    Sort.TIME: _begin,
     Sort.NAME: _of_vmi,
     Sort.NODE: lambda one: one.node,
     Sort.STATE: lambda one: one.state,
 }
-"""The sort keys of evacuations. Those with equal keys keep their order: the longest first."""
+"""The sort keys of evacuations and moves. Those with equal keys keep their order."""
 _BLOCKED_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {
     Sort.TIME: _release,
     Sort.NAME: lambda entries: _of_vmi(entries[0]),

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
@@ -19,7 +20,7 @@ from exporter.engine.verdicts.rules import list_reasons
 from exporter.server.api.schemas import ResourceAnswer, VmiAnswer
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
 from exporter.server.page.lanes import draw_lanes, name_anchor
-from exporter.server.page.model import LONGEST_VM, ROWS, PageModel, Sort
+from exporter.server.page.model import LONGEST_VM, ROWS, PageModel, Sort, Step
 from exporter.server.page.timeline import (
     Axis,
     choose_axis,
@@ -29,7 +30,14 @@ from exporter.server.page.timeline import (
 )
 from exporter.settings import Links, write_policy
 from exporter.text import format_duration, to_datetime, write_count, write_datetime
-from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, OUTCOMES, describe_stuck_move
+from exporter.words.evacuations import (
+    BY_TAINT,
+    DIVERGED,
+    LEFT_OVER,
+    OUTCOMES,
+    describe_delay,
+    describe_stuck_move,
+)
 from exporter.words.health import LOSSES, HealthLevel, describe_health
 from exporter.words.verdicts import REASONS, describe_policy
 
@@ -45,12 +53,14 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
     to the model, because collecting several models takes 10 ms.
     """
     vms = page.vms
-    shown = () if vms is None else (*vms.evacuations.shown, *(vmi for _, vmi in vms.blocked.shown))
+    rows = () if vms is None else (*vms.moving.shown, *vms.blocked.shown)
     candidates = [] if page.drained is None else page.drained.candidates
     watched = dict[Resource, list[ResourceAnswer]]()
     for one in page.status.resources:
         watched.setdefault(one.resource, []).append(one)
-    axis = choose_axis(shown, page.status.as_of, page.policy.migration_history_window)
+    axis = choose_axis(
+        tuple(vmi for _, vmi in rows), page.status.as_of, page.policy.migration_history_window
+    )
     title = "not ready"
     if page.status.ready:
         figures = page.figures
@@ -116,6 +126,12 @@ def link_runbook(template: str, runbook: str) -> str:
     return f"{template.format(alert=name)}#{step}"
 
 
+def name_step_anchor(step: Step) -> str:
+    """The id of a next step on the page, which stays the same for as long as the step is there."""
+    kind = "stuck" if step.stuck else "moving"
+    return re.sub(r"\W+", "_", f"{kind}_{step.runbook}_{step.title}")
+
+
 def fill_link(template: str, vmi: VmiAnswer) -> str:
     """A URL of the settings for one VM."""
     places = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node}
@@ -174,6 +190,8 @@ _TEMPLATES.filters |= {
     "duration": write_duration,
     "setting": format_duration,
     "anchor": name_anchor,
+    "step_anchor": name_step_anchor,
+    "delay": lambda one: describe_delay(one.state, one.failed_attempts) if one.stuck else one.state,
     "cooldown": partial(describe_policy, write=write_duration),
     "stuck_move": lambda move: describe_stuck_move(move.trigger, move.failed_attempts),
     "path": lambda vmi: f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}",

@@ -406,7 +406,10 @@ def _is_in_progress(scene: Scene) -> bool:
 
 
 def _is_waiting_for_a_slot(_: int, body: Any) -> bool:
-    return any("outbound slot: 2 of 2 in use" in row["nextStep"] for row in body["evacuations"])
+    return any(
+        "limit of outbound migrations (2) is reached" in row["nextStep"]
+        for row in body["evacuations"]
+    )
 
 
 LEAVING: dict[str, Callable[[Scene], object]] = {

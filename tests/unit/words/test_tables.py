@@ -1,6 +1,7 @@
 """Each table of words has every value that people see, in the order of the program."""
 
 from collections.abc import Iterable, Mapping
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from exporter.engine.store.evacuation_ends import EvacuationOutcome
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.verdicts.rules import RULES
 from exporter.words import advice, evacuations, health, verdicts
+
+
+WAITS = "waiting for the next attempt"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,34 @@ from exporter.words import advice, evacuations, health, verdicts
 def test_every_value_has_its_words(table: Mapping[str, Any], values: Iterable[str]) -> None:
     """A value without words is found here, and not by the person who would have read them."""
     assert list(table) == list(values)
+
+
+def test_the_first_clause_of_a_step_is_the_same_for_many_vms() -> None:
+    """It is short, and of what differs by VM it has only nodes, the gate and what is copied."""
+    shared = {"node", "vm_node", "target", "taint", "handlers", "gate", "copied"}
+    for obstacle, action in advice.ACTIONS.items():
+        clause = advice.shorten_step(action.sentence)
+        assert {name for _, name, _, _ in Formatter().parse(clause) if name} <= shared, obstacle
+        assert 4 <= len(clause) <= 90, clause
+
+
+@pytest.mark.parametrize(
+    ("state", "failed", "delay"),
+    [
+        (State.QUOTA, 0, "quota"),
+        (State.QUOTA, 3, "quota"),
+        (State.BACKOFF, 3, WAITS),
+        (State.CAPACITY, 0, WAITS),
+        (State.MIGRATING, 3, WAITS),
+        (State.MIGRATING, 0, "migrating"),
+    ],
+)
+def test_what_passes_within_seconds_is_no_delay(state: State, failed: int, delay: str) -> None:
+    """A stuck VM whose state changes with each attempt waits for the next; another has its state.
+
+    A migration without a failure before it may be one that does not end.
+    """
+    assert evacuations.describe_delay(state, failed) == delay
 
 
 def test_every_obstacle_has_its_action() -> None:

@@ -18,27 +18,27 @@ BOTH = ("shop/db1", "shop/db2")
         pytest.param({"running": 4, "outbound": {"n2": 2}}, None, id="another-node-is-full"),
         pytest.param(
             {"running": 2, "outbound": {"n1": 2}, "movers": {"n1": BOTH}},
-            Limit("n1 has no free outbound slot: 2 of 2 in use by shop/db1, shop/db2", NODE),
+            Limit("n1's limit of outbound migrations (2) is reached by shop/db1, shop/db2", NODE),
             id="node",
         ),
         pytest.param(
             {"running": 3, "outbound": {"n1": 3}, "movers": {"n1": (*BOTH, "shop/came-from-n1")}},
-            Limit("n1 has no free outbound slot: 2 of 2 in use by shop/db1, shop/db2", NODE),
+            Limit("n1's limit of outbound migrations (2) is reached by shop/db1, shop/db2", NODE),
             id="node-and-a-vm-that-left-it-before",
         ),
         pytest.param(
             {"running": 5, "outbound": {"n1": 1}},
-            Limit("5 of 5 migrations of the cluster are running", CLUSTER),
+            Limit("the cluster's limit of migrations (5) is reached", CLUSTER),
             id="cluster",
         ),
         pytest.param(
             {"running": 6, "outbound": {}},
-            Limit("6 of 5 migrations of the cluster are running", CLUSTER),
+            Limit("the cluster's limit of migrations (5) is reached", CLUSTER),
             id="cluster-lowered-meanwhile",
         ),
         pytest.param(
             {"running": 5, "outbound": {"n1": 2}},
-            Limit("n1 has no free outbound slot: 2 of 2 in use", NODE),
+            Limit("n1's limit of outbound migrations (2) is reached", NODE),
             id="both",
         ),
     ],

@@ -13,6 +13,7 @@ from exporter.engine.facts.model import (
     Fact,
     Instant,
     KubeVirtSettings,
+    Node,
     Resource,
     Vmi,
 )
@@ -39,6 +40,7 @@ from exporter.tasks import complete
 from tests.support.blocked import read
 from tests.support.builders import NOW, a_running_state, a_vmi, a_vmim, an_evacuating_vmi
 from tests.support.stores import put
+from tests.support.stuck_vms import STUCK, put_stuck_vms
 from tests.support.verdicts import decide
 from tests.unit.server.api.test_handlers import ServedApi, a_health, cooling
 
@@ -110,6 +112,13 @@ def build_model(
     return asyncio.run(building)
 
 
+def bad_day() -> Service:
+    """A service with the VMs of `STUCK`."""
+    service = make_service()
+    put_stuck_vms(service.store)
+    return service
+
+
 async def evacuations_of(service: Service) -> list[EvacuationAnswer]:
     """The evacuations in the API."""
     return (await service.describe_evacuations(await service.take_snapshot())).evacuations
@@ -122,8 +131,8 @@ def vms_of(model: PageModel) -> Vms:
 
 
 def evacuation_names(model: PageModel) -> list[str]:
-    """The names of the VMs in the table of evacuations, in its order."""
-    return [vmi.name for vmi in vms_of(model).evacuations.shown]
+    """The names of the VMs with an evacuation or a stuck move, in the page's order."""
+    return [vmi.name for _, vmi in vms_of(model).moving.shown]
 
 
 def blocked_names(model: PageModel) -> list[str]:
@@ -139,11 +148,11 @@ class TestTheSame:
         service = busy_service()
         model = build_model(service)
 
-        rows = vms_of(model).evacuations
+        rows = vms_of(model).moving
         evacuations = asyncio.run(evacuations_of(service))
-        assert [vmi.evacuation for vmi in rows.shown] == evacuations
+        assert [vmi.evacuation for _, vmi in rows.shown] == evacuations
         assert (rows.total, rows.matching, rows.more) == (3, 3, 0)
-        assert (sum(model.states.values()), model.figures.stuck) == (3, 1)
+        assert (sum(step.count for step in model.steps), model.figures.stuck) == (3, 1)
 
     def test_a_vm_that_has_ended_is_counted_nowhere(self) -> None:
         """A VM that has ended is counted neither in the model nor in the status."""
@@ -153,7 +162,7 @@ class TestTheSame:
         after = build_model(service)
 
         assert after.status.vmis == before.status.vmis
-        assert after.states == before.states
+        assert after.steps == before.steps
         assert after.nodes == before.nodes
 
     def test_blocked_vms_are_the_blocked_set(self) -> None:
@@ -215,8 +224,8 @@ class TestFilters:
         expected = evacuation_names(everything) if evacuations is None else evacuations
         assert evacuation_names(model) == expected
         assert blocked_names(model) == (blocked_names(everything) if blocked is None else blocked)
-        assert vms_of(model).evacuations.total == 3
-        assert vms_of(model).evacuations.matching == len(expected)
+        assert vms_of(model).moving.total == 3
+        assert vms_of(model).moving.matching == len(expected)
 
     @pytest.mark.parametrize(
         ("filters", "figures"),
@@ -242,13 +251,14 @@ class TestFilters:
         [
             (Sort.TIME, ["old", "outside", "young"], ["soon", "late", "moving", "young"]),
             (Sort.NAME, ["old", "outside", "young"], ["late", "moving", "soon", "young"]),
-            (Sort.NODE, ["outside", "young", "old"], ["soon", "young", "moving", "late"]),
-            (Sort.STATE, ["outside", "old", "young"], ["soon", "late", "moving", "young"]),
+            (Sort.NODE, ["old", "outside", "young"], ["soon", "young", "moving", "late"]),
+            (Sort.STATE, ["old", "outside", "young"], ["soon", "late", "moving", "young"]),
         ],
     )
     def test_rows_are_sorted(self, sort: Sort, evacuations: list[str], blocked: list[str]) -> None:
-        """The rows are in the order of `sort`. By time, the longest evacuation and the earliest
-        release come first.
+        """Blocked VMs are in the order of `sort`; by time, the earliest release comes first.
+
+        Evacuations with different next steps are in the order of the steps.
         """
         model = build_model(busy_service(), PageFilter(sort=sort))
 
@@ -312,6 +322,51 @@ class TestFilters:
         assert msgspec.structs.replace(filters, ignored=()) == PageFilter()
 
 
+class TestSteps:
+    """VMs with the same next step are together."""
+
+    def test_stuck_vms_are_counted_by_next_step(self) -> None:
+        """The steps of stuck VMs come first, then that of the most VMs; a user's move counts."""
+        model = build_model(bad_day())
+
+        assert {step.title: step.count for step in model.steps if step.stuck} == STUCK
+        assert [step.title for step in model.steps] == [*STUCK, "wait"]
+        assert model.figures.stuck == sum(STUCK.values()) == 30
+
+    def test_a_step_is_that_of_the_api(self) -> None:
+        """Each VM is with the step whose runbook and first words the API says."""
+        for step, vmi in vms_of(build_model(bad_day())).moving.shown:
+            one = vmi.evacuation or vmi.move
+            assert one is not None
+            assert (one.stuck, one.runbook) == (step.stuck, step.runbook)
+            assert one.next_step.lower().startswith(step.title.lower())
+
+    @pytest.mark.parametrize(
+        ("sort", "first"),
+        [
+            (Sort.TIME, ["shop-frontend-0", "shop-frontend-11", "shop-frontend-10"]),
+            (Sort.NAME, ["shop-frontend-0", "shop-frontend-1", "shop-frontend-10"]),
+        ],
+    )
+    def test_rows_are_sorted_within_a_step(self, sort: Sort, first: list[str]) -> None:
+        """Within a step the order is that of `sort`; by time, the longest comes first."""
+        model = build_model(bad_day(), PageFilter(sort=sort))
+
+        assert evacuation_names(model)[:3] == first
+
+    def test_the_most_steps_are_bounded(self) -> None:
+        """If each VM has a step of its own, the page has as many steps as a table has rows."""
+        silent = [
+            Node(name=f"n{n}", is_ready=False, is_silent=True, silent_since=NOW - 5000.0)
+            for n in range(ROWS + 7)
+        ]
+        stuck = [evacuating(f"e{n}", node=f"n{n}", age=4000.0) for n in range(ROWS + 7)]
+        model = build_model(make_service(KubeVirtSettings(), *silent, *stuck))
+
+        assert len(model.steps) == ROWS
+        assert model.figures.stuck == ROWS + 7
+
+
 class TestBounds:
     """Tables have a bounded number of rows."""
 
@@ -325,7 +380,7 @@ class TestBounds:
             )
         )
 
-        tables = vms_of(model).evacuations, vms_of(model).blocked, model.nodes
+        tables = vms_of(model).moving, vms_of(model).blocked, model.nodes
         assert [len(table.shown) for table in tables] == [ROWS] * 3
         assert [table.more for table in tables] == [7] * 3
         assert evacuation_names(model)[0] == f"e{many - 1:03}"
@@ -386,7 +441,7 @@ class TestPrivacy:
         )
 
 
-def test_stuck_moves_have_a_table() -> None:
+def test_stuck_moves_are_listed() -> None:
     """A stuck move is listed, unless it is filtered out; a move that is not stuck is not."""
     service = make_service(
         KubeVirtSettings(),
@@ -397,7 +452,5 @@ def test_stuck_moves_have_a_table() -> None:
     )
     every, none = (build_model(service, PageFilter(node=node)) for node in ("", "n9"))
 
-    assert every.vms is not None
-    assert none.vms is not None
-    assert [move.name for move in every.vms.moves.shown] == ["hung"]
-    assert not none.vms.moves.shown
+    assert evacuation_names(every) == ["hung"]
+    assert not evacuation_names(none)

@@ -34,6 +34,7 @@ from tests.support.builders import (
 )
 from tests.unit.server.api.test_handlers import a_health, cooling
 from tests.unit.server.page.test_model import (
+    bad_day,
     build_model,
     busy_service,
     evacuating,
@@ -51,6 +52,7 @@ HOSTILE = (
 )
 
 
+SLUG = "make_room_on_another_node"
 LINKS = Links()
 """Links to the same server, so that every link to another one is a fault."""
 
@@ -219,18 +221,52 @@ class TestRows:
     """The rows of single VMs."""
 
     def test_an_evacuation_has_its_row(self) -> None:
-        """The row of an evacuation has its state, stuck reason, attempts, source and action."""
+        """The row of an evacuation has its state, attempts, source and action."""
         page = shown(busy_service())
         row = page.text("e-uid-of-old")
 
-        assert row.startswith("bank/old on n2 Stuck by age not_migratable 1 h 6 min ago 06:53:20")
+        assert row.startswith(
+            "bank/old on n2 not_migratable since 1 h 6 min ago 06:53:20 UTC 0 fai"
+        )
+        assert "State not_migratable; stuck by age" in row
         assert "source: unknown" in row
-        assert "0 failed" in row
         assert "Remove what makes the VM non-migratable" in row
         assert "kubectl replace --raw /apis/subresources.kubevirt.io/v1/namespaces/bank/" in row
-        assert "Stuck by" not in page.text("e-uid-of-young")
+        assert "stuck by" not in page.text("e-uid-of-young")
         assert "blocked by migration_in_progress" in page.text("e-uid-of-young")
         assert page.text("count-stuck") == "1"
+
+    def test_stuck_vms_are_grouped_by_next_step(self) -> None:
+        """The totals come first, and each step has its number of VMs, its runbook and its rows."""
+        page = shown(bad_day())
+        heads = [" ".join(one.text.split()) for one in page.all("h3")]
+        first = page.text("stuck_KubeVirtEvacuationStuck_target_unschedulable_" + SLUG)
+
+        assert page.text("stuck").startswith(
+            "30 stuck VMs 12 make room on another node 6 remove what makes the VM non-migratable 5"
+        )
+        assert heads[0] == (
+            "12 VMs: make room on another node runbook KubeVirtEvacuationStuck#target_unschedulable"
+        )
+        assert heads[-1] == "6 VMs: wait runbook KubeVirtEvacuationStuck#none"
+        assert first.count("target_unschedulable since") == 12
+        assert "Trigger manual" in page.text("e-uid-shop-frontend-0")
+
+    def test_a_row_does_not_change_with_each_attempt(self) -> None:
+        """Before and in an attempt, the row of a failing VM says the same, and opened the state."""
+        page = shown(bad_day())
+        rows = [page.text(f"e-uid-build-{number}") for number in range(4)]
+
+        assert all("on n4 waiting for the next attempt since 3 h ago" in row for row in rows)
+        assert "State capacity; stuck by age, failures" in rows[0]
+        assert "State migrating; stuck by age, failures" in rows[3]
+
+    def test_a_page_without_names_has_the_totals(self) -> None:
+        """Where VMs are not named, the page says how many are stuck, by next step."""
+        text = Document(render(build_model(bad_day(), named=False))).text("hidden")
+
+        assert "30 stuck VMs, by next step: 12 make room on another node 6 remove" in text
+        assert "shop" not in text
 
     def test_a_backoff_is_shown(self) -> None:
         """A backoff is shown with its length and the time of KubeVirt's next attempt."""
@@ -249,10 +285,10 @@ class TestRows:
             )
         )
 
-        assert (
-            "1 failed attempt now: Pending next try in 15 s 08:00:15 UTC after a pause of 20 s"
-            in (page.text("e-uid-of-db1"))
-        )
+        row = page.text("e-uid-of-db1")
+        assert "at least 1" in row
+        assert "Attempt now m2: Pending" in row
+        assert "Next try in 15 s 08:00:15 UTC, after a pause of 20 s" in row
 
     def test_a_blocked_vm_has_its_row(self) -> None:
         """The row of a blocked VM has the reason, the release and the progress of the cooldown."""

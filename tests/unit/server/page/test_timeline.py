@@ -15,7 +15,7 @@ from tests.unit.server.page.test_model import build_model, evacuating, make_serv
 def the_vmi(service: Service) -> VmiAnswer:
     """The only VM of the page."""
     model = build_model(service)
-    return (*vms_of(model).evacuations.shown, *(vmi for _, vmi in vms_of(model).blocked.shown))[0]
+    return (*vms_of(model).moving.shown, *vms_of(model).blocked.shown)[0][1]
 
 
 class TestTimeline:
