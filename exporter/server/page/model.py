@@ -195,7 +195,7 @@ def summarize_blocked(
         found = [
             of_vmi
             for of_vmi in here
-            if filters.reason is None or any(one.reason is filters.reason for one in of_vmi)
+            if filters.reason is None or any(entry.reason is filters.reason for entry in of_vmi)
         ]
         total, placed, matching = total + len(some), placed + len(here), matching + len(found)
         shown = nsmallest(ROWS, [*shown, *found], key=_BLOCKED_KEYS[filters.sort])
@@ -290,31 +290,33 @@ def build_tables(
 
     The nodes with the most blocked VMs come first.
     """
-    nodes = [write_node(one) for one in forecasts if filters.node in ("", one.node)]
-    nodes.sort(key=lambda one: -blocked.by_node.get(one.node, Counter[Reason]()).total())
+    nodes = [write_node(forecast) for forecast in forecasts if filters.node in ("", forecast.node)]
+    nodes.sort(key=lambda node: -blocked.by_node.get(node.node, Counter[Reason]()).total())
     counted = _choose_counted(filters, named=named)
     moving = [
-        one
-        for one in _list_moving(described)
-        if _matches(counted, one)
-        and counted.state in (None, one.state)
-        and (one.stuck or not counted.stuck)
+        move
+        for move in _list_moving(described)
+        if _matches(counted, move)
+        and counted.state in (None, move.state)
+        and (move.stuck or not counted.stuck)
     ]
     moving.sort(key=_MOVING_KEYS[filters.sort])
-    return PageTables({one.node: one.outcomes for one in forecasts}, nodes, sort_by_step(moving))
+    return PageTables(
+        {forecast.node: forecast.outcomes for forecast in forecasts}, nodes, sort_by_step(moving)
+    )
 
 
 def sort_by_step(moving: Iterable[Moving]) -> list[tuple[Step, Moving]]:
     """Sort by next step: the stuck first, then the step of the most VMs. Keeps the order within."""
     by_step = defaultdict[tuple[bool, str, str], list[Moving]](list)
-    for one in moving:
-        by_step[one.stuck, shorten_step(one.next_step), one.runbook].append(one)
+    for move in moving:
+        by_step[move.stuck, shorten_step(move.next_step), move.runbook].append(move)
     steps = {
         Step(title=title, runbook=runbook, stuck=stuck, count=len(ones)): ones
         for (stuck, title, runbook), ones in by_step.items()
     }
     order = sorted(steps, key=lambda step: (not step.stuck, -step.count, step.title, step.runbook))
-    return [(step, one) for step in order for one in steps[step]]
+    return [(step, move) for step in order for move in steps[step]]
 
 
 async def build_page(
@@ -340,25 +342,25 @@ async def build_page(
     if not named:
         # Omit namespaces. Omit errors too, because an error may name a namespace.
         waiting = dict.fromkeys(
-            one.resource for one in status.resources if not (one.synced or one.rejected)
+            row.resource for row in status.resources if not (row.synced or row.rejected)
         )
         shown = structs.replace(
             status,
             waiting_for=list(waiting or status.waiting_for),
             resources=[
                 structs.replace(
-                    one,
+                    row,
                     namespace=None,
-                    rejected=one.rejected and "see the log",
-                    trouble=one.trouble and "failing: see the log",
+                    rejected=row.rejected and "see the log",
+                    trouble=row.trouble and "failing: see the log",
                 )
-                for one in status.resources
+                for row in status.resources
             ],
             blind_spots={},
         )
     page = PageModel(
         status=shown,
-        objects={one.resource: service.store.count(one.resource) for one in status.resources},
+        objects={row.resource: service.store.count(row.resource) for row in status.resources},
         dies_at=to_optional_datetime(service.health.dies_at(now)),
         closing=service.closing,
         policy=service.policy,
@@ -380,8 +382,8 @@ async def build_page(
             vmis=vmis,
             free=vmis - placed,
             blocked=held,
-            evacuating=sum(isinstance(one, EvacuationAnswer) for _, one in moving),
-            stuck=sum(one.stuck for _, one in moving),
+            evacuating=sum(isinstance(move, EvacuationAnswer) for _, move in moving),
+            stuck=sum(move.stuck for _, move in moving),
         ),
         nodes=Rows(shown=tuple(nodes[:ROWS]), matching=len(nodes), total=len(outcomes)),
         node_names=tuple(outcomes)[:HINTS],
@@ -411,7 +413,7 @@ async def _list_vms(
     searched: FoundVms,
 ) -> Vms:
     every = _list_moving(described)
-    steps = {_of_vmi(one): step for step, one in moving[:ROWS]}
+    steps = {_of_vmi(move): step for step, move in moving[:ROWS]}
     named = searched.first if filters.vm else ()
     blocks = [entries[0] for entries in blocked.rows.shown]
     keys = [
@@ -447,7 +449,7 @@ async def _list_vms(
             matching=blocked.rows.matching,
             total=blocked.rows.total,
         ),
-        namespaces=tuple(sorted({one.namespace for one in every} | blocked.namespaces)[:HINTS]),
+        namespaces=tuple(sorted({move.namespace for move in every} | blocked.namespaces)[:HINTS]),
     )
 
 
@@ -460,35 +462,35 @@ def _choose_counted(filters: PageFilter, *, named: bool) -> PageFilter:
     return filters if named else PageFilter()
 
 
-def _matches(filters: PageFilter, one: BlockedVmi | Moving | Vmi) -> bool:
+def _matches(filters: PageFilter, vmi: BlockedVmi | Moving | Vmi) -> bool:
     return (
-        filters.vm in f"{one.namespace}/{one.name}"
-        and filters.namespace in ("", one.namespace)
-        and filters.node in ("", one.node)
+        filters.vm in f"{vmi.namespace}/{vmi.name}"
+        and filters.namespace in ("", vmi.namespace)
+        and filters.node in ("", vmi.node)
     )
 
 
 def _release(entries: tuple[BlockedVmi, ...]) -> tuple[bool | datetime, ...]:
     """The sort key of the release time; VMs without a known release come last."""
-    known = sorted(one.not_before for one in entries if one.not_before is not None)
+    known = sorted(entry.not_before for entry in entries if entry.not_before is not None)
     return len(known) < len(entries), *known[-1:]
 
 
-def _begin(one: Moving) -> tuple[bool, datetime | None]:
+def _begin(move: Moving) -> tuple[bool, datetime | None]:
     """The sort key of an evacuation's request or a move's begin; an unknown one comes last."""
-    since = one.requested_at if isinstance(one, EvacuationAnswer) else one.since
+    since = move.requested_at if isinstance(move, EvacuationAnswer) else move.since
     return since is None, since
 
 
-def _of_vmi(one: BlockedVmi | Moving) -> tuple[str, str]:
-    return one.namespace, one.name
+def _of_vmi(vmi: BlockedVmi | Moving) -> tuple[str, str]:
+    return vmi.namespace, vmi.name
 
 
 _MOVING_KEYS: dict[Sort, Callable[[Moving], Any]] = {
     Sort.TIME: _begin,
     Sort.NAME: _of_vmi,
-    Sort.NODE: lambda one: one.node,
-    Sort.STATE: lambda one: one.state,
+    Sort.NODE: lambda move: move.node,
+    Sort.STATE: lambda move: move.state,
 }
 """The sort keys of evacuations and moves. Those with equal keys keep their order."""
 _BLOCKED_KEYS: dict[Sort, Callable[[tuple[BlockedVmi, ...]], Any]] = {

@@ -56,8 +56,8 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
     rows = () if vms is None else (*vms.moving.shown, *vms.blocked.shown)
     candidates = [] if page.drained is None else page.drained.candidates
     watched = dict[Resource, list[ResourceAnswer]]()
-    for one in page.status.resources:
-        watched.setdefault(one.resource, []).append(one)
+    for row in page.status.resources:
+        watched.setdefault(row.resource, []).append(row)
     axis = choose_axis(
         tuple(vmi for _, vmi in rows), page.status.as_of, page.policy.migration_history_window
     )
@@ -76,7 +76,9 @@ def render_page(page: PageModel, links: Links, *, linked: bool) -> Iterator[str]
         title=title,
         reasons=list_reasons(page.policy),
         settings=write_policy(page.policy),
-        drain_rows=sorted(candidates, key=lambda one: GRAVEST.index(one.outcome))[:ROWS],
+        drain_rows=sorted(candidates, key=lambda candidate: GRAVEST.index(candidate.outcome))[
+            :ROWS
+        ],
         **_shared(axis, links),
     )
 
@@ -93,7 +95,9 @@ def render_vm(vmi: VmiAnswer, links: Links, *, linked: bool) -> str:
         linked=linked,
         title=title,
         drawing=drawing,
-        elsewhere={name: fill_link(one, vmi) for name, one in templates.items() if one},
+        elsewhere={
+            name: fill_link(template, vmi) for name, template in templates.items() if template
+        },
         **_shared(axis, links),
     )
 
@@ -135,7 +139,7 @@ def name_step_anchor(step: Step) -> str:
 def fill_link(template: str, vmi: VmiAnswer) -> str:
     """A URL of the settings for one VM."""
     places = {"namespace": vmi.namespace, "name": vmi.name, "node": vmi.node}
-    return template.format_map({name: quote(one, safe="") for name, one in places.items()})
+    return template.format_map({name: quote(place, safe="") for name, place in places.items()})
 
 
 def judge_health(page: PageModel) -> tuple[HealthLevel, str, str]:
@@ -148,7 +152,7 @@ def judge_health(page: PageModel) -> tuple[HealthLevel, str, str]:
         contact,
         ready=status.ready and not page.closing,
         waiting_for=() if page.closing else status.waiting_for,
-        rejected=dict.fromkeys(one.resource for one in status.resources if one.rejected),
+        rejected=dict.fromkeys(row.resource for row in status.resources if row.rejected),
     )
     if level is HealthLevel.BARELY and page.dies_at is not None:
         left = (page.dies_at - status.as_of).total_seconds()
@@ -191,7 +195,9 @@ _TEMPLATES.filters |= {
     "setting": format_duration,
     "anchor": name_anchor,
     "step_anchor": name_step_anchor,
-    "delay": lambda one: describe_delay(one.state, one.failed_attempts) if one.stuck else one.state,
+    "delay": lambda move: (
+        describe_delay(move.state, move.failed_attempts) if move.stuck else move.state
+    ),
     "cooldown": partial(describe_policy, write=write_duration),
     "stuck_move": lambda move: describe_stuck_move(move.trigger, move.failed_attempts),
     "path": lambda vmi: f"/vmis/{quote(vmi.namespace, safe='')}/{quote(vmi.name, safe='')}",
