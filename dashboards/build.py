@@ -135,9 +135,11 @@ def _build(
         .refresh("1m")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .link(others)
-        .with_variable(choose_datasource())
     )
-    for variable in variables:
+    for variable in (choose_datasource(), *variables):
+        model = variable.build()
+        # The SDK gives these to every variable, but in Grafana only an interval has them.
+        model.auto = model.auto_min = model.auto_count = None
         board.with_variable(variable)
     numbers = count(1)
     for section, panels in sections.items():

@@ -5,6 +5,7 @@ what to do about it.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -20,6 +21,7 @@ from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.common import (
     BarGaugeDisplayMode,
+    BarGaugeNamePlacement,
     BigValueColorMode,
     BigValueGraphMode,
     DataSourceRef,
@@ -42,13 +44,17 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.table import Options
 
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 SHORTEST_STEP = "1m"
 """Two scrape intervals. Shorter steps would show nothing new."""
 
+PER_HOUR, PER_MINUTE = "suffix:/h", "suffix:/min"
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
+NARROWEST = 90
+"""Pixels of the narrowest column of a table; ten columns then fit in a window of 1,280."""
 Size = tuple[int, int]
 """Width and height in units of Grafana's grid, which is 24 wide."""
 Answers = Mapping[int, tuple[str, str]]
@@ -133,12 +139,14 @@ def time_panel(
     unit: str,
     axis: str = "",
     stacked: bool = False,
+    beside: Sequence[str] = (),
     most: float | None = None,
     each_node: bool = False,
 ) -> timeseries.Panel:
     """Lines, or stacked bars, over the time range. The keys of `queries` are legends.
 
-    `axis` says what the numbers count, if the unit does not. With `each_node` there is one such
+    `axis` says what the numbers count, if the unit does not. The legends in `beside` are lines that
+    are not stacked. With `each_node` there is one such
     panel for each chosen node.
     """
     panel = (
@@ -171,6 +179,14 @@ def time_panel(
         panel.draw_style(GraphDrawStyle.BARS).fill_opacity(70).stacking(
             common.StackingConfig().mode(StackingMode.NORMAL).group("A")
         )
+    for legend in beside:
+        panel.override_by_name(
+            legend,
+            [
+                DynamicConfigValue("custom.drawStyle", "line"),
+                DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
+            ],
+        )
     if each_node:
         panel.repeat("node").repeat_direction("h").max_per_row(2)
     for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
@@ -201,6 +217,7 @@ def bars_panel(
         .no_value("none")
         .thresholds(thresholds(*steps))
         .display_mode(BarGaugeDisplayMode.BASIC)
+        .name_placement(BarGaugeNamePlacement.TOP)
         .orientation(VizOrientation.HORIZONTAL)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .with_target(_query("A", query).instant().legend_format(legend))
@@ -265,11 +282,12 @@ def table_panel(
     labels: Mapping[str, str],
     sort_by: str,
     links: Mapping[str, tuple[str, str]] | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> table.Panel:
     """One row per combination of values of the labels that all columns share.
 
     `labels` maps labels to the titles of their columns, which come first. `links` maps the title of
-    a column to the text and the URL of its link.
+    a column to the text and the URL of its link, and `widths` to its pixels.
     """
     panel = (
         table.Panel()
@@ -281,8 +299,11 @@ def table_panel(
         .unit(units.Short)
         .no_value("")
         .filterable(filterable=True)
+        .min_width(NARROWEST)
         .sort_by([common.TableSortByFieldState().display_name(sort_by).desc(desc=True)])
     )
+    # The SDK gives a footer to every table, which Grafana no longer knows.
+    cast("Options", panel.build().options).footer = None
     # With one query Grafana names its column "Value", with several "Value #A" and so on.
     refs = "ABCDEFGH"[: len(columns)]
     fields = ["Value"] if len(columns) == 1 else [f"Value #{ref}" for ref in refs]
@@ -298,6 +319,8 @@ def table_panel(
     for name, (text, url) in (links or {}).items():
         link = {"title": text, "url": url}
         panel.override_by_name(name, [DynamicConfigValue("links", [link])])
+    for name, width in (widths or {}).items():
+        panel.override_by_name(name, [DynamicConfigValue("custom.width", width)])
     panel.with_transformation(DataTransformerConfig("merge", options={}))
     panel.with_transformation(
         DataTransformerConfig(

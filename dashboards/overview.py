@@ -11,6 +11,8 @@ from grafana_foundation_sdk.models.dashboard import Panel
 from dashboards.looks import (
     GREEN,
     ONE_IS_RED,
+    PER_HOUR,
+    PER_MINUTE,
     RED,
     YELLOW,
     YES_IS_BAD,
@@ -46,9 +48,11 @@ RUNBOOKS = re.findall(r"^ +(https://\S+)/\w+$", RULES.read_text(), re.MULTILINE)
 """The URL of the runbooks, from the rules."""
 COMPONENT = 'kubernetes_operator_component="kubevirt-eviction-exporter"'
 CONTACT = select("kubevirt_eviction_exporter_last_contact_timestamp_seconds") + " > 0"
-OLD: Steps = ((None, GREEN), (90, YELLOW), (480, RED))
-"""A quiet API server sends a bookmark about every minute; after eight minutes an alert fires."""
-PER_HOUR = "suffix:/h"
+OLD: Steps = ((None, YELLOW), (-60, GREEN), (90, YELLOW), (480, RED))
+"""A quiet API server sends a bookmark about every minute; after eight minutes an alert fires.
+
+Grafana shows a missing value in the first colour. The clocks of two programs may differ a little.
+"""
 WEBHOOK = 'name="evictions.kubevirt-eviction-exporter.io"'
 
 
@@ -76,7 +80,7 @@ def _needs() -> Section:
             {"": f"{each((), firing, 'count')} or 0 * {each((), rules)}"},
             size=(8, 4),
             unit=units.Short,
-            steps=ONE_IS_RED,
+            steps=((None, YELLOW), (0, GREEN), (1, RED)),
             none="no rules",
         ),
         stat_panel(
@@ -120,6 +124,7 @@ def _alerts() -> Section:
             labels={"alertname": "Alert", "severity": "Severity", "alertstate": "State"},
             sort_by="Alerts",
             links={"Alert": ("Open the runbook", f"{RUNBOOKS}/${{__value.text}}")},
+            widths={"Alert": 320},
         ),
         bars_panel(
             "Time since the last contact",
@@ -180,7 +185,7 @@ def _evacuations(url: str) -> Section:
                     + each_vm("kubevirt_vmi_evacuation_requested_timestamp_seconds", how="min"),
                     unit=units.DurationSeconds,
                 ),
-                Column("Failed attempts", each_vm("kubevirt_vmi_evacuation_failed_attempts")),
+                Column("Failures", each_vm("kubevirt_vmi_evacuation_failed_attempts")),
                 Column(
                     None, each_vm("kubevirt_vmi_evacuation_info", by=(*VM, "source", "strategy"))
                 ),
@@ -297,6 +302,7 @@ def _callers() -> Section:
             unit=PER_HOUR,
             axis="migrations per hour",
             stacked=True,
+            beside=("came back",),
         ),
         time_panel(
             "Outcomes of the descheduler plugin",
@@ -308,7 +314,7 @@ def _callers() -> Section:
                 + each(("outcome",), rate_other("descheduler_kubevirt_verdicts_total"), "sum")
             },
             size=(12, 8),
-            unit=units.CountsPerMinute,
+            unit=PER_MINUTE,
             axis="decisions per minute",
         ),
         time_panel(
@@ -322,7 +328,7 @@ def _callers() -> Section:
                 "call failed": f"60 * {each((), failed, 'sum')}",
             },
             size=(12, 8),
-            unit=units.CountsPerMinute,
+            unit=PER_MINUTE,
             axis="evictions per minute",
         ),
     ]

@@ -8,6 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from dashboards.looks import (
     GREEN,
+    PER_MINUTE,
     RED,
     YELLOW,
     Column,
@@ -148,10 +149,10 @@ def _churn(url: str) -> Section:
             "The ten VMs with the most migrations inside migrationHistoryWindow. If one VM leads "
             "again and again, find out who moves it: the page of the VM names the requester of "
             "each migration.",
-            [Column("Migrations in window", f"topk(10, {moved})")],
-            size=(10, 9),
+            [Column("Migrations", f"topk(10, {moved})")],
+            size=(9, 9),
             labels={"namespace": "Namespace", "name": "VM"},
-            sort_by="Migrations in window",
+            sort_by="Migrations",
             links={"VM": ("Show this VM", url)},
         ),
         stat_panel(
@@ -159,7 +160,7 @@ def _churn(url: str) -> Section:
             "VMs that were migrated so often that their cooldown is maxMigrationCooldown. Yellow: "
             "see who they are in the table at the left.",
             {"": each((), at_the_cap, "count")},
-            size=(5, 9),
+            size=(6, 9),
             unit=units.Short,
             steps=((None, GREEN), (1, YELLOW)),
             none="0",
@@ -219,7 +220,7 @@ def _blocked() -> Section:
             "so this is a number of requests and not of VMs.",
             {"{{reason}}": f"60 * {each(('reason',), rates, 'sum')}"},
             size=(12, 8),
-            unit=units.CountsPerMinute,
+            unit=PER_MINUTE,
             axis="evictions per minute",
             stacked=True,
         ),
