@@ -153,8 +153,11 @@ class Bench:
 
     # Time
 
-    def run(self, rules: Path = RULES) -> dict[str, Any]:
-        """Run the scenario, and return what the evaluator has written."""
+    def run(self, rules: Path = RULES, keep: Path | None = None) -> dict[str, Any]:
+        """Run the scenario, and return what the evaluator has written.
+
+        All samples are kept in the folder `keep`, if there is one.
+        """
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [
@@ -164,6 +167,7 @@ class Bench:
                 f"-tsdb={folder}/tsdb",
                 f"-report={report}",
                 f"-interval={self.setup.interval:g}s",
+                *([f"-keep={keep}"] if keep else []),
             ]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as evaluator:
                 assert evaluator.stdin is not None

@@ -21,7 +21,7 @@ from exporter.demo.store import (
 )
 from exporter.engine.facts.changes import NodesSeen
 from exporter.engine.facts.evidence import SavedVmi
-from exporter.engine.facts.model import CLUSTER_RESOURCES, Resource
+from exporter.engine.facts.model import CLUSTER_RESOURCES, Checkpoint, Resource
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
 from exporter.health import Health, Restart, list_watches
@@ -65,6 +65,8 @@ class Replica:
         self.up = False
         self.polls = False
         """Whether a plugin asks for its verdicts."""
+        self.counts = False
+        """Whether it counts the verdicts for which it is asked."""
         self._world = world
         self._saved: dict[str, SavedVmi] = {}
         self._webhook = webhook
@@ -229,8 +231,15 @@ class Replica:
         view = self._service.view
         view.advance(self._now(), self.health.read_trust(self._now()))
         entry = view.find(namespace, name)
-        verdict = None if entry is None else entry.verdict(None)
-        return verdict is None or verdict.reason is None
+        if entry is None:
+            return True
+        verdict = entry.verdict(None)
+        if self.counts:
+            self.counters.verdicts[Checkpoint.PRE_EVICTION, verdict.allowed] += 1
+            if verdict.reason is not None:
+                vmi = entry.evidence.vmi
+                self._service.count_blocked(vmi, verdict, verdict.reason, self._now())
+        return verdict.reason is None
 
 
 def _line(kind: str, body: bytes) -> bytes:

@@ -184,13 +184,16 @@ func start() error {
 	rulesFile := flag.String("rules", "", "the file of the rules")
 	config := flag.String("alertmanager", "", "the configuration of Alertmanager")
 	folder := flag.String("tsdb", "", "a new folder for the samples")
+	kept := flag.String("keep", "", "a new folder for all samples, which a Prometheus can serve")
 	path := flag.String("report", "", "the file of the report")
 	interval := flag.Duration("interval", 30*time.Second, "the interval of groups without their own")
 	flag.Parse()
 
 	options := tsdb.DefaultOptions()
 	options.WALSegmentSize = -1
-	options.RetentionDuration = retention.Milliseconds()
+	if *kept == "" {
+		options.RetentionDuration = retention.Milliseconds()
+	}
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	db, err := tsdb.Open(*folder, quiet, nil, options, nil)
 	if err != nil {
@@ -210,10 +213,17 @@ func start() error {
 		}),
 		scrapes: &scrapes{db: db, parser: expressions, targets: map[string]*target{}},
 		open:    map[string]*firing{},
+		// Rules write ALERTS only when they have restored their state.
+		restore: *kept != "",
 		report:  report{Firings: []*firing{}, Errors: map[string]string{}},
 	}
 	if err := p.run(bufio.NewReaderSize(os.Stdin, 1<<20)); err != nil {
 		return err
+	}
+	if *kept != "" {
+		if err := db.Snapshot(*kept, true); err != nil {
+			return err
+		}
 	}
 	p.report.Notifications = sent.notifications
 	out, err := json.Marshal(p.report)
