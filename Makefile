@@ -147,8 +147,9 @@ dashboards: $(DEVELOPMENT)
 	$(BIN)/python -m dashboards.build
 
 # Makes the documents' pictures of the demo's status page and of the dashboards, in the installed
-# Chromium. The dashboards are drawn by the components of Perses, which npm gets.
-screenshots: $(DEVELOPMENT)
+# Chromium. The dashboards are drawn by Grafana's libraries, which npm gets.
+screenshots: needs-go $(DEVELOPMENT)
+	@tests/tools/build alert-months prometheus
 	$(BIN)/python -m tests.generate.screenshots
 	$(BIN)/python -m tests.generate.dashboards
 

@@ -40,6 +40,8 @@ OPTIONAL = {
     "test-integration": {
         "gcc": "the race detector on the descheduler's plugin",
         "curl": "the commands of the runbooks",
+        "chromium": "the dashboards as Grafana's libraries draw them",
+        "npm": "the dashboards as Grafana's libraries draw them, and their types",
     },
 }
 """For each target the programs without which some tests are skipped, with these tests."""

@@ -1,5 +1,6 @@
 """docs/versions.md and tests/matrix/results.md have the results of `make matrix`."""
 
+import json
 import re
 
 import pytest
@@ -41,3 +42,16 @@ def test_the_pinned_versions_are_those_that_are_built(part: str) -> None:
     required = (ROOT / folder / "go.mod").read_text(encoding="utf-8")
 
     assert re.search(rf"\s{re.escape(module)} v{re.escape(PINNED[part])}\s", required)
+
+
+def test_the_documents_name_the_version_of_grafanas_libraries() -> None:
+    """docs/versions.md and the page with the pictures name the version that draws them."""
+    packages = json.loads(read(ROOT / "tests/tools/grafana-page/package.json"))["dependencies"]
+    version = packages["@grafana/ui"]
+    grafana = {
+        name: packages[name] for name in packages if re.match(r"@grafana/(data|ui|schema)", name)
+    }
+
+    assert set(grafana.values()) == {version}
+    assert f"| Grafana's libraries, without its server | {version} |" in read(VERSIONS)
+    assert f"Grafana's libraries {version}" in read(ROOT / "docs/operate.md")

@@ -37,6 +37,11 @@ def load_dashboards() -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
+def list_titles(dashboard: Mapping[str, Any]) -> list[str]:
+    """The titles of the panels, without those of the sections."""
+    return [panel["title"] for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
 def panels(values: Mapping[str, str], uid: str | None = None) -> Iterator[Query]:
     """The queries of all panels, or of the panels of one dashboard, with their variables filled in.
 

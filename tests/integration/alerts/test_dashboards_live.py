@@ -6,9 +6,10 @@ metrics of other programs.
 """
 
 import asyncio
+import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,9 +32,29 @@ from tests.cluster.processes import Process
 from tests.cluster.users import open_kubeconfig
 from tests.generate.rules import load_groups
 from tests.integration.alerts.scaling import scale
+from tests.support.browser import NoChromium, chromium
 from tests.support.certificates import write_certificate
-from tests.support.dashboards import Query, panels, perses_dashboards, perses_panels, variables
+from tests.support.dashboards import (
+    Query,
+    fill,
+    list_titles,
+    load_dashboards,
+    panels,
+    perses_dashboards,
+    perses_panels,
+    variables,
+)
 from tests.support.faulty_apiserver import FaultyDemo
+from tests.support.grafana import (
+    VERSION,
+    NoNode,
+    Panel,
+    Shown,
+    build_page,
+    check_types,
+    open_page,
+    read_panels,
+)
 from tests.support.other_programs import OtherPrograms
 from tests.support.program import ANYWHERE, Program, program
 from tests.support.reviews import a_review
@@ -51,6 +72,8 @@ RULES_FASTER = 12.0
 SCRAPE_LABELS = {"namespace": "monitoring", "node": "infra-1"}
 """Labels of the scrape, which may replace those of the VMs."""
 CALLS_EVERY_SECONDS = 3.0
+WIDTH = 1280
+"""The width of the window in which Grafana's libraries draw."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +192,57 @@ async def test_every_query_of_every_panel_shows_something(
     assert not empty
 
 
+@pytest.mark.timeout(900)
+async def test_the_libraries_of_grafana_draw_every_panel(
+    watched: Watched, prove: Callable[[str], None]
+) -> None:
+    """In Chromium each panel of each dashboard has data, no error, and no title that is cut."""
+    _build_grafana()
+    namespace, name = watched.vm
+    chosen: dict[str, dict[str, str | Sequence[str]]] = {
+        OVERVIEW: {"job": HONORED},
+        TRENDS: {"job": HONORED, "node": ["node-1"]},
+        ONE_VM: {"job": HONORED, "namespace": namespace, "name": name},
+    }
+    drawn: dict[str, list[Panel]] = {}
+    try:
+        async with chromium() as browser:
+            for uid, values in chosen.items():
+                board = _shorten_steps(load_dashboards()[uid])
+                shown = Shown(board, watched.start, watched.end, values, scrape_interval=1)
+                page = await open_page(browser, watched.url, shown, "light", WIDTH)
+                drawn[uid] = await read_panels(page)
+                await page.close()
+    except NoChromium as none:
+        pytest.skip(str(none))
+    for uid, panels_drawn in drawn.items():
+        prove(f"Grafana's libraries {VERSION} draw {uid}: {len(panels_drawn)} panels")
+    titles = {uid: [panel.title for panel in found] for uid, found in drawn.items()}
+    faults = [
+        (panel.title, fault)
+        for found in drawn.values()
+        for panel in found
+        for fault in panel.faults
+    ]
+
+    assert titles == {
+        uid: [fill(title, {"node": "node-1"}) for title in list_titles(load_dashboards()[uid])]
+        for uid in chosen
+    }
+    assert not faults
+    assert [
+        panel.title for found in drawn.values() for panel in found if "No data" in panel.text
+    ] == []
+
+
+def test_grafana_has_types_for_all_that_the_dashboards_say(prove: Callable[[str], None]) -> None:
+    """Each field of the dashboards has a type in @grafana/schema, and a value of this type."""
+    _build_grafana()
+    prove(f"compiled with @grafana/schema {VERSION}")
+
+    assert check_types() == ""
+
+
 @pytest.mark.timeout(600)
 async def test_a_perses_server_shows_every_query(
     watched: Watched, tmp_path: Path, prove: Callable[[str], None]
@@ -272,6 +346,22 @@ async def test_every_variable_offers_what_is_there(watched: Watched, job: str) -
         offered = {series["metric"].get(label) for series in await watched.ask(query)}
         assert there[label] in offered
         assert SCRAPE_LABELS["namespace"] not in offered
+
+
+def _build_grafana() -> None:
+    try:
+        build_page()
+    except NoNode as none:
+        pytest.skip(str(none))
+
+
+def _shorten_steps(board: Mapping[str, Any]) -> dict[str, Any]:
+    """The dashboard for a run with short intervals between scrapes and between rules."""
+    text = json.dumps(board).replace("60 * sum_over_time", f"{60 / RULES_FASTER:g} * sum_over_time")
+    faster: dict[str, Any] = json.loads(text)
+    for panel in faster["panels"]:
+        panel.pop("interval", None)
+    return faster
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from exporter.metrics.families import FAMILIES
 from tests.generate.rules import RUNBOOK_BASE, all_rules, load_groups
 from tests.support.dashboards import (
     FOLDER,
+    list_titles,
     load_dashboards,
     used_variables,
 )
@@ -284,3 +285,12 @@ def test_descriptions_name_alerts_and_settings_that_there_are() -> None:
     settings = {bare(row[0]) for row in table(REFERENCE, "Settings")}
     for setting in re.findall(r"\b(?:policy|stuck|kube|limits)\.[a-z]\w+", texts):
         assert setting in settings, setting
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_the_picture_is_of_this_dashboard(name: str) -> None:
+    """The documents' picture of a dashboard has its panels, in their order."""
+    picture = ROOT / "docs" / "images" / f"dashboard-{name.rpartition('-')[2]}.txt"
+    shown = [re.sub(r"node-\d+", "$node", title) for title in picture.read_text().splitlines()]
+
+    assert list(dict.fromkeys(shown)) == list_titles(DASHBOARDS[name]), "run `make screenshots`"
