@@ -203,6 +203,7 @@ def _evacuations(url: str) -> Section:
             },
             sort_by="Requested",
             links={"VM": ("Show this VM", url)},
+            widths={"State": 165},
         ),
         time_panel(
             "Stuck evacuations by state",
