@@ -17,15 +17,16 @@ DURATION = f"{EXPORTER}_evacuation_duration_seconds"
 def an_hour(cluster: str, *, succeeded: float = 4.0) -> dict[str, str]:
     """The series of a cluster in which `succeeded` evacuations end each minute, half of them late.
 
-    Every replica counts those that it sees end: one replica misses half of them. A drain ends every
-    two minutes.
+    Every replica counts those that it sees end: one replica misses half of them. An agent between
+    the exporter and Prometheus may write a bucket's bound without `.0`. A drain ends every two
+    minutes.
     """
     labels = f', cluster="{cluster}"' if cluster else ""
     return {
         **{
             f'{DURATION}_{name}source="other", instance="{instance}"{labels}}}': f"0+{count}x60"
-            for instance, seen in (("a", succeeded), ("b", succeeded / 2))
-            for name, count in (("count{", seen), ('bucket{le="1800.0", ', seen / 2))
+            for instance, seen, bound in (("a", succeeded, "1800"), ("b", succeeded / 2, "1800.0"))
+            for name, count in (("count{", seen), (f'bucket{{le="{bound}", ', seen / 2))
         },
         **{
             f'{EXPORTER}_migrations_total{{outcome="failed",trigger="evacuation",'
