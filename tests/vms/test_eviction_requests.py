@@ -58,8 +58,8 @@ class Asked:
         assert condition_of(self.eviction, "TargetEvicted") == ("True", "PodTerminal")
 
     def asked_at(self) -> datetime:
-        """When KubeVirt made the migration away from n2."""
-        return parse_time(self.vm.migrations()[-1]["metadata"]["creationTimestamp"])
+        """When KubeVirt made the first migration away from n2, the second one of the VM."""
+        return parse_time(self.vm.migrations()[1]["metadata"]["creationTimestamp"])
 
 
 def ask(machine: Machine) -> Asked:
