@@ -71,10 +71,11 @@ def exporter(
     """Two replicas with the webhook, installed by the documented commands, and a caller."""
     apply, rollout, trust, *_ = commands(SECTIONS["Five steps"])
     with let_in(cluster, tmp_path_factory.mktemp("scratch"), checkout) as (terminal, caller):
+        if is_kubernetes_at_least("1.38"):
+            # Before the exporter, which tries a forbidden resource only every five minutes again.
+            terminal.type("kubectl apply -k deploy/components/eviction-requests")
         for command in (apply, rollout, trust):
             terminal.type(command)
-        if is_kubernetes_at_least("1.38"):
-            terminal.type("kubectl apply -k deploy/components/eviction-requests")
         cluster.kubectl(*("create", "clusterrole", "reader", "--verb=get", "--non-resource-url=/*"))
         cluster.kubectl(
             *("create", "clusterrolebinding", "reader", "--clusterrole=reader"),
