@@ -123,7 +123,7 @@ def _evacuation() -> Section:
             size=(11, 6),
             labels={
                 "node": "Node",
-                "source": "Requested by",
+                "source": "Source",
                 "strategy": "Strategy",
             },
             sort_by="Node",

@@ -198,7 +198,7 @@ def _evacuations(url: str) -> Section:
                 "name": "VM",
                 "node": "Node",
                 "state": "State",
-                "source": "Requested by",
+                "source": "Source",
                 "strategy": "Strategy",
             },
             sort_by="Requested",

@@ -94,7 +94,7 @@ def _evacuations() -> Section:
                 ),
             ],
             size=(12, 7),
-            labels={"source": "Requested by"},
+            labels={"source": "Source"},
             sort_by="Evacuations",
         ),
         time_panel(
