@@ -286,10 +286,13 @@ async def test_a_vm_that_an_eviction_stops(ground: Ground) -> None:
         await ground.until_vmi(key, lambda vmi: vmi["drain"] == "restarts")
         before = await ground.count_ends()
         output = await ground.explain(key)
-        await ground.asking.ask(await ground.rig.pod(key), DRAIN)
+        pod = await ground.rig.pod(key)
+        await ground.asking.ask(pod, DRAIN)
         await ground.rig.until(key, lambda scene: phase(scene.vmi) in {"Failed", "Succeeded"})
         ended = await ground.until_vmi(key, lambda vmi: vmi["phase"] in {"Failed", "Succeeded"})
         await ground.until_ended(before, RequesterKind.OTHER, EvictionOutcome.EVICTED)
+        await ground.asking.until(pod, lambda eviction: state_of(eviction, EVICTOR) == "Completed")
+        await ground.asking.record("stopped", "A VM that the eviction stopped.", key, pod)
 
     assert "it goes down" in output
     assert ended["evictionRequest"] is None
