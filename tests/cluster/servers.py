@@ -101,6 +101,36 @@ async def is_ok(url: str, *, trust: ssl.SSLContext | bool = False) -> bool:
         return response.status == 200
 
 
+class ReadyServer(Server):
+    """A server with an endpoint `/-/ready`, as Prometheus and Alertmanager have it.
+
+    Its configuration and its log are `NAME.yaml` and `NAME.log` in the directory.
+    """
+
+    def __init__(self, name: str, directory: Path, config: object, *flags: str) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"http://{self.address}"
+        file = directory / f"{name}.yaml"
+        file.write_text(json.dumps(config))
+        arguments = [
+            str(find_binary(name)),
+            f"--config.file={file}",
+            f"--web.listen-address={self.address}",
+            "--log.level=warn",
+            *flags,
+        ]
+        super().__init__(Process(arguments, directory / f"{name}.log"))
+
+    async def ready(self) -> bool:
+        """Whether `/-/ready` answers with status 200."""
+        async with (
+            aiohttp.ClientSession(timeout=PROBE) as session,
+            session.get(f"{self.url}/-/ready") as response,
+        ):
+            return response.status == 200
+
+
 class Etcd(Server):
     """A one-member etcd."""
 

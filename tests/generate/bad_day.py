@@ -6,16 +6,10 @@ script moves two VMs again and again.
 
 import math
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
 from exporter.demo.plan import Fate
-from tests.cluster import find_binary, poll
-from tests.cluster.ports import free_port
-from tests.cluster.processes import Process
+from tests.cluster.servers import ReadyServer
 from tests.months.bench import Bench, Setup
 from tests.months.cluster import BEGAN, HOUR, World
 from tests.months.scenarios import BROKEN
@@ -88,38 +82,7 @@ def record(folder: Path) -> tuple[str, str]:
     return failing.namespace, failing.name
 
 
-@asynccontextmanager
-async def serving_samples(folder: Path) -> AsyncIterator[str]:
-    """Let a Prometheus serve recorded samples during the block; yields its URL."""
-    address = f"127.0.0.1:{free_port()}"
-    config = folder.with_suffix(".yaml")
-    config.write_text("{}")
-    server = Process(
-        [
-            str(find_binary("prometheus")),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={folder}",
-            "--storage.tsdb.retention.time=100y",
-            f"--web.listen-address={address}",
-        ],
-        folder.with_suffix(".log"),
-    )
-    server.start()
-
-    async def ready() -> bool:
-        if not server.running:
-            raise server.failure("ended")
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"http://{address}/-/ready") as response,
-            ):
-                return response.ok
-        except aiohttp.ClientError:
-            return False
-
-    try:
-        await poll(ready, what="Prometheus is ready")
-        yield f"http://{address}"
-    finally:
-        server.kill()
+def serve_samples(folder: Path) -> ReadyServer:
+    """A Prometheus that serves recorded samples; as a context manager it runs during the block."""
+    kept = ("--storage.tsdb.retention.time=100y", f"--storage.tsdb.path={folder}")
+    return ReadyServer("prometheus", folder.parent, {}, *kept)

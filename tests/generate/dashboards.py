@@ -16,7 +16,7 @@ from typing import NamedTuple
 from playwright.async_api import Browser
 
 from dashboards.build import ONE_VM, OVERVIEW, TRENDS
-from tests.generate.bad_day import NOW, SETUP, record, serving_samples
+from tests.generate.bad_day import NOW, SETUP, record, serve_samples
 from tests.generate.screenshots import FOLDER, write_picture
 from tests.months.cluster import DAY, HOUR
 from tests.support.browser import chromium
@@ -73,11 +73,11 @@ async def main() -> None:
             TRENDS: {"node": NODES},
             ONE_VM: {"namespace": namespace, "name": name},
         }
-        async with serving_samples(samples) as url, chromium() as browser:
+        async with serve_samples(samples) as prometheus, chromium() as browser:
             wrong = [
                 fault
                 for shot in SHOTS
-                for fault in await take(browser, url, shot, values[shot.dashboard])
+                for fault in await take(browser, prometheus.url, shot, values[shot.dashboard])
             ]
     if wrong:
         sys.exit("the pictures show something wrong: " + "; ".join(wrong))

@@ -11,39 +11,9 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.cluster import find_binary
-from tests.cluster.ports import free_port
-from tests.cluster.processes import Process
-from tests.cluster.servers import PROBE, Server
+from tests.cluster.servers import ReadyServer
 from tests.generate.rules import RULES, Groups
 from tests.support.serving import serving
-
-
-class _Ready(Server):
-    """A server with an endpoint `/-/ready`."""
-
-    def __init__(self, name: str, directory: Path, config: object, *flags: str) -> None:
-        port = free_port()
-        self.address = f"127.0.0.1:{port}"
-        self.url = f"http://{self.address}"
-        file = directory / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(config))
-        arguments = [
-            str(find_binary(name)),
-            f"--config.file={file}",
-            f"--web.listen-address={self.address}",
-            "--log.level=warn",
-            *flags,
-        ]
-        super().__init__(Process(arguments, directory / f"{name}.log"))
-
-    async def ready(self) -> bool:
-        """Whether `/-/ready` answers with status 200."""
-        async with (
-            aiohttp.ClientSession(timeout=PROBE) as session,
-            session.get(f"{self.url}/-/ready") as response,
-        ):
-            return response.status == 200
 
 
 EXAMPLE = RULES.parent / "alertmanager.yaml"
@@ -52,7 +22,7 @@ WITHIN = 600.0
 AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}
 
 
-class Alertmanager(_Ready):
+class Alertmanager(ReadyServer):
     """An Alertmanager with this configuration."""
 
     def __init__(self, directory: Path, config: object) -> None:
@@ -96,7 +66,7 @@ def example_config(receiver_urls: Mapping[str, str]) -> dict[str, Any]:
     return config
 
 
-class Prometheus(_Ready):
+class Prometheus(ReadyServer):
     """A Prometheus that evaluates the rules every second, and scrapes each target every two
     seconds.
 
