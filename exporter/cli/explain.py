@@ -50,7 +50,9 @@ def show_vmi(vmi: VmiAnswer, screen: Screen) -> str:
     if evacuation is None and vmi.obstruction is not None:
         _list_obstruction(sheet, vmi.obstruction, vmi)
     sheet.head("Rules, in the order in which they are checked")
-    sheet.rows([(r.rule, _judge_rule(r), f"{r.why} ({r.checkpoint})") for r in vmi.rules])
+    sheet.rows(
+        [(rule.rule, _judge_rule(rule), f"{rule.why} ({rule.checkpoint})") for rule in vmi.rules]
+    )
     sheet.head("Cooldown")
     sheet.rows(_cooldown(vmi))
     counted = sum(migration.in_window for migration in vmi.migrations)
@@ -135,10 +137,12 @@ def _list_eviction_request(sheet: Sheet, vmi: VmiAnswer) -> None:
     rows = [("asked by", f"{asked or 'nobody any more'}{since}")]
     if request.responder:
         rows.append(("responder", f"{request.responder}, {request.state}"))
-    if request.state == "Active" and request.message:
-        rows.append(("it says", request.message))
-    if request.state == "Active" and request.expected_completion_time is not None:
-        rows.append(("expected end", write_distance(request.expected_completion_time, vmi.as_of)))
+    if request.state == "Active":
+        if request.message:
+            rows.append(("it says", request.message))
+        if request.expected_completion_time is not None:
+            end = write_distance(request.expected_completion_time, vmi.as_of)
+            rows.append(("expected end", end))
     sheet.head("EvictionRequests for its pod")
     sheet.rows(rows)
 

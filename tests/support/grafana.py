@@ -32,11 +32,11 @@ panels => panels.map(panel => {
     faults.push("has an error");
   if (!content.querySelector("canvas, [role=grid], .no-data") && !content.innerText.trim())
     faults.push("is empty");
-  for (const one of panel.querySelectorAll("*")) {
-    const style = getComputedStyle(one);
-    const wide = one.clientWidth && one.scrollWidth > one.clientWidth + 1;
+  for (const part of panel.querySelectorAll("*")) {
+    const style = getComputedStyle(part);
+    const wide = part.clientWidth && part.scrollWidth > part.clientWidth + 1;
     if (wide && style.textOverflow === "ellipsis")
-      faults.push(`cuts ${one.innerText}`);
+      faults.push(`cuts ${part.innerText}`);
   }
   return [title.innerText, content.innerText, faults];
 })
@@ -153,7 +153,7 @@ async def open_page(browser: Browser, url: str, shown: Shown, theme: str, width:
 
 async def read_panels(page: Page) -> list[Panel]:
     """The drawn panels."""
-    return [Panel(*one) for one in await page.locator(PANEL).evaluate_all(READ)]
+    return [Panel(*panel) for panel in await page.locator(PANEL).evaluate_all(READ)]
 
 
 async def _show_everything(page: Page, width: int) -> None:

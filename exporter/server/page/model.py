@@ -312,8 +312,8 @@ def sort_by_step(moving: Iterable[Moving]) -> list[tuple[Step, Moving]]:
     for move in moving:
         by_step[move.stuck, shorten_step(move.next_step), move.runbook].append(move)
     steps = {
-        Step(title=title, runbook=runbook, stuck=stuck, count=len(ones)): ones
-        for (stuck, title, runbook), ones in by_step.items()
+        Step(title=title, runbook=runbook, stuck=stuck, count=len(moves)): moves
+        for (stuck, title, runbook), moves in by_step.items()
     }
     order = sorted(steps, key=lambda step: (not step.stuck, -step.count, step.title, step.runbook))
     return [(step, move) for step in order for move in steps[step]]

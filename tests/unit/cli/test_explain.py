@@ -13,7 +13,7 @@ from exporter.counters import BlockedEviction
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Outcome, Requester, Trigger, Why, WhySource
 from exporter.engine.facts.policy import Override, Reason
-from exporter.server.api.schemas import MigrationAnswer
+from exporter.server.api.schemas import EvictionRequestAnswer, MigrationAnswer
 from exporter.text import to_datetime
 from tests.support.builders import (
     NOW,
@@ -238,6 +238,25 @@ def test_who_requested_an_evacuation() -> None:
 
     assert text.startswith("shop/db1 is stuck: its evacuation from n1 was requested by alice 2h")
     assert "  requested        2027-01-15T06:00:00Z (2h ago) by alice, source unknown\n" in text
+
+
+@pytest.mark.parametrize(("state", "is_told"), [("Active", True), ("Canceled", False)])
+def test_only_an_active_responder_speaks(state: str, *, is_told: bool) -> None:
+    """What a responder said is not told after it was cancelled, when it is true no longer."""
+    request = EvictionRequestAnswer(
+        requesters=[],
+        since=None,
+        responder="example.com/hold",
+        state=state,
+        message="held until noon",
+        expected_completion_time=to_datetime(NOW + 60.0),
+    )
+    vmi = replace(explained(an_evacuation()), eviction_request=request)
+    text = show_vmi(vmi, PIPED)
+
+    assert f"example.com/hold, {state}" in text
+    assert ("held until noon" in text) == is_told
+    assert ("expected end" in text) == is_told
 
 
 def test_the_cluster_s_own_words() -> None:
