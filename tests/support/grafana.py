@@ -86,6 +86,8 @@ def build_page() -> None:
         '--define:process.env.NODE_ENV="production"',
         "--define:global=globalThis",
         "--loader:.ttf=empty",
+        # @grafana/ui has router 5 and this package's API of 6. The scenes have router 6 itself.
+        "--alias:react-router-dom-v5-compat=react-router-dom",
     )
     # Grafana's style sheet names these files.
     public = BUILT / "out" / "public"
