@@ -26,6 +26,7 @@ from tests.support.documents import (
 DESCHEDULER = ROOT / "deploy" / "descheduler" / "go.mod"
 TOOLS = ROOT / "tests" / "tools"
 SHARED = TOOLS / "shared" / "go.mod"
+ALERTMANAGER = TOOLS / "alertmanager" / "go.mod"
 
 
 def test_it_leads_to_every_document() -> None:
@@ -47,14 +48,14 @@ def test_it_leads_to_every_document() -> None:
         ("Perses", SHARED, "github.com/perses/perses"),
         ("kustomize", SHARED, "sigs.k8s.io/kustomize/kustomize/v5"),
         ("Prometheus", SHARED, "github.com/prometheus/prometheus"),
-        ("Alertmanager", SHARED, "github.com/prometheus/alertmanager"),
+        ("Alertmanager", ALERTMANAGER, "github.com/prometheus/alertmanager"),
     ],
 )
 def test_the_versions_are_those_that_the_tests_build(what: str, file: Path, module: str) -> None:
     """The row of each real server has the version that the tests pin."""
     pinned = re.search(rf"\s{re.escape(module)} v(\S+)", file.read_text(encoding="utf-8"))
     assert pinned is not None
-    # The Go module of Prometheus 3.15.0 is v0.315.0.
+    # The Go module of Prometheus 3.16.0 is v0.316.0.
     version = re.sub(r"^0\.(\d)(\d\d)\.", r"\1.\2.", pinned[1])
     rows = [
         row for row in table(VERSIONS, "Tested with") if row[0].split(",")[0].split("'")[0] == what

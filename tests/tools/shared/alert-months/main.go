@@ -76,7 +76,7 @@ type prometheus struct {
 
 func (p *prometheus) load(now func() int64) error {
 	manager := rules.NewManager(&rules.ManagerOptions{
-		Appendable: p.db, Queryable: p.db, QueryFunc: rules.EngineQueryFunc(p.engine, p.db),
+		AppendableV2: p.db, Queryable: p.db, QueryFunc: rules.EngineQueryFunc(p.engine, p.db),
 		NotifyFunc: func(_ context.Context, _ string, alerts ...*rules.Alert) {
 			for _, one := range alerts {
 				p.sent.put(one, now())
