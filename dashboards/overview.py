@@ -69,7 +69,7 @@ def sections(vm_uid: str) -> Mapping[str, Section]:
 
 
 def _needs() -> Section:
-    firing = select_other("ALERTS", COMPONENT, 'alertstate="firing"', 'severity="warning"')
+    firing = select_other("ALERTS", COMPONENT, 'alertstate="firing"', 'severity!="info"')
     by_descheduler = select(STUCK, 'source="descheduler"')
     rules = select_other("cluster:kubevirt_eviction_exporter_stuck_evacuations:max")
     return [

@@ -16,7 +16,6 @@ from tests.months.truth import Statement, Truth, find_errors
 
 AFTERWARDS = 240.0
 """What happens within these minutes after the end of a fault still belongs to the fault."""
-CALLING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,8 @@ def read(
     firings = [_firing(firing) for firing in report["firings"]]
     sent = [row | {"at": _minutes(row["at"])} for row in report["notifications"] or []]
     heard = tuple(_hear(firings, sent, faults, place) for place in range(len(faults)))
-    calls = Counter(firing.alert for firing in firings if firing.severity == CALLING)
-    infos = Counter(firing.alert for firing in firings if firing.severity != CALLING)
+    calls = Counter(firing.alert for firing in firings if firing.severity != "info")
+    infos = Counter(firing.alert for firing in firings if firing.severity == "info")
     untrue = tuple(error for firing in firings for error in _find_errors(firing, faults, truth))
     messages = tuple(_message(row) for row in sent if row["kind"] in ("new", "resolved") and lists)
     result = Result(seed, dict(calls), dict(infos), heard, untrue, messages)
@@ -132,7 +131,7 @@ def _hear(
     began, ended = fault.began / 60, fault.ended / 60
     until = min([ended + AFTERWARDS, *(fault.began / 60 for fault in faults[place + 1 :])])
     fired = [firing for firing in firings if began <= firing.began < until]
-    about = {firing.alert for firing in fired if firing.severity == CALLING} | fault.alerts
+    about = {firing.alert for firing in fired if firing.severity != "info"} | fault.alerts
     new = [
         row
         for row in sent

@@ -17,6 +17,8 @@ from tests.support.serving import serving
 
 
 EXAMPLE = RULES.parent / "alertmanager.yaml"
+RECEIVERS = ("others", "virtualization", "virtualization-page", "virtualization-later")
+"""Of the example, in its order."""
 WITHIN = 600.0
 """How long to wait for an alert, in seconds: long enough for a busy machine."""
 AT_ONCE = {"group_by": ["..."], "group_wait": "0s", "group_interval": "1s"}

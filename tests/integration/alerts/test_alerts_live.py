@@ -32,6 +32,7 @@ from tests.generate.rules import Groups, all_alerts, all_rules, fenced, load_gro
 from tests.integration.alerts import west
 from tests.integration.alerts.fast import FACTOR, SPEED, Clock, exporting
 from tests.integration.alerts.live import (
+    RECEIVERS,
     Alertmanager,
     Prometheus,
     Receiver,
@@ -58,7 +59,6 @@ LOST = ("lost-1", "lost-2", "lost-3")
 NAMESPACE = "lab"
 MOVED = "moved-1"
 EAST = "east"
-RECEIVERS = ("others", "virtualization", "virtualization-later")
 ABSENT = west.ABSENT[0]
 CAUSES = {
     (name, cause)
@@ -544,18 +544,28 @@ async def test_example_sends_less(played: Played, prove: Callable[[str], None]) 
         "KubeVirtEvacuationFailingRepeatedly",
         "KubeVirtEvacuationsStuckMany",
     }
+    sent = played.routed["virtualization"] + played.routed["virtualization-page"]
     before, after = (
         sum(
             notification["status"] == "firing" and notification["labels"]["alertname"] in about
             for notification in notifications
         )
-        for notifications in (played.received, played.routed["virtualization"])
+        for notifications in (played.received, sent)
     )
     prove(f"alerts: {before} notifications about stuck evacuations, {after} with the example")
 
     assert 0 < after < before
     assert not played.routed["others"]
-    assert {row["labels"]["severity"] for row in played.routed["virtualization-later"]} == {"info"}
+    severities = {
+        receiver: {row["labels"]["severity"] for row in rows}
+        for receiver, rows in played.routed.items()
+        if rows
+    }
+    assert severities == {
+        "virtualization-page": {"critical"},
+        "virtualization": {"warning"},
+        "virtualization-later": {"info"},
+    }
 
 
 @pytest.mark.timeout(1500)

@@ -308,6 +308,14 @@ def test_a_rule_reads_scraped_or_recorded_series() -> None:
         assert not (scraped and recorded), rule.get("alert", rule.get("record"))
 
 
+def test_only_recording_rules_restore_labels() -> None:
+    """The series that an alert reads have the exporter's own labels already."""
+    restoring = [rule for rule in all_rules(load_groups()) if '"exported_' in rule["expr"]]
+
+    assert restoring
+    assert [rule["alert"] for rule in restoring if "alert" in rule] == []
+
+
 def test_every_series_in_a_case_is_one_of_the_exporter() -> None:
     """Each series of a case has the labels of its metric."""
     for case in cases():
