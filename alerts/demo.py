@@ -81,9 +81,9 @@ def tell_changes(told: dict[str, Mapping[str, Any]], now: Alerts, exporter: str)
 async def read_alerts(session: aiohttp.ClientSession) -> Alerts:
     """The pending and firing alerts, sorted by name."""
     async with session.get("/api/v1/alerts") as response:
-        found = (await response.json())["data"]["alerts"]
-    found.sort(key=name_alert)
-    return {repr(sorted(alert["labels"].items())): alert for alert in found}
+        alerts = (await response.json())["data"]["alerts"]
+    alerts.sort(key=name_alert)
+    return {repr(sorted(alert["labels"].items())): alert for alert in alerts}
 
 
 async def show(session: aiohttp.ClientSession, exporter: str) -> NoReturn:
@@ -111,8 +111,8 @@ async def prometheus(exporter: str) -> AsyncIterator[None]:
     if await answers(f"{PROMETHEUS}/-/ready"):
         raise CannotShow(f"{ADDRESS} is in use: another Prometheus answers there")
     places = [str(ROOT / ".tools/bin"), os.environ.get("KUBEBUILDER_ASSETS"), os.environ["PATH"]]
-    found = shutil.which("prometheus", path=os.pathsep.join(one for one in places if one))
-    if found is None:
+    program = shutil.which("prometheus", path=os.pathsep.join(filter(None, places)))
+    if program is None:
         raise CannotShow("there is no prometheus: `make alerts` builds one")
     with tempfile.TemporaryDirectory() as data:
         target = exporter.rpartition("//")[2]
@@ -120,7 +120,7 @@ async def prometheus(exporter: str) -> AsyncIterator[None]:
         config = config.replace("rules.yaml", str(CONFIG.with_name("rules.yaml")))
         (Path(data) / "prometheus.yaml").write_text(config)
         process = await asyncio.create_subprocess_exec(
-            found,
+            program,
             "--log.level=error",
             f"--config.file={data}/prometheus.yaml",
             f"--storage.tsdb.path={data}/data",

@@ -179,9 +179,11 @@ def _table(panel: Object) -> Object:
     _, organize = panel["transformations"]
     several = len(panel["targets"]) > 1
     labels = [_GROUPED.findall(target["expr"])[0].split(", ") for target in panel["targets"]]
-    shared = [label for label in labels[0] if all(label in one for one in labels)]
+    shared = [label for label in labels[0] if all(label in of_query for of_query in labels)]
     overrides = {
-        override["matcher"]["options"]: {one["id"]: one["value"] for one in override["properties"]}
+        override["matcher"]["options"]: {
+            item["id"]: item["value"] for item in override["properties"]
+        }
         for override in panel["fieldConfig"]["overrides"]
     }
     sort = panel["options"]["sortBy"][0]["displayName"]
@@ -218,7 +220,7 @@ def _table(panel: Object) -> Object:
             # Perses names the labels of each query apart, such as "node #1" and "node #2".
             *(
                 {"kind": "MergeIndexedColumns", "spec": {"column": label}}
-                for label in dict.fromkeys(label for one in labels for label in one)
+                for label in dict.fromkeys(label for of_query in labels for label in of_query)
             ),
             {"kind": "JoinByColumnValue", "spec": {"columns": joined}},
         ]

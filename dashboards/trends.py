@@ -252,7 +252,7 @@ def _load() -> Section:
         each(("instance",), rate_other(f"node_pressure_{resource}_waiting_seconds_total"))
         for resource in ("cpu", "memory")
     )
-    for_cpu, for_memory = (of_node(one) for one in waiting)
+    for_cpu, for_memory = (of_node(rate) for rate in waiting)
     migrating = select_by("node", VMIS, 'verdict="migration_in_progress"')
     blocked = select_by("node", BLOCKS, range_function=f"rate({{}}[{RATE}])")
     return [
