@@ -60,6 +60,10 @@ def show_drain(answer: DrainAnswer, screen: Screen) -> str:
     if answer.depends_on_others:
         moves = f": another controller must move or stop {others}."
         sheet.say(answer.node, (" depends on others", BAD), moves)
+    if stopped := [vm for vm in answer.candidates if vm.outcome is DrainOutcome.RESTARTS]:
+        sheet.say(
+            "A drain ", ("stops", BAD), f" {_name(stopped)}, which KubeVirt does not migrate."
+        )
     sheet.warn(_STALE if answer.stale else ())
     if answer.schedulable is False:
         at = answer.cordoned_at
@@ -192,7 +196,7 @@ def write_bound(answer: DrainAnswer) -> str:
     starting = [vm for vm in moved if vm.outcome is DrainOutcome.LEAVES] or moved
     known = [vm.last_duration_seconds for vm in starting if vm.last_duration_seconds is not None]
     if bound is None or not known:
-        return "How long it takes is unknown: no VM that must migrate has migrated before."
+        return "How long it takes is unknown: no VM that can migrate now has migrated before."
     text = f"It takes at least {write_span(bound)}: "
     if bound <= max(known):
         text += "the longest of the last migrations took that long"

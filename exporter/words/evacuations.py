@@ -145,7 +145,7 @@ STATES = {
     State.TARGET_UNSCHEDULABLE: StateWords(
         "no node can take the target pod",
         Action(
-            "Make room on another node, or relax what the VM requires of a node: no node can"
+            "Make room on another node, uncordon one, or relax what the VM requires of a node: no node can"
             " take its target pod.",
             "kubectl describe nodes",
         ),

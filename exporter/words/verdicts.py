@@ -33,7 +33,7 @@ REASONS = {
     Reason.MIGRATION_IN_PROGRESS: ReasonWords(
         meaning="`migrationState` has a start and no end; or, with the guard `pendingMigrations`,"
         " an unfinished VMIM belongs to the VMI",
-        held="it is migrating, and that has to end first",
+        held="it has a migration that has not ended",
         until="the migration ends",
         name="a migration in progress",
     ),

@@ -18,6 +18,7 @@ from exporter.engine.evacuations.ended_migrations import classify_text
 from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.evacuations.situation import find_hand_off
 from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import complete_failure
 from exporter.engine.facts.model import (
     EndReason,
     Outcome,
@@ -223,7 +224,7 @@ def _lacks_handlers(doubt: Doubt) -> bool:
 def _has_no_other_node(doubt: Doubt) -> bool:
     vmi = doubt.evidence.vmi
     is_closed = doubt.nodes is not None and not doubt.nodes.may_leave(vmi.node, vmi.placement)
-    return is_closed and _is_unscheduled(doubt)
+    return is_closed and (doubt.state is State.CAPACITY or _is_unscheduled(doubt))
 
 
 def _waits_for_attachment(doubt: Doubt) -> bool:
@@ -291,11 +292,22 @@ def _failed_in(phase: str) -> "_Test":
     def test(doubt: Doubt) -> bool:
         if not doubt.has_cause(WhySource.FAILED_ATTEMPT) or doubt.reason != phase:
             return False
-        text = classify_text(doubt.message)
-        is_given_up = text is EndReason.TARGET_LOST and causes.gave_up(doubt.evidence)
-        return text is EndReason.OTHER or is_given_up
+        reason = _find_end(doubt)
+        is_given_up = reason is EndReason.TARGET_LOST and causes.gave_up(doubt.evidence)
+        return reason is EndReason.OTHER or is_given_up
 
     return test
+
+
+def _find_end(doubt: Doubt) -> EndReason:
+    """Why the last attempt failed, as the list of migrations and the metrics have it."""
+    failed = next(iter(doubt.evidence.newest_failures()), None)
+    reason = classify_text(doubt.message)
+    return (
+        reason
+        if failed is None
+        else complete_failure(reason, failed.start, failed.end, source_lost=False)
+    )
 
 
 def _ended_by(*reasons: EndReason, disks: bool | None = None) -> "_Test":
@@ -304,7 +316,7 @@ def _ended_by(*reasons: EndReason, disks: bool | None = None) -> "_Test":
             return False
         newest = next(iter(doubt.evidence.newest_failures()), doubt.attempt)
         is_kind = disks is None or copies_disks(doubt.evidence, newest) is disks
-        return is_kind and classify_text(doubt.message) in reasons
+        return is_kind and _find_end(doubt) in reasons
 
     return test
 

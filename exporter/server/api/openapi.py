@@ -63,7 +63,7 @@ _STRUCTS = {**vars(schemas), **vars(evacuation_schemas), **vars(requests), **var
 _PROBLEMS = {
     400: "The body is not JSON, or does not match the request's headers.",
     401: "The token is missing or unknown.",
-    403: "The user may not call this endpoint.",
+    403: "The user may not call this endpoint, or the header Host names another server.",
     404: "There is no such VMI or runbook, or no VMI is on this node.",
     405: "The endpoint does not accept this method; the header Allow lists those that it accepts.",
     408: "The body did not arrive in time.",

@@ -27,7 +27,7 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     name: str
     """as in the request"""
     known: bool
-    """whether there is such a VMI"""
+    """whether there is such a VMI; another one is `allowed`, because no rule can block it"""
     mismatch: Mismatch | None
     """why it is not known: no VMI has this name, or its UID differs"""
     allowed: bool
@@ -38,7 +38,8 @@ class VerdictAnswer(Struct, rename="camel", kw_only=True, gc=False):
     not_before: Timestamp | None
     """the end of the cooldown that blocks the VM"""
     retry_after_seconds: float | None
-    """during a cooldown: the time from asOf to notBefore; else null: ask again in the next cycle"""
+    """if `reason` is cooldown: the time from asOf to notBefore; else null: ask again in the next
+    cycle"""
     effective_cooldown_seconds: float | None
     """the cooldown after its last migration, even if it is over"""
     migrations_in_window: int

@@ -78,6 +78,15 @@ def test_the_first_sentence_is_the_answer() -> None:
     assert shown(store).startswith(f"n1 cannot be emptied: {more}.\n")
 
 
+def test_vms_that_a_drain_stops_are_named_first() -> None:
+    """A node can be emptied although the drain stops a VM, but the first lines name the VM."""
+    store = a_store(a_moved(1, 90.0), a_movable(3, eviction_strategy="None"), now=NOW - 2000.0)
+
+    assert shown(store).startswith(
+        "n1 can be emptied.\nA drain stops shop/db3, which KubeVirt does not migrate.\n"
+    )
+
+
 def test_every_vm_has_its_row_the_gravest_first() -> None:
     """Each VM has a row, the worst outcome first, and the VMs are counted by outcome."""
     store = a_mixed_store()
@@ -115,7 +124,7 @@ def test_every_vm_has_its_row_the_gravest_first() -> None:
     [
         pytest.param(
             [a_movable(1)],
-            "How long it takes is unknown: no VM that must migrate has migrated before.",
+            "How long it takes is unknown: no VM that can migrate now has migrated before.",
             id="nothing-known",
         ),
         pytest.param(

@@ -171,7 +171,7 @@ FIRST_SENTENCES = {
     ),
     "migrating": (
         some_evidence(vmi=a_vmi(migration=a_running_state())),
-        "may not be moved now: it is migrating, and that has to end first.",
+        "may not be moved now: it has a migration that has not ended.",
     ),
     "ended": (
         some_evidence(vmi=a_vmi(phase="Failed", migration=a_running_state())),

@@ -141,7 +141,7 @@ def test_the_target_of_a_migration_waits() -> None:
     response = answer(moving, a_vmim(phase="Running", handed_off=True), pod=target)
     assert response.step is Step.HOLD
     assert response.message == (
-        "shop/db1 may not be moved now: it is migrating, and that has to end first."
+        "shop/db1 may not be moved now: it has a migration that has not ended."
     )
 
 
