@@ -26,6 +26,7 @@ from tests.support.documents import (
 DESCHEDULER = ROOT / "deploy" / "descheduler" / "go.mod"
 TOOLS = ROOT / "tests" / "tools"
 SHARED = TOOLS / "shared" / "go.mod"
+PROMETHEUS_3_15 = TOOLS / "prometheus-3.15" / "go.mod"
 ALERTMANAGER = TOOLS / "alertmanager" / "go.mod"
 
 
@@ -44,7 +45,7 @@ def test_it_leads_to_every_document() -> None:
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
         ("Helm", SHARED, "helm.sh/helm/v3"),
-        ("Prometheus operator", SHARED, "github.com/prometheus-operator/prometheus-operator"),
+        ("Prometheus operator", PROMETHEUS_3_15, "github.com/prometheus-operator/prometheus-operator"),
         ("Perses", SHARED, "github.com/perses/perses"),
         ("kustomize", SHARED, "sigs.k8s.io/kustomize/kustomize/v5"),
         ("Prometheus", SHARED, "github.com/prometheus/prometheus"),

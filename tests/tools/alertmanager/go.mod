@@ -1,4 +1,5 @@
-// Alertmanager alone: Prometheus needs another major version of a module that its main imports.
+// Alertmanager alone: the Prometheus operator needs an older one, and Prometheus 3.16 another major
+// version of a module that its main imports.
 module tools/alertmanager
 
 go 1.26.7
