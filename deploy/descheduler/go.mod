@@ -2,8 +2,8 @@ module github.com/kubevirt-eviction-exporter/exporter/deploy/descheduler
 
 go 1.26.0
 
-// The descheduler's go.mod has this replacement too: kubevirt.io/client-go requires v0.31.0, which
-// does not exist.
+// kubevirt.io/client-go requires v0.31.0, which does not exist. Go 1.27 does not compile the version
+// that the descheduler's own go.mod has instead.
 replace k8s.io/kube-openapi => k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad
 
 require (
