@@ -45,7 +45,11 @@ def test_it_leads_to_every_document() -> None:
         ("KubeVirt", TOOLS / "kubevirt/go.mod", "kubevirt.io/kubevirt"),
         ("descheduler", DESCHEDULER, "sigs.k8s.io/descheduler"),
         ("Helm", SHARED, "helm.sh/helm/v3"),
-        ("Prometheus operator", PROMETHEUS_3_15, "github.com/prometheus-operator/prometheus-operator"),
+        (
+            "Prometheus operator",
+            PROMETHEUS_3_15,
+            "github.com/prometheus-operator/prometheus-operator",
+        ),
         ("Perses", SHARED, "github.com/perses/perses"),
         ("kustomize", SHARED, "sigs.k8s.io/kustomize/kustomize/v5"),
         ("Prometheus", SHARED, "github.com/prometheus/prometheus"),

@@ -74,6 +74,14 @@ _PROBLEMS = {
     " ask again.",
 }
 
+_HEADERS = {
+    304: ("ETag", "Names the state of the answer, for If-None-Match."),
+    401: ("WWW-Authenticate", "How to send a token."),
+    405: ("Allow", "The methods that the endpoint accepts."),
+    503: ("Retry-After", "In how many seconds to ask again."),
+}
+"""The header that an answer of this status has, and its meaning; with 304 a 200 has it, too."""
+
 PROBLEMS = (*_PROBLEMS, 500)
 """Every HTTP status of a problem+json: those of the endpoints, and that of an internal error."""
 
@@ -354,15 +362,25 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": _content(route.request)}
     responses = operation["responses"]
     if route.not_modified:
-        responses["304"] = {"description": "The set has not changed since that ETag."}
+        responses["200"]["headers"] = _describe_header(304)
+        responses["304"] = {
+            "description": "The set has not changed since that ETag.",
+            "headers": _describe_header(304),
+        }
     if route.guarded:
         operation["security"] = [{}, {_SCHEME: []}]
     for status in route.refusals:
         responses[str(status)] = {
             "description": _PROBLEMS[status],
+            **({"headers": _describe_header(status)} if status in _HEADERS else {}),
             "content": {"application/problem+json": {"schema": _reference(Problem)}},
         }
     return operation
+
+
+def _describe_header(status: int) -> dict[str, Any]:
+    name, meaning = _HEADERS[status]
+    return {name: {"description": meaning, "schema": {"type": "string"}}}
 
 
 def _content(body: type[Struct] | tuple[str, ...]) -> dict[str, Any]:

@@ -192,7 +192,9 @@ class FakeAccess(Access):
         """Raises `Refusal` for every other token."""
         del method, path, peer
         if authorization != "Bearer good":
-            raise Refusal(401, "Unauthenticated", "a token is needed")
+            raise Refusal(
+                401, "Unauthenticated", "a token is needed", {"WWW-Authenticate": "Bearer"}
+            )
 
 
 def assert_declared(method: str, path: str, answer: Answer) -> None:
@@ -204,7 +206,9 @@ def assert_declared(method: str, path: str, answer: Answer) -> None:
     schema: dict[str, Any] = {"$ref": "#/components/schemas/Problem"}
     media = answer.headers.get("Content-Type", "").split(";")[0]
     if str(answer.status) in declared.get("responses", {}):
-        content = declared["responses"][str(answer.status)].get("content")
+        response = declared["responses"][str(answer.status)]
+        assert [name for name in response.get("headers", {}) if name not in answer.headers] == []
+        content = response.get("content")
         if content is None:
             assert answer.body == b""
             return
