@@ -37,6 +37,7 @@ from grafana_foundation_sdk.models.common import (
 from grafana_foundation_sdk.models.dashboard import (
     DataTransformerConfig,
     DynamicConfigValue,
+    FieldColorModeId,
     Threshold,
     ThresholdsMode,
     ValueMap,
@@ -59,6 +60,8 @@ Size = tuple[int, int]
 """Width and height in units of Grafana's grid, which is 24 wide."""
 Answers = Mapping[int, tuple[str, str]]
 """Text and colour for each value, in a panel that shows words and not numbers."""
+OUTCOMES = {"succeeded": GREEN, "failed": RED}
+"""The colours of outcomes, whatever comes first in the legend."""
 YES_IS_BAD: Answers = {0: ("no", GREEN), 1: ("yes", RED)}
 Steps = Sequence[tuple[float | None, str]]
 """Lower limits, and the colour of the values from each limit on. The first limit is None."""
@@ -123,6 +126,8 @@ def stat_panel(
         .orientation(VizOrientation.AUTO)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     )
+    if unit == units.DurationSeconds:
+        panel.decimals(1)  # hours and minutes; otherwise 5 hours 59 minutes are "5 hours"
     if answers is not None:
         panel.mappings([_map(answers)])
     for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):
@@ -142,12 +147,13 @@ def time_panel(
     beside: Sequence[str] = (),
     most: float | None = None,
     each_node: bool = False,
+    bad: bool = False,
 ) -> timeseries.Panel:
     """Lines, or stacked bars, over the time range. The keys of `queries` are legends.
 
     `axis` says what the numbers count, if the unit does not. The legends in `beside` are lines that
-    are not stacked. With `each_node` there is one such
-    panel for each chosen node.
+    are not stacked. With `each_node` there is one such panel for each chosen node. `bad`: whatever
+    it shows should not be.
     """
     panel = (
         timeseries.Panel()
@@ -187,6 +193,12 @@ def time_panel(
                 DynamicConfigValue("custom.stacking", {"mode": "none", "group": "A"}),
             ],
         )
+    if bad:
+        panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.SHADES).fixed_color(RED))
+    for word, color in OUTCOMES.items():
+        if any("{{outcome}}" in legend for legend in queries):
+            fixed = {"mode": "fixed", "fixedColor": color}
+            panel.override_by_regexp(f"/{word}/", [DynamicConfigValue("color", fixed)])
     if each_node:
         panel.repeat("node").repeat_direction("h").max_per_row(2)
     for ref, (legend, query) in zip("ABCDEF", queries.items(), strict=False):

@@ -146,5 +146,6 @@ def _evacuation() -> Section:
             size=(12, 8),
             unit=units.Short,
             axis="attempts",
+            bad=True,
         ),
     ]

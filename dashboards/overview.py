@@ -214,6 +214,7 @@ def _evacuations(url: str) -> Section:
             unit=units.Short,
             axis="evacuations",
             stacked=True,
+            bad=True,
         ),
         time_panel(
             "Migrations and KubeVirt's limits",
