@@ -6,7 +6,7 @@ from tests.cluster import VMIS, RealCluster, poll
 from tests.cluster.resources import EVENTS
 from tests.generate.manifests import NAME, render
 from tests.integration.deploy.server import account, applied, granted
-from tests.integration.deploy.test_admission import migrated_vm
+from tests.integration.deploy.test_roles import migrated_vm
 from tests.support.program import program
 
 
