@@ -39,7 +39,7 @@ OPTIONAL = {
     "test": {"chromium": "tests/program/test_browser.py"},
     "test-integration": {
         "gcc": "the race detector on the descheduler's plugin",
-        "curl": "the commands of the runbooks",
+        "curl": "the commands of the runbooks and of the installation",
         "chromium": "the dashboards as Grafana's libraries draw them",
         "npm": "the dashboards as Grafana's libraries draw them, and their types",
     },

@@ -145,8 +145,8 @@ STATES = {
     State.TARGET_UNSCHEDULABLE: StateWords(
         "no node can take the target pod",
         Action(
-            "Make room on another node, uncordon one, or relax what the VM requires of a node: no node can"
-            " take its target pod.",
+            "Make room on another node, uncordon one, or relax what the VM requires of a node: no"
+            " node can take its target pod.",
             "kubectl describe nodes",
         ),
     ),

@@ -264,10 +264,12 @@ LAUNCHER = Image("docker.io/library/virt-launcher:latest", ["tests/tools/pause"]
 EARLIER = Image(f"{REGISTRY}/exporter:earlier", ["Dockerfile"], _build_earlier)
 FULL = bool(os.environ.get("FULL"))
 """Whether to run also the tests that take longer."""
-OPERATOR = of_binaries("prometheus-operator", "shared", "prometheus-operator")
-RELOADER = of_binaries("prometheus-operator-reloader", "shared", "prometheus-config-reloader")
+OPERATOR = of_binaries("prometheus-operator", "prometheus-3.15", "prometheus-operator")
+RELOADER = of_binaries(
+    "prometheus-operator-reloader", "prometheus-3.15", "prometheus-config-reloader"
+)
 PROMETHEUS = of_binaries("prometheus", "shared", "prometheus", "promtool")
-ALERTMANAGER = of_binaries("alertmanager", "shared", "alertmanager")
+ALERTMANAGER = of_binaries("alertmanager", "alertmanager", "alertmanager")
 MONITORING = (OPERATOR, RELOADER, PROMETHEUS, ALERTMANAGER)
 IMAGES = (PAUSE, LAUNCHER, EXPORTER, DESCHEDULER, EARLIER, *(MONITORING if FULL else ()))
 

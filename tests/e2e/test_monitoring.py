@@ -76,7 +76,7 @@ def stack() -> list[Object]:
     """A Prometheus that selects monitors and rules in all namespaces, and its Alertmanager."""
     target = {"name": "alertmanager-operated", "namespace": MONITORING, "port": "web"}
     example = (ROOT / "alerts/alertmanager.yaml").read_text()
-    (version,) = VERSION.findall((ROOT / "tests/tools/shared/go.mod").read_text())
+    (version,) = VERSION.findall((ROOT / "tests/tools/alertmanager/go.mod").read_text())
     return [
         {
             "apiVersion": "monitoring.coreos.com/v1",

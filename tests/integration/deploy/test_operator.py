@@ -35,7 +35,7 @@ CONTROL = f"podMonitor/{NAMESPACE}/control/0"
 def operator_crds() -> list[Object]:
     """The operator's CRDs, from its own module."""
     command = ["go", "list", "-m", "-f", "{{.Dir}}", MODULE]
-    place = ROOT / "tests/tools/shared"
+    place = ROOT / "tests/tools/prometheus-3.15"
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place)
     folder = Path(done.stdout.strip()) / "jsonnet/prometheus-operator"
     return [json.loads(path.read_bytes()) for path in sorted(folder.glob("*-crd.json"))]
