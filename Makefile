@@ -66,7 +66,7 @@ test: needs-python needs-test $(TESTED)
 # less CPU time, and takes twice the memory.
 test-integration: needs-python needs-test-integration needs-go $(DEVELOPMENT) tools
 	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder \
-	    $(or $(TESTS),$(addprefix tests/integration/,descheduling kubevirt alerts deploy apiserver chaos bench canary))
+	    $(or $(TESTS),$(addprefix tests/integration/,descheduling kubevirt alerts bench deploy apiserver chaos canary))
 
 # Builds the images from our Dockerfiles, and tests them in a real cluster of one node. It needs
 # root and a container runtime, and names missing packages. FULL=1 adds tests that take longer.
