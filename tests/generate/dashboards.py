@@ -1,18 +1,20 @@
 """Takes the documents' pictures of the dashboards, drawn by Grafana's libraries in Chromium.
 
 The data are those of `tests/generate/bad_day.py`, from a simulated cluster through our own rules.
-`python -m tests.generate.dashboards` writes the pictures in a quarter of an hour, almost all of it
+`python -m tests.generate.dashboards` writes the pictures in a minute, almost all of it
 for the simulation. It fails if a panel is empty, has an error or cuts a word. For each picture, a
 text file of the same name has the titles that it shows; a test compares them with the dashboards.
 """
 
 import asyncio
+import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
 from playwright.async_api import Browser
 
 from dashboards.build import ONE_VM, OVERVIEW, TRENDS
@@ -64,10 +66,11 @@ async def take(
 
 async def main() -> None:
     """Write the pictures."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     build_page()
     with tempfile.TemporaryDirectory() as directory:
         samples = Path(directory) / "samples"
-        namespace, name = record(samples)
+        namespace, name = await asyncio.to_thread(record, samples)  # it has a loop of its own
         values: dict[str, dict[str, str | Sequence[str]]] = {
             OVERVIEW: {},
             TRENDS: {"node": NODES},

@@ -33,7 +33,7 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("status-light", {"viewport": {"width": 1200, "height": 1000}, "color_scheme": "light"}),
+    Shot("status-light", {"viewport": {"width": 1200, "height": 1420}, "color_scheme": "light"}),
     Shot(
         "status-dark",
         {"viewport": {"width": 1200, "height": 1000}, "color_scheme": "dark"},
@@ -42,9 +42,8 @@ SHOTS = (
     ),
     Shot(
         "vm",
-        {"viewport": {"width": 1200, "height": 560}, "color_scheme": "light"},
+        {"viewport": {"width": 1200, "height": 1250}, "color_scheme": "light"},
         query="vmis/bank/flaky-1",
-        part="#migrations",
     ),
     Shot("status-narrow", {"viewport": {"width": 360, "height": 1180}, "color_scheme": "light"}),
 )
