@@ -633,7 +633,7 @@ def F16(bench: Bench) -> None:  # noqa: N802
     """A person's migrations of a VM fail one after the other; that of another VM stops halfway."""
     world = bench.world
     failing, stopped = world.of_size(8)[7:9]
-    broken = {failing, stopped}
+    broken = {failing}
 
     def decide(vm: Vm, _target: str) -> Fate | None:
         if vm not in broken:
@@ -648,6 +648,7 @@ def F16(bench: Bench) -> None:  # noqa: N802
     world.at(1 * HOUR, lambda: world.every(300.0, lambda: world.migrate(failing), 3 * HOUR))
     world.at(3 * HOUR - 200, lambda: broken.discard(failing))
     bench.expect("it fails", 1 * HOUR, 3 * HOUR, "KubeVirtMigrationStuck")
+    world.at(5 * HOUR - 1, lambda: broken.add(stopped))
     world.at(5 * HOUR, lambda: world.migrate(stopped))
     world.at(8 * HOUR, abort)
     bench.expect("it stops", 5 * HOUR, 8 * HOUR, "KubeVirtMigrationStuck")
