@@ -103,6 +103,9 @@ async def test_outlives_a_restart_and_a_compaction_of_the_server(
         await stage.restart()
         await admin.delete(VMIS, namespace, "b")
         await exporter.until(f"/v1/vmis/{namespace}/b", lambda status, _: status == 404)
+        # The deletion may have been seen in a list. What is created now comes by the watch.
+        await admin.create(VMIS, vmi("d", namespace))
+        await exporter.until(f"/v1/vmis/{namespace}/d", lambda status, _: status == 200)
 
         await stage.force_gone()
         await admin.create(VMIS, vmi("c", namespace))
