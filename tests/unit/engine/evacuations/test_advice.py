@@ -13,10 +13,11 @@ from exporter.engine.evacuations.causes import find_blocker, find_cause
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import EndReason, Outcome, Pod, Resource, Why, WhySource
+from exporter.engine.facts.model import EndReason, Node, Outcome, Pod, Resource, Why, WhySource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
+from exporter.engine.store.nodes import NodeIndex
 from exporter.words.advice import ACTIONS, choose_advice, write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
@@ -175,6 +176,31 @@ def test_the_action_stays_while_kubevirt_retries(overrides: dict[str, Any]) -> N
     assert find(evidence, (LATE,), load=FULL) is Obstacle.MIGRATION_ERROR
 
 
+@pytest.mark.parametrize(
+    ("took", "obstacle"),
+    [
+        pytest.param(1.0, Obstacle.TARGET_LOST, id="it-ended-at-once"),
+        pytest.param(300.0, Obstacle.TARGET_HANDLER, id="it-waited-for-virt-handler-and-gave-up"),
+    ],
+)
+def test_a_target_pod_that_ended_in_preparing_target(took: float, obstacle: Obstacle) -> None:
+    """virt-controller then writes an end that equals the start, and no text (KubeVirt 1.9.0).
+
+    A launcher to which no domain comes gives up after minutes; one that crashes ends at once.
+    """
+    lost = a_failed_attempt(
+        1,
+        100.0,
+        start=NOW - 100.0,
+        end=NOW - 100.0,
+        handed_off=True,
+        scheduled_at=NOW - 100.0 - took,
+    )
+    why = Why(WhySource.FAILED_ATTEMPT, "PreparingTarget", "after Pending 1s", NOW - 100.0)
+
+    assert find(an_evacuation(vmims=(lost,)), (why, CRASHED)) is obstacle
+
+
 def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
     """After three attempts in a row on one node the advice names it: it may be broken."""
 
@@ -201,6 +227,21 @@ def test_the_node_on_which_the_last_attempts_failed_is_named() -> None:
     twice = failed("n3", "n3")
     twice = replace(twice, vmims=(*twice.vmims, aborted))
     assert "failed on" not in choose_advice(twice, diagnosis(twice), (LATE,), UNKNOWN).sentence
+
+
+@pytest.mark.parametrize("schedulable", [True, False])
+def test_a_vm_that_no_other_node_can_take_does_not_wait_for_limits(*, schedulable: bool) -> None:
+    """While KubeVirt's limits are full, a VM waits only if it could go somewhere afterwards."""
+    nodes = NodeIndex()
+    nodes.record_list(NOW)
+    for node in (Node(name="n1"), Node(name="n2", schedulable=schedulable)):
+        nodes.put(node, NOW)
+    evidence = an_evacuation(vmims=(an_attempt(),))
+    waiting = diagnosis(evidence, load=FULL)
+    advice = choose_advice(evidence, waiting, (), replace(UNKNOWN, nodes=nodes))
+
+    assert waiting.state is State.CAPACITY
+    assert advice.sentence.startswith("Wait for other" if schedulable else "Add or open a node")
 
 
 def test_the_pods_that_attach_volumes_are_waited_for() -> None:
