@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/.tools/go/bin:$(PATH)
 # it only checks with FULL=1. The flags in GO_ENV are those with which tests/tools/build builds the
 # descheduler, so that checks and builds share compiled packages.
 GO_QUICK := deploy/descheduler $(addprefix tests/tools/,bench-load pause)
-GO_SLOW := $(addprefix tests/tools/,added-crds bench-informer cainjector kubevirt kubevirt-nodes shared prometheus-3.15)
+GO_SLOW := $(addprefix tests/tools/,added-crds bench-informer cainjector kubevirt kubevirt-nodes shared)
 # The programs of a node, and those that the e2e tests start next to it.
 CLUSTER_TOOLS := kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy etcd kubectl \
     kustomize helm virt-api virt-controller crds added-crds manifests pause

@@ -195,8 +195,8 @@ def time_panel(
         )
     if bad:
         panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.SHADES).fixed_color(RED))
-    for word, color in OUTCOMES.items():
-        if any("{{outcome}}" in legend for legend in queries):
+    if any("{{outcome}}" in legend for legend in queries):
+        for word, color in OUTCOMES.items():
             fixed = {"mode": "fixed", "fixedColor": color}
             panel.override_by_regexp(f"/{word}/", [DynamicConfigValue("color", fixed)])
     if each_node:
