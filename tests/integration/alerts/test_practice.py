@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from exporter.errors import Exit
-from tests.cluster import find_binary, poll
+from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.integration.alerts.test_runbooks import DEMO_COMMANDS, EVERY_COMMAND, Operator
 from tests.support.documents import ROOT
@@ -73,25 +73,30 @@ async def find_stuck(session: aiohttp.ClientSession, url: str) -> list[dict[str,
     return evacuations if len(evacuations) >= 4 else None
 
 
+def operate_on(vm: dict[str, Any], kubeconfig: Path, tmp_path: Path, url: str) -> Operator:
+    """The person who looks after a stuck VM of the demo."""
+    write_plugin(tmp_path)
+    return Operator(
+        kubeconfig,
+        tmp_path,
+        NAMESPACE=vm["namespace"],
+        NAME=vm["name"],
+        NODE=vm["evacuationNodeName"],
+        ATTEMPT=vm["attempt"]["name"] if vm["attempt"] else "none",
+        KUBEVIRT_EVICTION_EXPORTER_URL=url,
+        EXPORTER_NAMESPACE="kubevirt-eviction-exporter",
+    )
+
+
 @pytest.mark.timeout(300)
 async def test_every_command_of_the_runbooks_can_be_tried(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
     """All commands work on the demo as they are written, except those marked as for a cluster."""
-    write_plugin(tmp_path)
     async with practice(tmp_path) as (url, kubeconfig), aiohttp.ClientSession() as session:
         stuck = await poll(partial(find_stuck, session, url), within=120, what="four stuck VMs")
         vm = next(row for row in stuck if row["name"].startswith("failing") and row["attempt"])
-        operator = Operator(
-            kubeconfig,
-            tmp_path,
-            NAMESPACE=vm["namespace"],
-            NAME=vm["name"],
-            NODE=vm["evacuationNodeName"],
-            ATTEMPT=vm["attempt"]["name"],
-            KUBEVIRT_EVICTION_EXPORTER_URL=url,
-            EXPORTER_NAMESPACE="kubevirt-eviction-exporter",
-        )
+        operator = operate_on(vm, kubeconfig, tmp_path, url)
         for command in DEMO_COMMANDS:
             if command.startswith("kubectl taint "):
                 await operator.run(command.removesuffix("-") + " --overwrite")
@@ -109,22 +114,22 @@ async def test_each_stuck_vm_has_an_action_that_can_be_typed(
     tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
     """For every stuck VM `explain` prints the next step, and commands that work."""
-    path = os.pathsep.join([str(find_binary("kubectl").parent), os.environ["PATH"]])
     async with practice(tmp_path) as (url, kubeconfig), aiohttp.ClientSession() as session:
         vms = await poll(partial(find_stuck, session, url), within=120, what="four stuck VMs")
         for vm in vms:
             key = f"{vm['namespace']}/{vm['name']}"
+            operator = operate_on(vm, kubeconfig, tmp_path, url)
             explain = f"{sys.executable} -m exporter explain --url {url} {key}"
             text = await shell(explain)
             first, *lines = text.splitlines()
             step = next(line for line in lines if line.startswith("  next step  "))
             commands = [line.strip() for line in lines if line.startswith(COMMANDS)]
             command, cancel = commands[0], commands[-1]
-            output = await shell(command, KUBECONFIG=str(kubeconfig), PATH=path)
+            output = await operator.run(command)
             assert first.startswith(f"{key} is stuck: ")
             assert output.strip(), command
             if cancel != command:  # both are the same if the drain was given up
-                await shell(cancel, KUBECONFIG=str(kubeconfig), PATH=path)
+                await operator.run(cancel)
             ask = partial(_is_over, session, f"{url}/v1/vmis/{key}", explain, first)
             done = await poll(ask, what=f"{key} not stuck")
             came = "\n".join(output.splitlines()[:8])

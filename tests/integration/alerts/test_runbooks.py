@@ -293,16 +293,22 @@ class Operator:
         return output
 
     async def attempt(self, command: str, given: str = "") -> tuple[int | None, str, str]:
-        """Run a command; returns its exit code, its output and its errors."""
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-euo", "pipefail", "-c", command),
-            env=self._environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, complained = await process.communicate(given.encode())
-        return process.returncode, output.decode(), complained.decode()
+        """Run a command; returns its exit code, its output and its errors.
+
+        `kubectl describe` lists pods and then gets each, so it fails if one is deleted in between.
+        It is run again then, as a person would.
+        """
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *("bash", "-euo", "pipefail", "-c", command),
+                env=self._environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            output, complained = await process.communicate(given.encode())
+            if " describe pods -l " not in command or b"(NotFound): pods" not in complained:
+                return process.returncode, output.decode(), complained.decode()
 
 
 def what_there_is_to_log(command: str) -> str:
