@@ -7,6 +7,7 @@ from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, dia
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import DRAIN_TAINT, Instant, KubeVirtSettings, Resource
 from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
+from exporter.engine.facts.placement import Placement
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.budgets import Budgets
@@ -68,10 +69,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
         return "" if self.budgets is None else self.budgets.find(evidence.launcher)
 
-    def may_leave(self, evidence: Evidence) -> bool:
-        """Whether some other node may take a VMI, as far as nodes are known."""
-        vmi = evidence.vmi
-        return self.nodes is None or self.nodes.may_leave(vmi.node, vmi.placement)
+    def may_leave(self, node: str, placement: Placement) -> bool:
+        """Whether some other node may take a VMI of this node, as far as nodes are known."""
+        return self.nodes is None or self.nodes.may_leave(node, placement)
 
     def is_full(self, node: str) -> bool:
         """Whether KubeVirt is known to start no migration out of this node now."""

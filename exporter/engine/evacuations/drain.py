@@ -25,14 +25,14 @@ from exporter.engine.evacuations.drain_outcomes import (
     decide_ground,
     measure_mobility,
 )
-from exporter.engine.evacuations.outlook import Outlook, judge
+from exporter.engine.evacuations.outlook import Outlook, SettledOutcomes, judge
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     Eviction,
     Instant,
     KubeVirtSettings,
-    Mobility,
     Node,
+    NodeMobility,
     Pod,
     Requester,
     Seconds,
@@ -124,7 +124,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """
 
     conditions: Conditions
-    mobilities: Mapping[tuple[str, Mobility], int]
+    mobilities: Mapping[NodeMobility, int]
     unsettled: Sequence[Evidence]
     guarded: Sequence[Vmi]
     drains: Mapping[str, Departed]
@@ -177,10 +177,10 @@ class OutcomeCount:
         self.counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in nodes}
         self.outlived = defaultdict[str, list[OutlivedPod]](list)
         self.requests = defaultdict[str, list[Request]](list)
-        self._full = {node for node in nodes if snapshot.conditions.is_full(node)}
+        self._settled = SettledOutcomes(snapshot.conditions)
         for (node, mobility), vmis in snapshot.mobilities.items():
             if node:
-                self.counts[node][self._decide(node, mobility)] += vmis
+                self.counts[node][self._settled[node, mobility]] += vmis
         for vmi in snapshot.guarded:
             self.counts[vmi.node][DrainOutcome.RESTARTS] -= 1
             self.counts[vmi.node][DrainOutcome.STAYS] += 1
@@ -193,7 +193,7 @@ class OutcomeCount:
             for pod in evidence.find_outlived(conditions.now):
                 self.outlived[pod.node].append(OutlivedPod(pod=pod, evidence=evidence))
             if vmi.node:
-                self.counts[vmi.node][self._decide(vmi.node, vmi.mobility)] -= 1
+                self.counts[vmi.node][self._settled[vmi.node, vmi.mobility]] -= 1
                 self.counts[vmi.node][outcome] += 1
             if diagnosis is not None:
                 self.evacuations.append(((vmi, diagnosis), outcome))
@@ -211,17 +211,6 @@ class OutcomeCount:
             outlived=self.outlived,
             requests=self.requests,
         )
-
-    def _decide(self, node: str, mobility: Mobility) -> DrainOutcome:
-        conditions = self.snapshot.conditions
-        nodes = conditions.nodes
-        ground = decide_ground(
-            mobility,
-            conditions.kubevirt,
-            waits=Ground.LIMITS if node in self._full else None,
-            may_leave=nodes is None or nodes.may_leave(node, mobility.placement),
-        )
-        return OUTCOMES[ground]
 
 
 def sum_outcomes(counts: Mapping[str, Mapping[DrainOutcome, int]]) -> Counter[DrainOutcome]:

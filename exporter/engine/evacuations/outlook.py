@@ -15,7 +15,7 @@ from exporter.engine.evacuations.drain_outcomes import (
 )
 from exporter.engine.evacuations.situation import is_ending
 from exporter.engine.facts.evidence import Evidence, Marker
-from exporter.engine.facts.model import Instant, Why, WhySource
+from exporter.engine.facts.model import Instant, NodeMobility, Why, WhySource
 from exporter.engine.facts.states import NEEDS_PERSON, State
 
 
@@ -37,6 +37,36 @@ class Outlook(Struct, frozen=True):
     def outcome(self) -> DrainOutcome:
         """What would happen to the VM."""
         return OUTCOMES[self.ground]
+
+
+class SettledOutcomes(dict[NodeMobility, DrainOutcome]):
+    """The drain outcomes of settled VMIs (see `Evidence.unsettled`) under some conditions.
+
+    But for budgets, all VMIs of one node and mobility have the same outcome, which is decided once.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        super().__init__()
+        self._conditions = conditions
+
+    def __missing__(self, kind: NodeMobility) -> DrainOutcome:
+        node, mobility = kind
+        conditions = self._conditions
+        ground = decide_ground(
+            mobility,
+            conditions.kubevirt,
+            waits=Ground.LIMITS if conditions.is_full(node) else None,
+            may_leave=conditions.may_leave(node, mobility.placement),
+        )
+        outcome = self[kind] = OUTCOMES[ground]
+        return outcome
+
+    def judge(self, evidence: Evidence, kind: NodeMobility) -> DrainOutcome:
+        """The outcome of one settled VMI of this kind, with regard to budgets."""
+        outcome = self[kind]
+        if outcome is DrainOutcome.RESTARTS and self._conditions.find_budget(evidence):
+            return DrainOutcome.STAYS
+        return outcome
 
 
 def judge(evidence: Evidence, conditions: Conditions, diagnosis: Diagnosis | None) -> Outlook:
@@ -72,7 +102,7 @@ def _judge_alone(
         settings,
         waits=_why_waiting(evidence, conditions, finding),
         fails=_why_failing(conditions, finding, is_asked=diagnosis is None),
-        may_leave=conditions.may_leave(evidence),
+        may_leave=conditions.may_leave(evidence.vmi.node, evidence.vmi.placement),
         is_moving=_is_moving(evidence),
     )
     is_shown = diagnosis is not None or ground in (Ground.MOVE, Ground.STATE, Ground.TWO_PODS)

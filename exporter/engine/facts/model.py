@@ -182,6 +182,10 @@ class Mobility(NamedTuple):
     placement: Placement = Placement()
 
 
+NodeMobility: TypeAlias = tuple[str, Mobility]
+"""The node of a VMI and its mobility."""
+
+
 class Why(Struct, frozen=True, gc=False):
     """A reason as a cluster object gives it, cleaned and shortened (`kube.objects.reasons`).
 

@@ -21,7 +21,7 @@ from statistics import median
 from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, RequestedThrough
-from exporter.engine.facts.model import Instant, Mobility, Requester, Seconds, Vmi
+from exporter.engine.facts.model import Instant, NodeMobility, Requester, Seconds, Vmi
 from exporter.engine.facts.newest import put_newest
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import Source
@@ -127,7 +127,7 @@ class NodeDrains:
     long the drain took.
     """
 
-    def __init__(self, mobilities: Mapping[tuple[str, Mobility], int]) -> None:
+    def __init__(self, mobilities: Mapping[NodeMobility, int]) -> None:
         self._mobilities = mobilities
         self._drains: dict[str, NodeDrain] = {}
         self.record_end: Callable[[DrainEnd, Seconds], None] = lambda *_: None

@@ -29,8 +29,8 @@ from exporter.engine.facts.model import (
     Fact,
     Instant,
     KubeVirtSettings,
-    Mobility,
     Node,
+    NodeMobility,
     Pod,
     Requester,
     Resource,
@@ -90,7 +90,7 @@ class Store:
         self.evacuations = EvacuationTracker(
             self._vmis, self._vmims, self._launchers, objects.nodes, objects.evictions
         )
-        self.mobilities: Mapping[tuple[str, Mobility], int] = objects.vmis.mobilities
+        self.mobilities: Mapping[NodeMobility, int] = objects.vmis.mobilities
         self.drains = self.evacuations.drains
         self.node_index = objects.nodes
         self.budgets = objects.budgets

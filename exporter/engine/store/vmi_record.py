@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import History, is_end_key
-from exporter.engine.facts.model import Instant, Mobility, Pod, Vmi
+from exporter.engine.facts.model import Instant, NodeMobility, Pod, Vmi
 from exporter.engine.store.requesters import Source
 from exporter.engine.store.table import Table
 
@@ -68,7 +68,7 @@ class VmiIndex:
     def __init__(self) -> None:
         self.by_key = Table[tuple[str, str], VmiRecord]()
         self.by_uid: dict[str, VmiRecord] = {}
-        self.mobilities: Counter[tuple[str, Mobility]] = Counter()
+        self.mobilities: Counter[NodeMobility] = Counter()
 
     def add(self, vmi: Vmi) -> VmiRecord:
         """Add a VMI."""

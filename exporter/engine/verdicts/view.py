@@ -28,6 +28,7 @@ from exporter.engine.facts.model import (
     CLOCK_SKEW,
     Checkpoint,
     Instant,
+    NodeMobility,
 )
 from exporter.engine.facts.policy import Policy, PolicyValues, Reason, Verdict
 from exporter.engine.facts.trust import Trust
@@ -52,7 +53,8 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
     """The verdicts of one VMI, valid until just before `until`.
 
     If its cooldown `moves`, the entry is valid at one instant only, but whether it blocks does not
-    change before `until`.
+    change before `until`. `settled` decides, with budgets, what a drain would do to the VMI; None
+    if more decides that (`Evidence.unsettled`), or if the VMI has ended.
     """
 
     evidence: Evidence
@@ -60,6 +62,7 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
     pre_eviction: Verdict
     cooldown: Cooldown | None
     until: Instant
+    settled: NodeMobility | None
 
     @property
     def moves(self) -> bool:
@@ -164,8 +167,9 @@ class VerdictView:
         """The entry of one VMI, or None if there is no VMI of that name."""
         key = (namespace, name)
         entry = self._entries.get(key)
-        is_valid = entry is not None and not entry.moves and key not in self._outdated
-        return entry if is_valid else self._evaluate(key)
+        if entry is None or key in self._outdated or key in self._moving:
+            return self._evaluate(key)
+        return entry
 
     def summarize(self) -> VerdictSummary:
         """The counts and the cooling VMIs, as an immutable value."""
@@ -284,7 +288,9 @@ def evaluate(evidence: Evidence, policy: Policy, now: Instant) -> Entry:
     values = policy.of(evidence.vmi)
     filtered, pre_eviction, cooldown = decide_both(evidence, values, now)
     until = _find_expiry(evidence, cooldown, values, now)
-    return Entry(evidence, filtered, pre_eviction, cooldown, until)
+    vmi = evidence.vmi
+    settled = None if vmi.finished or evidence.unsettled else (vmi.node, vmi.mobility)
+    return Entry(evidence, filtered, pre_eviction, cooldown, until, settled)
 
 
 class _Block(NamedTuple):

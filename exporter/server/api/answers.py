@@ -111,9 +111,9 @@ def write_verdict(
         not_before=None if end is None else to_release(end),
         # Rounded up, so that a caller that waits this long is not too early.
         retry_after_seconds=None if end is None else math.ceil(max(0.0, end - now) * 1000) / 1000,
-        effective_cooldown_seconds=None if effective is None else _round(effective),
+        effective_cooldown_seconds=None if effective is None else round(effective, 3),
         migrations_in_window=verdict.migrations_in_window,
-        evacuating=isinstance(diagnosis, Diagnosis),
+        evacuating=diagnosis is not None and isinstance(diagnosis, Diagnosis),
         stuck=diagnosis is not None and diagnosis.stuck,
         drain=drain,
     )

@@ -27,7 +27,7 @@ from exporter.engine.evacuations.drain import (
     take_snapshot,
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
-from exporter.engine.evacuations.outlook import judge
+from exporter.engine.evacuations.outlook import SettledOutcomes, judge
 from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
@@ -369,10 +369,11 @@ class Service:
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop: 1,000 more function calls would take too long."""
-        find, checkpoint, verdicts = self.view.find, asked.checkpoint, self.counters.verdicts
+        find, checkpoint, is_counted = self.view.find, asked.checkpoint, not asked.dry_run
         conditions = self.read_conditions(now)
+        settled = SettledOutcomes(conditions)
         self.view.advance(now, conditions.trust)
-        answers = []
+        answers, allowed = [], 0
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
             entry = find(namespace, name)
@@ -383,18 +384,24 @@ class Service:
             elif uid and uid != entry.evidence.vmi.uid:
                 verdict = not_ours(Mismatch.UID)
             else:
-                verdict = entry.verdict(checkpoint)
-                evacuation = conditions.diagnose(entry.evidence)
-                diagnosis = evacuation or conditions.diagnose_move(entry.evidence)
-                if not entry.evidence.vmi.finished:
-                    drain = judge(entry.evidence, conditions, evacuation).outcome
-            if not asked.dry_run:
-                verdicts[checkpoint, verdict.allowed] += 1
-                if verdict.reason is not None or not verdict.known:
-                    self._count(candidate, entry, verdict, now)
+                verdict, evidence = entry.verdict(checkpoint), entry.evidence
+                if entry.settled is not None:
+                    drain = settled.judge(evidence, entry.settled)
+                else:
+                    evacuation = conditions.diagnose(evidence)
+                    diagnosis = evacuation or conditions.diagnose_move(evidence)
+                    if not evidence.vmi.finished:
+                        drain = judge(evidence, conditions, evacuation).outcome
+            if verdict.reason is None:
+                allowed += 1
+            if is_counted and (verdict.reason is not None or not verdict.known):
+                self._count(candidate, entry, verdict, now)
             answers.append(
                 write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
             )
+        if is_counted:
+            self.counters.verdicts[checkpoint, True] += allowed
+            self.counters.verdicts[checkpoint, False] += len(candidates) - allowed
         return answers
 
     def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:

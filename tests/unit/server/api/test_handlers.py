@@ -423,6 +423,7 @@ class TestVerdicts:
         assert api.counters.verdicts == {
             (None, False): 1,
             (None, True): 1,
+            (Checkpoint.FILTER, False): 0,
             (Checkpoint.FILTER, True): 2,
             (Checkpoint.PRE_EVICTION, False): 1,
             (Checkpoint.PRE_EVICTION, True): 1,
