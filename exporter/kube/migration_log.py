@@ -64,7 +64,7 @@ class MigrationLog:
             case Vmi() as vmi:
                 self._record_begin(vmi)
             case Vmim() as vmim:
-                self._record_vmim(vmim, changed.ended)
+                self._record_vmim(vmim, changed)
             case Pod() as pod if pod.migration_uid and pod.ready:
                 self._targets.pop(pod.migration_uid, None)
             case Pod() as pod if pod.migration_uid:
@@ -95,8 +95,8 @@ class MigrationLog:
             },
         )
 
-    def _record_vmim(self, vmim: Vmim, ended: EndedMigration | None) -> None:
-        if ended is None:
+    def _record_vmim(self, vmim: Vmim, changed: Changed) -> None:
+        if not vmim.finished:
             vmi = self.store.vmi((vmim.namespace, vmim.vmi_name))
             if find_trigger(vmim, vmi) is Trigger.HOTPLUG:
                 put_newest(self._hotplugs, vmim.uid, None, most=MIGRATIONS_KEPT)
@@ -111,6 +111,9 @@ class MigrationLog:
             end = vmim.finished_at or vmim.end
             if is_known or end is None or end <= self.started_at:
                 return
+        ended = changed.read_end()
+        if ended is None:
+            return
         if ended.is_whole:
             self._record(ended)
         else:

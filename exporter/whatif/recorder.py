@@ -132,7 +132,7 @@ class Recorder:
 
     def record(self, changed: Changed) -> None:
         """Keep, for the next change, the labels that overrides use, or why a VMIM failed."""
-        ended = changed.ended
+        ended = changed.read_end()
         self._reason = EndReason.OTHER
         if ended and ended.vmim.handed_off and ended.vmim.outcome is Outcome.FAILED:
             self._reason = find_reason(ended, None, ())

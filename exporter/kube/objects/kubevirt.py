@@ -8,6 +8,7 @@ writes them. No other module knows field paths.
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -96,11 +97,15 @@ class Traits(Struct, frozen=True, gc=False):
             return {}
 
 
+def _read_no_end() -> None:
+    """The record of an object that is no finished VMIM."""
+
+
 class Changed(Struct, frozen=True, gc=False):
     """An object was added or modified, or is an item of a list.
 
-    `reasons` were read by the module `reasons`. `ended` is the record of a finished VMIM. The
-    `traits` of a VMI choose its policy.
+    `reasons` were read by the module `reasons`. `read_end` reads the record of a finished VMIM,
+    which most lists need of none. The `traits` of a VMI choose its policy.
     """
 
     fact: Fact
@@ -109,7 +114,7 @@ class Changed(Struct, frozen=True, gc=False):
     resource_version: str
     modified: bool = False
     reasons: tuple[Why, ...] = ()
-    ended: EndedMigration | None = None
+    read_end: Callable[[], EndedMigration | None] = _read_no_end
     traits: Traits | None = None
 
 
@@ -265,7 +270,7 @@ class _Decoder(Generic[_Object, _Fact]):
         wire: type[_Object],
         read: Callable[[_Object], _Fact | str],
         explain: Callable[[_Object, _Fact], tuple[Why, ...]] = lambda *_: (),
-        read_end: Callable[[_Object, _Fact], EndedMigration | None] = lambda *_: None,
+        read_end: Callable[[_Object, _Fact], EndedMigration | None] | None = None,
         read_traits: Callable[[_Object], Traits | None] = lambda _: None,
     ) -> None:
         self._read = read
@@ -277,7 +282,7 @@ class _Decoder(Generic[_Object, _Fact]):
 
     def changed(self, body: _Object, *, modified: bool = False) -> Changed:
         """The `Changed` for a decoded object. Raises `InvalidObject`."""
-        metadata, fact = body.metadata, self._read(body)
+        metadata, fact, read_end = body.metadata, self._read(body), self._read_end
         namespace, name = metadata.namespace or "", metadata.name or ""
         if isinstance(fact, str):
             raise InvalidObject(fact, namespace=namespace if name else None, name=name or None)
@@ -290,7 +295,7 @@ class _Decoder(Generic[_Object, _Fact]):
             resource_version=metadata.resourceVersion or "",
             modified=modified,
             reasons=self._explain(body, fact),
-            ended=self._read_end(body, fact),
+            read_end=_read_no_end if read_end is None else partial(read_end, body, fact),
             traits=self._read_traits(body),
         )
 

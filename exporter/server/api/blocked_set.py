@@ -71,8 +71,8 @@ class BlockedSet:
     async def read(self, checkpoint: Checkpoint | None) -> Blocked:
         """The present set; concurrent callers share one computation."""
         self._reads += 1
-        read, cached = self._reads, self._sets.get(checkpoint)
-        if cached is not None and self.is_current(cached):
+        read, cached = self._reads, self.find_current(checkpoint)
+        if cached is not None:
             return cached
         async with self._computing:
             cached = self._sets.get(checkpoint)
@@ -81,6 +81,11 @@ class BlockedSet:
                 cached = self._sets[checkpoint] = await self._compute(checkpoint)
                 self.cost = perf_counter() - began
             return cached
+
+    def find_current(self, checkpoint: Checkpoint | None) -> Blocked | None:
+        """The present set if nothing has to be computed for it."""
+        cached = self._sets.get(checkpoint)
+        return cached if cached is not None and self.is_current(cached) else None
 
     def is_current(self, blocked: Blocked) -> bool:
         """Whether a set is still valid. The call updates at most one slice of the view."""

@@ -8,6 +8,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 
 import msgspec
 import structlog
@@ -29,7 +31,7 @@ from exporter.engine.evacuations.drain import (
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.evacuations.outlook import SettledOutcomes, judge
 from exporter.engine.facts.changes import Key
-from exporter.engine.facts.model import Instant, Mismatch, Seconds, Vmi
+from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import mark_cooldown
@@ -72,6 +74,7 @@ from exporter.server.api.schemas import (
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
 from exporter.server.http.bodies import Parts
 from exporter.server.http.problems import RETRY_SOON, Refusal
+from exporter.server.http.protocol import Unchanged
 from exporter.settings import Limits, Links
 from exporter.tasks import run_in_slices
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
@@ -161,7 +164,9 @@ class Service:
             blocked = await self.polls.wait(checkpoint, blocked.etag, wait)
         headers: dict[str, str] = {hdrs.ETAG: blocked.etag, hdrs.CACHE_CONTROL: "no-cache"}
         if blocked.etag in known or "*" in known:
-            return web.Response(status=304, headers=headers)
+            if wait:
+                return web.Response(status=304, headers=headers)
+            return Unchanged(headers, partial(self._is_unchanged, checkpoint, blocked.etag))
         empty = BlockedAnswer(
             as_of=to_datetime(self.clock()),
             stale=blocked.stale,
@@ -175,6 +180,17 @@ class Service:
                 body=b"".join(parts), content_type="application/json", headers=headers
             )
         return web.Response(body=Parts(parts, "application/json", shared=True), headers=headers)
+
+    def _is_unchanged(self, checkpoint: Checkpoint | None, etag: str) -> bool:
+        """Whether 304 would be the answer again; counts the request then."""
+        began = perf_counter()
+        if self.closing or not self.health.ready:
+            return False
+        blocked = self.blocked.find_current(checkpoint)
+        if blocked is None or blocked.etag != etag:
+            return False
+        self.counters.count_request("blocked", perf_counter() - began)
+        return True
 
     async def answer_vmis(self, request: web.Request) -> web.Response:
         """GET /v1/vmis?name=NAME."""

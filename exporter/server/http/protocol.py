@@ -8,7 +8,8 @@ is sent and released here. All names that are used of aiohttp and asyncio are pu
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from enum import Enum, auto
 from http import HTTPStatus
@@ -35,6 +36,10 @@ MOST_UNSENT = 2**15
 """How many bytes of an answer may remain in the buffer when the answer counts as sent."""
 LINGERING: Seconds = 1.0
 """How long a caller has to read an answer that was sent before the request's body had ended."""
+LONGEST_REPEATED = 2**10
+"""The most bytes of a head, and of an answer, that are kept to answer the same head again."""
+REPEATED_FOR: Seconds = 1.0
+"""How long. After that aiohttp gets the head, so its date, timeouts and the caller are checked."""
 LONGEST_DETAIL = 200
 SERVER = "kubevirt-eviction-exporter"
 
@@ -64,6 +69,28 @@ class _TlsTransport(Protocol):
     """What only asyncio's transports with TLS have."""
 
     def set_read_buffer_limits(self, high: int) -> None: ...
+
+
+class Unchanged(web.Response):
+    """304 for a caller that has the answer with this ETag.
+
+    It is sent again, without aiohttp and the handler, if the connection's next head is the same and
+    `is_current` says that the answer is still the right one. `is_current` counts the request then.
+    """
+
+    def __init__(self, headers: Mapping[str, str], is_current: Callable[[], bool]) -> None:
+        super().__init__(status=304, headers=headers)
+        self.is_current = is_current
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeatable:
+    """A head and its answer, which may be sent again before `until` (the event loop's clock)."""
+
+    head: bytes
+    answer: bytes
+    is_current: Callable[[], bool]
+    until: Seconds
 
 
 class ConnectionProtocol(asyncio.Protocol):
@@ -100,6 +127,9 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_paused = False  # aiohttp cannot take more
         self._is_reading = True
         self._abort: asyncio.TimerHandle | None = None
+        self._arrived = b""  # what began the present request, if it is short
+        self._written = b""  # what was written last of the present answer, if it is short
+        self._repeatable: _Repeatable | None = None
 
     # For the event loop
 
@@ -128,11 +158,27 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Count bytes, and pass them on when it is their turn."""
+        if self._repeatable is not None and self._repeat(self._repeatable, data):
+            return
         if self._stage is not _CLOSING:
+            if self._stage is _HEAD and not self._head and not self._waiting:
+                self._arrived = data if len(data) <= LONGEST_REPEATED else b""
             self._received += len(data)
             self._waiting += data
             self._count()
             self._pass_on()
+
+    def _repeat(self, repeatable: _Repeatable, data: bytes) -> bool:
+        """Send the last answer again, if these bytes ask for it and it is still right."""
+        now = self._loop.time()
+        is_next = self._stage is _HEAD and not self._head and not self._unsent
+        is_same = is_next and data == repeatable.head and now < repeatable.until
+        if is_same and repeatable.is_current():
+            self._connection.since = now
+            self._transport.write(repeatable.answer)
+            return True
+        self._repeatable = None
+        return False
 
     def pause_writing(self) -> None:
         """Count what is not sent, and give the caller a time limit."""
@@ -150,6 +196,11 @@ class ConnectionProtocol(asyncio.Protocol):
             self._inner.resume_writing()
 
     # For aiohttp's protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write a part of the present answer."""
+        self._written = bytes(data) if len(data) <= LONGEST_REPEATED else b""
+        self._transport.write(data)
 
     @property
     def is_answering(self) -> bool:
@@ -216,6 +267,10 @@ class ConnectionProtocol(asyncio.Protocol):
             raise
         finally:
             self._cancel_abort()
+        # Only if a single head arrived, in one piece.
+        if isinstance(response, Unchanged) and self._arrived.partition(_END)[1:] == (_END, b""):
+            until = self._loop.time() + REPEATED_FOR
+            self._repeatable = _Repeatable(self._arrived, self._written, response.is_current, until)
         self._end(is_last=not response.keep_alive)
         return response
 
@@ -245,6 +300,7 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def _end(self, *, is_last: bool) -> None:
         self._unread = 0
+        self._arrived = self._written = b""
         self._received = len(self._waiting)
         if is_last:
             self._stage = _CLOSING
@@ -334,7 +390,7 @@ class _Outgoing(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._protocol.is_answering:
-            self._transport.write(data)
+            self._protocol.write(data)
         else:
             self._protocol.refuse(_read_refusal(bytes(data)))
 
