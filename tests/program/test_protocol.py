@@ -3,19 +3,23 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
 
 import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
+from exporter.server.http import protocol
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.protocol import LONGEST_LINE
+from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Unchanged
 from exporter.settings import Limits
 from tests.cluster import PATIENCE, poll
 
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 LARGE = BUDGET // 4
 """The bytes of a large answer: three fit into the budget."""
@@ -31,9 +35,11 @@ async def answer(request: web.BaseRequest) -> web.Response:
 
 
 @asynccontextmanager
-async def serving(counters: Counters) -> AsyncIterator[tuple[Connections, int]]:
-    """Serve `answer` during the block; yields the port."""
-    server = web.Server(answer)
+async def serving(
+    counters: Counters, handler: Handler = answer
+) -> AsyncIterator[tuple[Connections, int]]:
+    """Serve `handler` during the block; yields the port."""
+    server = web.Server(handler)
     connections = Connections("query", server, Limits(), ConnectionBudget(counters))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
@@ -119,3 +125,101 @@ async def test_the_limits_of_aiohttp() -> None:
     assert handler.keepalive_timeout == Limits().idle_timeout
     assert (handler.max_line_size, handler.max_field_size) == (LONGEST_LINE, LONGEST_LINE)
     assert handler.max_headers == MOST_HEADERS
+
+
+class Poller:
+    """A caller of a server that answers 304; `handled` counts the requests that its handler saw."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def ask(self, *parts: bytes) -> bytes:
+        """Send a request in these parts; returns the head of the answer."""
+        for part in parts:
+            self._writer.write(part)
+            await self._writer.drain()
+            await asyncio.sleep(0.01 if len(parts) > 1 else 0)
+        return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE)
+
+
+HEAD = b'GET /v1/blocked HTTP/1.1\r\nHost: x\r\nIf-None-Match: "1"\r\n'
+SAME = HEAD + b"\r\n"
+
+
+class Unmodified:
+    """A handler that answers 304, which `is_current` for as long as a test says."""
+
+    def __init__(self) -> None:
+        self.handled = self.repeated = 0
+        self.current = True
+
+    async def __call__(self, _request: web.BaseRequest) -> web.Response:
+        """Answer 304."""
+        self.handled += 1
+        return Unchanged({"ETag": f'"{self.handled}"'}, self.is_current)
+
+    def is_current(self) -> bool:
+        """Count the repeated answer."""
+        self.repeated += self.current
+        return self.current
+
+
+async def test_the_same_head_gets_the_same_bytes_without_the_handler() -> None:
+    """The answer to a repeated head is byte for byte the last one, while it is current."""
+    handler = Unmodified()
+    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+        first = await caller.ask(SAME)
+        again = [await caller.ask(SAME) for _ in range(3)]
+        assert (handler.handled, handler.repeated) == (1, 3)
+        handler.current = False
+        later = await caller.ask(SAME)
+    assert first.startswith(b"HTTP/1.1 304 ")
+    assert again == [first] * 3
+    assert (b'ETag: "2"' in later, handler.handled) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([HEAD + b"Accept: x\r\n\r\n"], id="another-header"),
+        pytest.param([SAME[:20], SAME[20:]], id="in-two-parts"),
+        pytest.param([SAME.replace(b"GET", b"HEAD")], id="another-method"),
+        pytest.param([HEAD + b"A: " + bytes(LONGEST_REPEATED) + b"\r\n\r\n"], id="too-long"),
+    ],
+)
+async def test_another_head_gets_the_handler(parts: list[bytes]) -> None:
+    """The handler sees every request that is not the same as the one before, in one piece."""
+    handler = Unmodified()
+    sent = [part.replace(b"\0", b"x") for part in parts]
+    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+        await caller.ask(SAME)
+        await caller.ask(*sent)
+        await caller.ask(SAME)
+    assert (handler.handled, handler.repeated) == (3, 0)
+
+
+async def test_two_heads_at_once_are_two_requests() -> None:
+    """Pipelined requests are never taken for one repeated head."""
+    handler = Unmodified()
+    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+        for _ in range(2):
+            await caller.ask(SAME + SAME)
+            await caller.ask()
+    assert (handler.handled, handler.repeated) == (4, 0)
+
+
+async def test_an_answer_is_repeated_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the handler sees the request, so that its caller is checked and the date is right."""
+    monkeypatch.setattr(protocol, "REPEATED_FOR", 0.0)
+    handler = Unmodified()
+    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+        await caller.ask(SAME)
+        await caller.ask(SAME)
+    assert (handler.handled, handler.repeated) == (2, 0)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from structlog.testing import capture_logs
 from yarl import URL
 
@@ -40,6 +41,7 @@ from exporter.server.api.schemas import BlockedAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.http.access import Access
 from exporter.server.http.problems import Refusal
+from exporter.server.http.protocol import Unchanged
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.settings import Limits, Settings
 from tests.cluster import PATIENCE
@@ -799,6 +801,40 @@ class TestBlocked:
         answer = await api.ask("GET", BLOCKED, headers=headers)
 
         assert answer.status == 304
+
+    @pytest.mark.parametrize(
+        ("change", "is_current"),
+        [
+            pytest.param(lambda _: None, True, id="nothing"),
+            pytest.param(lambda api: api.cool("db1", left=200.0), False, id="another-end"),
+            pytest.param(lambda api: api.cool("db2"), False, id="another-vm"),
+            pytest.param(
+                lambda api: setattr(api.clock, "instant", NOW + 300.0),
+                False,
+                id="the-cooldown-is-over",
+            ),
+            pytest.param(lambda api: api.service.close(), False, id="a-shutdown"),
+            pytest.param(
+                lambda api: setattr(api.health.of(Resource.VMIS)[0], "synced", False),
+                False,
+                id="not-ready",
+            ),
+        ],
+    )
+    async def test_how_long_304_may_be_repeated(
+        self, api: ServedApi, change: Callable[[ServedApi], None], *, is_current: bool
+    ) -> None:
+        """Until the set changes, or the exporter stops being ready; each repetition is counted."""
+        api.cool()
+        etag = (await api.get(BLOCKED)).headers["ETag"]
+        request = make_mocked_request("GET", BLOCKED, headers={"If-None-Match": etag})
+        answer = await api.service.answer_blocked(request)
+        assert isinstance(answer, Unchanged)
+        counted = api.counters.requests["blocked"].count
+        change(api)
+
+        assert answer.is_current() is is_current
+        assert api.counters.requests["blocked"].count == counted + is_current
 
 
 async def begin(api: ServedApi, etag: str) -> asyncio.Task[Answer]:
