@@ -6,95 +6,48 @@ gauge ends when its VM or node is gone. Counters stay; see `Counters` for those 
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import chain
-from typing import NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from exporter.engine.evacuations.conditions import read_conditions
-from exporter.engine.evacuations.diagnosis import Move
-from exporter.engine.evacuations.drain import (
-    Diagnosed,
-    OutcomeCount,
-    Snapshot,
-    take_snapshot,
-)
-from exporter.engine.facts.model import Instant, Vmi
+from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
 from exporter.engine.facts.policy import Reason
-from exporter.engine.verdicts.foreseen import BlockLabels
 from exporter.engine.verdicts.rules import list_reasons
-from exporter.engine.verdicts.view import Entry, VerdictSummary
-from exporter.metrics.admitted import AdmittedVms
-from exporter.metrics.families import (
+from exporter.engine.verdicts.view import Entry
+from exporter.metrics.counts import (
+    BLOCKED_COOLDOWNS,
     BLOCKS,
-    COOLING,
-    CORDONED,
-    DENIED,
-    DRAINS,
-    EVACUATIONS,
-    EXPORTER,
-    FAILED_TARGETS,
-    FAMILIES,
-    LEFT_OUT,
     MIGRATIONS,
-    MOVE_STATES,
-    MOVES,
-    NODE_DRAINS,
     PREVENTED,
-    STUCK_EVACUATIONS,
-    VMIS,
-)
-from exporter.metrics.family import CoolingFamily, Family, Sample, View
-from exporter.metrics.samples import (
-    find_denied,
-    find_failed_targets,
-    find_moves,
     forget_old_counts,
-    read_blocks,
-    sample_cordoned,
-    sample_drains,
-    sample_stuck,
-    sample_verdicts,
+    sample_blocks,
 )
+from exporter.metrics.exporter import EXPORTER
+from exporter.metrics.family import SLICE, Column, Family, Piece, Sample, View, cut
+from exporter.metrics.nodes import NODES, sample_nodes
+from exporter.metrics.vms import COOLING, VMS, sample_vms
 
 
+FAMILIES: tuple[Family, ...] = (
+    BLOCKS,
+    *PREVENTED,
+    BLOCKED_COOLDOWNS,
+    *EXPORTER,
+    *NODES,
+    *VMS,
+    *MIGRATIONS,
+)
+"""Every metric, in the order of the exposition."""
 NAMES = frozenset(family.name for family in FAMILIES)
-SLICE = 75
-"""How many VMIs are processed without yielding. This takes 1.5 ms if all of them have changed."""
-ADMITTED_AT_ONCE = 5_000
-"""How many VMIs are counted towards `limits.vmiSeries` without yielding."""
 GZIP = 31
 """zlib's `wbits` for the largest window and a header of gzip."""
 PART = 2**16
 """Each part of the body has at least this many bytes, except the last one."""
-
-
-class Column:
-    """The samples of `COOLING[place]` for some VMIs."""
-
-    def __init__(self, place: int, cooling: Sequence[Entry]) -> None:
-        self.place = place
-        self.cooling = cooling
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (_sample_cooling(COOLING[self.place], entry) for entry in self.cooling)
-
-
-_Item = TypeVar("_Item")
-
-Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
-"""Some samples of a family. All pieces of a family follow each other."""
-
-
-class _Others(NamedTuple):
-    """The VMIs of `DENIED` and of `FAILED_TARGETS`."""
-
-    denied: Sequence[tuple[Vmi, Instant]]
-    failed_targets: Sequence[tuple[Vmi, str]]
 
 
 def sample(view: View) -> Iterator[Piece]:
@@ -107,15 +60,15 @@ def sample(view: View) -> Iterator[Piece]:
     conditions = read_conditions(view.store, view.stuck, trust, view.now)
     view.verdicts.advance(view.now, trust)
     summary = view.verdicts.summarize()
-    snapshot = take_snapshot(view.store, conditions, view.verdicts.list_unsettled())
-    others = _Others(find_denied(view), find_failed_targets(view))
+    count = OutcomeCount(take_snapshot(view.store, conditions, view.verdicts.list_unsettled()))
     foreseen = summary.foreseen[: view.vmi_series]
     cooling = {namespace for reason, _, namespace in foreseen if reason is Reason.COOLDOWN}
     return chain(
-        _sample_blocks(read_blocks(view), foreseen),
+        sample_blocks(dict(sorted(view.counters.blocks.items())), foreseen),
         [(family, family.sample(view.counters.prevented, cooling)) for family in PREVENTED],
-        [(family, family.sample(view)) for family in EXPORTER],
-        _sample_vmis(view, summary, snapshot, others),
+        [(family, family.sample(view)) for family in (BLOCKED_COOLDOWNS, *EXPORTER)],
+        sample_nodes(summary.verdicts, list_reasons(view.policy), count),
+        sample_vms(view, count, summary.cooling),
         [(family, family.sample(view)) for family in MIGRATIONS],
     )
 
@@ -150,7 +103,7 @@ class Exposition:
             while view.verdicts.advance(view.now, view.health.read_trust(view.now), most=SLICE):
                 await asyncio.sleep(0)
                 view = self._read()
-            forget_old_counts(view)
+            forget_old_counts(view.counters, view.store, view.now)
             parts, written = [], bytearray()
             for text in self._write(sample(view), open_metrics=bool(accept)):
                 written += text.encode()
@@ -171,13 +124,13 @@ class Exposition:
                 begun = family
                 yield _write_head(family, open_metrics=open_metrics)
             if isinstance(samples, Column):
-                place, find = samples.place, self._lines.get
+                place, find = COOLING.index(samples.family), self._lines.get
                 yield "".join(
                     [(find(entry) or self._write_lines(entry))[place] for entry in samples.cooling]
                 )
                 written += len(samples.cooling)
             else:
-                for some in _cut(samples):
+                for some in cut(samples):
                     yield "".join([_write_sample(family, sample) for sample in some])
         if len(self._lines) > 2 * written / len(COOLING):
             while self._lines:  # in slices: `clear` takes 30 ms
@@ -191,7 +144,7 @@ class Exposition:
         The lines are kept, because writing them takes 12 us, and most cooldowns are the same in the
         next scrape.
         """
-        lines = tuple(_write_sample(family, _sample_cooling(family, entry)) for family in COOLING)
+        lines = tuple(_write_sample(family, family.sample(entry)) for family in COOLING)
         self._lines[entry] = lines
         return lines
 
@@ -211,12 +164,6 @@ def _write_head(family: Family, *, open_metrics: bool) -> str:
 
 async def _compress(deflate: "zlib._Compress | None", part: bytes) -> bytes:
     return part if deflate is None else await asyncio.to_thread(deflate.compress, part)
-
-
-def _sample_cooling(family: CoolingFamily, entry: Entry) -> Sample:
-    if entry.cooldown is None:
-        raise TypeError("this VMI is not cooling down")
-    return family.sample(entry.evidence.vmi, entry.cooldown)
 
 
 def _write_sample(family: Family, sample: Sample) -> str:
@@ -260,98 +207,3 @@ def narrow(accept: str) -> str:
         if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
             return "application/openmetrics-text; version=1.0.0"
     return ""
-
-
-def _sample_blocks(
-    counts: Mapping[BlockLabels, int], foreseen: Sequence[BlockLabels]
-) -> Iterator[Piece]:
-    """The counts, and a 0 for each block that was not counted yet and may be counted soon."""
-    samples = [Sample(labels, count) for labels, count in counts.items()]
-    for some in _cut(foreseen):
-        samples += [Sample(labels, 0) for labels in some if labels not in counts]
-        yield BLOCKS, samples
-        samples = []
-
-
-def _sample_vmis(
-    view: View, summary: VerdictSummary, snapshot: Snapshot, others: _Others
-) -> Iterator[Piece]:
-    """The samples of single VMIs, and of their totals.
-
-    Because this runs in slices, it reads only data that cannot change.
-    """
-    yield VMIS, sample_verdicts(summary.verdicts, list_reasons(view.policy))
-    count = OutcomeCount(snapshot)
-    for number, _ in enumerate(count, 1):
-        if number % SLICE == 0:
-            yield VMIS, ()
-    moves: list[tuple[Vmi, Move]] = []
-    for some in _cut([evidence for evidence in snapshot.unsettled if evidence.marker is None]):
-        moves += find_moves(some, snapshot.conditions)
-        if len(some) == SLICE:
-            yield VMIS, ()
-    yield DRAINS, sample_drains(count.counts)
-    yield CORDONED, sample_cordoned(snapshot.drains, count.counts)
-    progress = count.follow_drains()
-    for drained in NODE_DRAINS:
-        yield drained, drained.sample(progress)
-    diagnosed = [evacuation for evacuation, _ in count.evacuations]
-    groups: tuple[Sequence[tuple[Vmi, object]], ...] = (
-        diagnosed,
-        moves,
-        others.denied,
-        others.failed_targets,
-    )
-    admitted = AdmittedVms(view.vmi_series)
-    if sum(map(len, groups)) + len(summary.cooling) > view.vmi_series:
-        for group in groups:
-            admitted.add(vmi for vmi, _ in group)
-        for entries in _cut(summary.cooling, ADMITTED_AT_ONCE):
-            admitted.add(entry.evidence.vmi for entry in entries)
-            yield NODE_DRAINS[-1], ()
-    yield from _sample_admitted(admitted, diagnosed, moves, others, summary.cooling)
-    yield STUCK_EVACUATIONS, sample_stuck(diagnosis for _, diagnosis in diagnosed)
-    yield LEFT_OUT, [Sample((), admitted.left_out)]
-
-
-def _sample_admitted(
-    admitted: AdmittedVms,
-    diagnosed: Sequence[Diagnosed],
-    moves: Iterable[tuple[Vmi, Move]],
-    others: _Others,
-    cooling: Sequence[Entry],
-) -> Iterator[Piece]:
-    """The samples of those VMIs that may have series."""
-    for family in EVACUATIONS:
-        for part in _cut([(vmi, d) for vmi, d in diagnosed if vmi in admitted]):
-            yield family, [family.sample(_name(vmi, d.node), vmi, d) for vmi, d in part]
-    yield (
-        MOVES,
-        [Sample((*_name(v, v.node), m.trigger), m.stuck) for v, m in moves if v in admitted],
-    )
-    yield (
-        MOVE_STATES,
-        [Sample((*_name(v, v.node), m.state), 1) for v, m in moves if v in admitted],
-    )
-    yield DENIED, [Sample(_name(v, v.node), since) for v, since in others.denied if v in admitted]
-    yield (
-        FAILED_TARGETS,
-        [Sample(_name(v, node), 1) for v, node in others.failed_targets if v in admitted],
-    )
-    for place, column in enumerate(COOLING):
-        for entries in _cut(cooling):
-            if not admitted.left_out:
-                yield column, Column(place, entries)
-            else:
-                mine = [entry for entry in entries if entry.evidence.vmi in admitted]
-                yield column, Column(place, mine)
-
-
-def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:
-    """The labels of a VMI and a node."""
-    return vmi.namespace, vmi.name, node
-
-
-def _cut(whole: Sequence[_Item], most: int = SLICE) -> Iterator[Sequence[_Item]]:
-    """Cut a sequence into slices; an empty sequence gives one empty slice."""
-    return (whole[at : at + most] for at in range(0, max(1, len(whole)), most))

@@ -1,7 +1,7 @@
 """The definition of a metric: its name, type, help and labels, and how its samples are read."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -12,9 +12,15 @@ from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.store.node_drains import DrainProgress
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import Cooldown
-from exporter.engine.verdicts.view import VerdictView
+from exporter.engine.verdicts.view import Entry, VerdictView
 from exporter.health import Health
 from exporter.words.stability import Stability
+
+
+SLICE = 75
+"""How many VMIs are processed without yielding. This takes 1.5 ms if all of them have changed."""
+
+_Item = TypeVar("_Item")
 
 
 class Sample(Struct, frozen=True, gc=False):
@@ -149,7 +155,32 @@ class CoolingFamily(Family, frozen=True, kw_only=True):
     """A metric with one sample per VMI that cools down."""
 
     labels: tuple[str, ...] = ONE_VMI
-    sample: Callable[[Vmi, Cooldown], Sample]
+    read: Callable[[Vmi, Cooldown], Sample]
+
+    def sample(self, entry: Entry) -> Sample:
+        """The sample of a VMI that cools down."""
+        if entry.cooldown is None:
+            raise TypeError("this VMI is not cooling down")
+        return self.read(entry.evidence.vmi, entry.cooldown)
+
+
+class Column(Struct, frozen=True):
+    """The samples of a family for some VMIs that cool down, computed only when they are read."""
+
+    family: CoolingFamily
+    cooling: Sequence[Entry]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.family.sample, self.cooling)
+
+
+Piece: TypeAlias = tuple[Family, Sequence[Sample] | Column]
+"""Some samples of a family. All pieces of a family follow each other."""
+
+
+def cut(whole: Sequence[_Item], most: int = SLICE) -> Iterator[Sequence[_Item]]:
+    """Cut a sequence into slices; an empty sequence gives one empty slice."""
+    return (whole[at : at + most] for at in range(0, max(1, len(whole)), most))
 
 
 def _list_labels(key: SampleKey) -> LabelValues:

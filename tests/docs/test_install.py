@@ -2,7 +2,7 @@
 
 import re
 
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from tests.support.documents import INSTALL, table
 
 

@@ -3,7 +3,7 @@
 import re
 
 from exporter.errors import Exit
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from tests.generate.rules import all_alerts, load_groups
 from tests.support.documents import OPERATE, ROOT, table
 

@@ -25,7 +25,7 @@ from exporter.engine.facts.states import State
 from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
 from exporter.kube.events import TYPES_AND_ACTIONS
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.metrics.family import Family
 from exporter.server.api.openapi import ROUTES, Route
 from exporter.server.http.budget import BUDGET

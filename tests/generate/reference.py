@@ -21,7 +21,7 @@ from exporter.engine.facts.model import CLUSTER_RESOURCES, Why, WhySource
 from exporter.engine.facts.policy import PolicyValues
 from exporter.engine.verdicts.rules import RULES
 from exporter.errors import Exit
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.server.api.openapi import ROUTES, Route, read_meanings, write_openapi
 from exporter.settings.document import write_key
 from exporter.text import format_duration

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from exporter.engine.facts.policy import Reason
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.settings import Settings
 from tests.cluster import find_binary
 from tests.generate.rules import (

@@ -19,7 +19,7 @@ from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.model import DRAIN_TAINT
 from exporter.engine.facts.states import State
 from exporter.errors import Exit
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.runbooks import read_runbook
 from exporter.server.api.openapi import ROUTES
 from exporter.settings import Settings

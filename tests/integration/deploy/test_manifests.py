@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from exporter.settings import Authentication, Limits, Settings, read_settings
 from tests.generate.manifests import (
     ADDITIONS,

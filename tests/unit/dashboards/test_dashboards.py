@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dashboards.build import FLEET, render
-from exporter.metrics.families import FAMILIES
+from exporter.metrics.exposition import FAMILIES
 from tests.generate.rules import RUNBOOK_BASE, all_rules, load_groups
 from tests.support.dashboards import (
     FOLDER,

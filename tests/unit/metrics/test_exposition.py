@@ -38,10 +38,10 @@ from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutco
 from exporter.engine.store.node_drains import DrainEnd
 from exporter.engine.store.requesters import Source
 from exporter.health import Health, Restart, Watched
-from exporter.metrics.exposition import NAMES, SLICE, Exposition, sample
-from exporter.metrics.families import BLOCKS, COOLING, FAMILIES, PREVENTED
-from exporter.metrics.family import View
-from exporter.metrics.samples import forget_old_counts
+from exporter.metrics.counts import BLOCKS, PREVENTED, forget_old_counts
+from exporter.metrics.exposition import FAMILIES, NAMES, Exposition, sample
+from exporter.metrics.family import SLICE, View
+from exporter.metrics.vms import COOLING
 from tests.support.builders import (
     KEEP,
     NAMESPACE,
@@ -506,7 +506,7 @@ def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
     view = a_view()
     nodes = []
     for seen in (view, replace(view, now=NOW + SERIES_KEPT_FOR)):
-        forget_old_counts(seen)
+        forget_old_counts(seen.counters, seen.store, seen.now)
         nodes += [
             {sample.labels[1] for sample in samples}
             for family, samples in sample(seen)
