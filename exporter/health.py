@@ -258,14 +258,15 @@ class Health:
                 }
                 hidden |= old.intersection(OPTIONAL_RESOURCES)
                 dead |= old.difference(OPTIONAL_RESOURCES)
-            return NamespaceTrust(hidden, dead, contacts, self.dead_after)
+            return NamespaceTrust(hidden, dead, self.dead_after)
 
         everywhere = judge(shared)
         if not contacts:
-            return Trust(everywhere)
-        places = {str(name): judge(shared | own) for name, own in contacts.items()}
+            return Trust(everywhere, contacts_everywhere=shared)
+        own = {str(namespace): shared | place for namespace, place in contacts.items()}
+        places = {namespace: judge(place) for namespace, place in own.items()}
         hidden = frozenset.intersection(*(place.hidden for place in places.values()))
-        return Trust(replace(everywhere, hidden=hidden), places)
+        return Trust(replace(everywhere, hidden=hidden), places, shared, own)
 
     def find_next_change(self, now: Instant) -> Instant | None:
         """When `staleness` or the trust in what verdicts need changes next without contact."""

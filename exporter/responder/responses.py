@@ -67,7 +67,6 @@ def respond(
     if pod.finished:
         done = "stopped on" if vmi.node == pod.node else "left"
         return Response(step=Step.COMPLETE, message=f"{place} has {done} {pod.node}.")
-    evidence = conditions.update_trust(evidence)
     believed = evidence.believed_at(conditions.now)
     is_target, diagnosis = believed.is_target(pod), conditions.diagnose(evidence)
     if not is_target and (pod.node != vmi.node or diagnosis is not None):

@@ -301,8 +301,8 @@ def test_contacts_by_namespace() -> None:
     """The contacts of a namespace are those of its own watches."""
     state = health(watched(Resource.KUBEVIRTS), watched(Resource.VMIS, namespace="a"))
     trust = state.read_trust(NOW)
-    assert trust.everywhere.contacts == {Resource.KUBEVIRTS: NOW - 1.0}
-    assert trust.of("a").contacts == {Resource.KUBEVIRTS: NOW - 1.0, Resource.VMIS: NOW - 1.0}
+    assert trust.contacts_everywhere == {Resource.KUBEVIRTS: NOW - 1.0}
+    assert trust.contacts_of("a") == {Resource.KUBEVIRTS: NOW - 1.0, Resource.VMIS: NOW - 1.0}
 
 
 def test_what_is_seen_in_each_namespace() -> None:

@@ -1,7 +1,6 @@
 """What decides the diagnoses and the drain outcomes of VMIs, apart from their own evidence."""
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move, diagnose, diagnose_move
 from exporter.engine.facts.evidence import Evidence
@@ -37,10 +36,11 @@ class Conditions(Struct, frozen=True, kw_only=True):
         if evidence.marker is None:
             return None
         return diagnose(
-            self.update_trust(evidence),
+            evidence,
             self.stuck,
             self.load,
             self.now,
+            contacts=self.trust.contacts_of(evidence.vmi.namespace),
             nodes=self.nodes,
             drain_taint=self.drain_taint,
         )
@@ -49,12 +49,14 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """The move of a VMI that is not evacuating, or None if it is not being moved."""
         if evidence.marker is not None or all(v.phase == "Succeeded" for v in evidence.vmims):
             return None
-        evidence = self.update_trust(evidence)
-        return diagnose_move(evidence, self.stuck, self.load, self.now, nodes=self.nodes)
-
-    def update_trust(self, evidence: Evidence) -> Evidence:
-        """The evidence with the contacts at this instant, as those of an `Entry` may be older."""
-        return replace(evidence, trust=self.trust.of(evidence.vmi.namespace))
+        return diagnose_move(
+            evidence,
+            self.stuck,
+            self.load,
+            self.now,
+            contacts=self.trust.contacts_of(evidence.vmi.namespace),
+            nodes=self.nodes,
+        )
 
     @property
     def drain_taint(self) -> str:

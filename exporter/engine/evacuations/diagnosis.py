@@ -40,6 +40,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import UP_TO_DATE, Contacts
 from exporter.engine.store.load import Load
 from exporter.engine.store.node_drains import DrainPart, find_part
 from exporter.engine.store.nodes import NodeIndex
@@ -126,13 +127,15 @@ def diagnose(
     load: Load | None,
     now: Instant,
     *,
+    contacts: Contacts = UP_TO_DATE,
     nodes: NodeIndex | None = None,
     drain_taint: str = DRAIN_TAINT,
 ) -> Diagnosis | None:
     """The diagnosis at `now`, or None if the VMI is not evacuating.
 
-    From dead resources, the diagnosis takes only who requested the evacuation. `nodes` is None if
-    nodes cannot be read. `drain_taint` is the key of KubeVirt's drain taint.
+    From dead resources, the diagnosis takes only who requested the evacuation. `contacts` are those
+    with the watches of the VMI's namespace. `nodes` is None if nodes cannot be read. `drain_taint`
+    is the key of KubeVirt's drain taint.
     """
     marker = evidence.marker
     if marker is None or (marker.ends_at is not None and now >= marker.ends_at):
@@ -140,7 +143,7 @@ def diagnose(
     source = find_source(evidence.vmi, evidence.vmims, marker, evidence.eviction)
     seen, evidence = evidence, evidence.believed_at(now)
     is_alive = evidence.trust.believes(Resource.VMIS)
-    situation = assess(evidence, stuck, load, now, nodes)
+    situation = assess(evidence, stuck, load, now, contacts=contacts, nodes=nodes)
     state, attempt = situation.state, situation.attempt
     by_taint = marker.through is RequestedThrough.TAINT
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
@@ -173,7 +176,7 @@ def diagnose(
         missing=situation.missing,
         is_quiet=situation.is_quiet,
         overdue=situation.overdue,
-        last_seen=None if is_alive else _find_last_seen(seen, stuck, load),
+        last_seen=None if is_alive else _find_last_seen(seen, contacts, stuck, load),
     )
 
 
@@ -215,6 +218,7 @@ def diagnose_move(
     load: Load | None,
     now: Instant,
     *,
+    contacts: Contacts = UP_TO_DATE,
     nodes: NodeIndex | None = None,
 ) -> Move | None:
     """The move at `now` of a VMI that is not evacuating; None if it is not being moved.
@@ -236,7 +240,7 @@ def diagnose_move(
     )
     if attempt is None and not has_failed:
         return None
-    situation = assess(evidence, stuck, load, now, nodes)
+    situation = assess(evidence, stuck, load, now, contacts=contacts, nodes=nodes)
     begun = failures[-1] if attempt is None else attempt
     created = begun.created
     is_old = attempt is not None and created is not None and now - created > stuck.migration_timeout
@@ -257,13 +261,14 @@ def diagnose_move(
     )
 
 
-def _find_last_seen(evidence: Evidence, stuck: StuckPolicy, load: Load | None) -> LastSeen | None:
-    trust = evidence.trust
-    read = (*evidence.unreadable, *trust.contacts.items())
+def _find_last_seen(
+    evidence: Evidence, contacts: Contacts, stuck: StuckPolicy, load: Load | None
+) -> LastSeen | None:
+    read = (*evidence.unreadable, *contacts.items())
     at = min((at for resource, at in read if resource is Resource.VMIS), default=None)
     if at is None:
         return None
-    as_it_was = replace(trust, dead=frozenset(), contacts={})
+    as_it_was = replace(evidence.trust, dead=frozenset())
     diagnosis = diagnose(replace(evidence, trust=as_it_was), stuck, load, at)
     return None if diagnosis is None else LastSeen(at, diagnosis.state, diagnosis.stuck)
 

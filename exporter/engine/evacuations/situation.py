@@ -22,6 +22,7 @@ from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, MigrationState, Pod, Resource, Seconds, Vmim
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import VMIM_CONDITIONS, State
+from exporter.engine.facts.trust import Contacts
 from exporter.engine.store.load import RUNNING_PHASES, Load
 from exporter.engine.store.nodes import NodeIndex
 
@@ -55,13 +56,19 @@ class Case(NamedTuple):
     stuck: StuckPolicy
     now: Instant
     load: Load | None
+    contacts: Contacts
     backoff: Backoff | None
     nodes: NodeIndex | None
     target: Pod | None
 
-    def believes(self, resource: Resource) -> bool:
-        """Whether an object of this resource that is missing does not exist."""
-        return self.evidence.trust.believes(resource, since=self.evidence.changed_at)
+    def knows_absent(self, resource: Resource, since: Instant | None = None) -> bool:
+        """Whether an object of this resource that is missing does not exist.
+
+        Its watch must have had contact `since` an instant (None: when the VMI changed).
+        """
+        since = self.evidence.changed_at if since is None else since
+        is_current = self.contacts.get(resource, since) >= since
+        return is_current and self.evidence.trust.believes(resource)
 
 
 def assess(
@@ -69,6 +76,8 @@ def assess(
     stuck: StuckPolicy,
     load: Load | None,
     now: Instant,
+    *,
+    contacts: Contacts,
     nodes: NodeIndex | None,
 ) -> Situation:
     """The situation of a VMI by evidence without dead resources."""
@@ -76,9 +85,9 @@ def assess(
     backoff = compute_backoff((*evidence.vmims, *evidence.namesakes), stuck.retry_backoff)
     holds = backoff if backoff is not None and now < backoff.next_try else None
     target = evidence.find_target(attempt)
-    case = Case(evidence, attempt, stuck, now, load, holds, nodes, target)
+    case = Case(evidence, attempt, stuck, now, load, contacts, holds, nodes, target)
     state = next(state for applies, state in ORDER if applies(case))
-    missing = _find_missing(evidence) if state is State.UNKNOWN else ()
+    missing = _find_missing(case) if state is State.UNKNOWN else ()
     seen = {
         resource
         for resource in (Resource.VMIMS, Resource.PODS)
@@ -125,14 +134,12 @@ def find_unfinished_end(evidence: Evidence) -> Instant | None:
     return evidence.migration_end if is_own else None
 
 
-def _find_missing(evidence: Evidence) -> tuple[Resource, ...]:
+def _find_missing(case: Case) -> tuple[Resource, ...]:
     """The missing resources that make the state unknown; the KubeVirt object if no other is."""
-    if not evidence.trust.believes(Resource.VMIS):
+    if not case.evidence.trust.believes(Resource.VMIS):
         return (Resource.VMIS,)
-    needed, since = (Resource.VMIMS, Resource.PODS), evidence.changed_at
-    missing = (
-        resource for resource in needed if not evidence.trust.believes(resource, since=since)
-    )
+    needed = (Resource.VMIMS, Resource.PODS)
+    missing = (resource for resource in needed if not case.knows_absent(resource))
     return tuple(missing) or (Resource.KUBEVIRTS,)
 
 
@@ -213,7 +220,7 @@ def _is_zombie(case: Case) -> bool:
     owner = next((vmim for vmim in evidence.vmims if vmim.uid == state.uid), None)
     if owner is not None:
         return owner.phase == "Failed"
-    return evidence.trust.believes(Resource.VMIMS, since=evidence.handed_off_at)
+    return case.knows_absent(Resource.VMIMS, since=evidence.handed_off_at)
 
 
 def _is_handed_off(case: Case) -> bool:
@@ -224,7 +231,7 @@ def _is_handed_off(case: Case) -> bool:
 
 def _lacks_vmims(case: Case) -> bool:
     if case.attempt is None:
-        return not case.believes(Resource.VMIMS)
+        return not case.knows_absent(Resource.VMIMS)
     return not case.evidence.trust.believes(Resource.VMIMS)
 
 
@@ -258,7 +265,7 @@ ORDER: tuple[tuple[_Test, State], ...] = (
     (_is_crowded, State.MULTIPLE_ACTIVE_PODS),
     # Up to 1.8, KubeVirt creates no VMIM while its limits are reached (`evacuation.go`, with the
     # gate MigrationPriorityQueue off, which is the default).
-    (lambda case: case.attempt is None and not case.believes(Resource.PODS), State.UNKNOWN),
+    (lambda case: case.attempt is None and not case.knows_absent(Resource.PODS), State.UNKNOWN),
     (lambda case: case.attempt is None and _is_full(case), State.CAPACITY),
     (lambda case: case.attempt is None, State.NO_MIGRATION),
     *((_waits_for(wait.state), wait.state) for wait in VMIM_CONDITIONS.values()),
@@ -269,7 +276,7 @@ ORDER: tuple[tuple[_Test, State], ...] = (
         State.TARGET_UNSCHEDULABLE,
     ),
     (lambda case: case.target is not None, State.TARGET_NOT_READY),
-    (lambda case: not case.believes(Resource.PODS), State.UNKNOWN),
+    (lambda case: not case.knows_absent(Resource.PODS), State.UNKNOWN),
     (
         lambda case: case.attempt is not None and case.attempt.phase == "Scheduling",
         State.TARGET_NOT_READY,

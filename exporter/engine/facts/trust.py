@@ -14,6 +14,9 @@ from exporter.engine.facts.model import OPTIONAL_RESOURCES, Instant, Resource, S
 
 DEAD_AFTER: Seconds = 600.0
 """The default of `kube.deadAfter`."""
+Contacts: TypeAlias = Mapping[Resource, Instant]
+"""The last contact with the watch of each resource; one without an entry is up to date."""
+UP_TO_DATE: Contacts = {}
 _Limits: TypeAlias = tuple[frozenset[Resource], frozenset[Resource]]
 """The hidden and the dead resources, without those that no verdict needs."""
 
@@ -23,28 +26,21 @@ class NamespaceTrust(Struct, frozen=True, gc=False):
 
     Objects of the resources in `hidden` are not used at all: they may not be read, or were not
     listed yet. The watches of those in `dead` had no contact for too long: their objects must not
-    block an eviction, and explain nothing. `contacts`: the last contact with each watch; a watch
-    without an entry is up to date. An object that cannot be read is believed for `dead_after`.
+    block an eviction, and explain nothing. An object that cannot be read is believed for
+    `dead_after`.
     """
 
     hidden: frozenset[Resource] = frozenset()
     dead: frozenset[Resource] = frozenset()
-    contacts: Mapping[Resource, Instant] = {}
     dead_after: Seconds = DEAD_AFTER
 
     def sees(self, resource: Resource) -> bool:
         """Whether the objects of a resource are used, perhaps only as they last were."""
         return resource not in self.hidden
 
-    def believes(self, resource: Resource, since: Instant | None = None) -> bool:
-        """Whether the present objects of a resource are known.
-
-        An object that is missing is only known to be absent `since` an instant if the watch has had
-        contact after it.
-        """
-        if resource in self.hidden or resource in self.dead:
-            return False
-        return since is None or self.contacts.get(resource, since) >= since
+    def believes(self, resource: Resource) -> bool:
+        """Whether the present objects of a resource are known."""
+        return resource not in self.hidden and resource not in self.dead
 
     @property
     def limits(self) -> _Limits:
@@ -56,15 +52,22 @@ class Trust(Struct, frozen=True):
     """What may be believed in each namespace.
 
     `in_namespace` has every watched namespace; it is empty if all namespaces are watched.
-    `everywhere` also counts for a namespace that is not watched.
+    `everywhere` also counts for a namespace that is not watched. The contacts change all the time,
+    so `Evidence`, which may be kept, does not have them.
     """
 
     everywhere: NamespaceTrust = NamespaceTrust()
     in_namespace: Mapping[str, NamespaceTrust] = {}
+    contacts_everywhere: Contacts = UP_TO_DATE
+    contacts_in_namespace: Mapping[str, Contacts] = {}
 
     def of(self, namespace: str) -> NamespaceTrust:
         """What may be believed in this namespace."""
         return self.in_namespace.get(namespace, self.everywhere)
+
+    def contacts_of(self, namespace: str) -> Contacts:
+        """The last contacts with the watches of this namespace."""
+        return self.contacts_in_namespace.get(namespace, self.contacts_everywhere)
 
     def sees_all(self, *resources: Resource) -> bool:
         """Whether all objects of these resources in the cluster are used."""

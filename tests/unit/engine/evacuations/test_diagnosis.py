@@ -1,6 +1,5 @@
 """The diagnosis of evacuations, with states, stuck evacuations, backoff and divergence."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from exporter.engine.evacuations.diagnosis import (
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
-    Instant,
     MigrationLimits,
     MigrationState,
     Outcome,
@@ -29,7 +27,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
-from exporter.engine.facts.trust import NamespaceTrust
+from exporter.engine.facts.trust import Contacts, NamespaceTrust
 from exporter.engine.store.load import Load
 from exporter.engine.store.requesters import Source
 from tests.support.builders import (
@@ -109,14 +107,6 @@ VMIMS_UNSEEN = NamespaceTrust(frozenset({Resource.VMIMS}))
 PODS_UNSEEN = NamespaceTrust(frozenset({Resource.PODS}))
 
 
-def a_place(
-    dead: Resource | None, contacts: Mapping[Resource, Instant] | None = None
-) -> NamespaceTrust:
-    """All resources are seen; one of them may be dead."""
-    gone = frozenset(() if dead is None else (dead,))
-    return NamespaceTrust(dead=gone, contacts=contacts or {})
-
-
 def diagnosis(
     evidence: Evidence,
     *,
@@ -124,12 +114,12 @@ def diagnosis(
     load: Load | None = ROOM,
     now: float = NOW,
     dead: Resource | None = None,
-    contacts: Mapping[Resource, Instant] | None = None,
+    contacts: Contacts | None = None,
 ) -> Diagnosis:
     """The diagnosis at `now`, which must exist."""
-    if dead is not None or contacts is not None:
-        evidence = replace(evidence, trust=a_place(dead, contacts))
-    diagnosis = diagnose(evidence, stuck, load, now)
+    if dead is not None:
+        evidence = replace(evidence, trust=NamespaceTrust(dead=frozenset({dead})))
+    diagnosis = diagnose(evidence, stuck, load, now, contacts=contacts or {})
     assert diagnosis is not None
     return diagnosis
 
@@ -728,7 +718,10 @@ class TestMoves:
         assert self.find(a_move(*failures, done)) is None
         ended = a_vmi(phase="Succeeded")
         assert self.find(a_move(an_attempt(), vmi=ended)) is None
-        assert self.find(a_move(an_attempt(), trust=a_place(Resource.VMIS))) is None
+        assert (
+            self.find(a_move(an_attempt(), trust=NamespaceTrust(dead=frozenset({Resource.VMIS}))))
+            is None
+        )
 
     @pytest.mark.parametrize(
         ("overrides", "state"),

@@ -404,9 +404,15 @@ contacts = st.dictionaries(
     st.sampled_from((NOW - 3000.0, NOW)),
 )
 optional = st.just(frozenset(OPTIONAL_RESOURCES))
-alive = st.builds(NamespaceTrust, optional, st.just(frozenset()), contacts)
-places = st.builds(NamespaceTrust, optional, dead_sets, contacts)
-trusts = st.builds(Trust, places, st.dictionaries(st.just(NAMESPACE), places))
+places = st.builds(NamespaceTrust, optional, dead_sets)
+alive = st.builds(Trust, st.builds(NamespaceTrust, optional), contacts_everywhere=contacts)
+trusts = st.builds(
+    Trust,
+    places,
+    st.dictionaries(st.just(NAMESPACE), places),
+    contacts,
+    st.dictionaries(st.just(NAMESPACE), contacts),
+)
 
 
 changes = st.one_of(vmis, vmims, pods, settings, gone)
@@ -435,7 +441,7 @@ NOBODY_ENDS = {
 
 
 @soaked(10_000)
-@given(st.lists(changes, max_size=25), alive.map(Trust))
+@given(st.lists(changes, max_size=25), alive)
 def test_a_drain_only_brings_what_was_forecast(news: list[Any], trust: Trust) -> None:
     """The eviction of a VM that `leaves` never brings it into a state that a person has to end."""
     store = play(news)

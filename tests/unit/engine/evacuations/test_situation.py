@@ -33,7 +33,7 @@ def test_a_copy_beyond_kubevirts_limit(mode: str, seconds: float, *, is_over: bo
     """KubeVirt should have ended the copy after its limit, or twice that if it paused the VM."""
     state = a_running_state(start=NOW - seconds, time_limit=600.0, mode=mode)
     evidence = an_evacuation(vmi={"migration": state})
-    assert assess(evidence, STUCK, ROOM, NOW, None).overdue is is_over
+    assert assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).overdue is is_over
 
 
 def test_a_copy_that_has_ended_is_not_overdue() -> None:
@@ -45,7 +45,7 @@ def test_a_copy_that_has_ended_is_not_overdue() -> None:
         None,
     ):
         evidence = an_evacuation(vmi={"migration": state})
-        assert not assess(evidence, STUCK, ROOM, NOW, None).overdue
+        assert not assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).overdue
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(19.0, State.BACKOFF), (20.0, State.NO_MIGRATION)])
@@ -53,7 +53,7 @@ def test_the_pause_ends_at_its_instant(seconds: float, state: State) -> None:
     """The next attempt may start 20 s after the first failure, and not before."""
     attempt = an_attempt(created=NOW - 1.0)
     evidence = an_evacuation(age=200.0, vmims=(a_failed_attempt(1, seconds), attempt))
-    situation = assess(evidence, STUCK, ROOM, NOW, None)
+    situation = assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None)
     assert (situation.state is State.BACKOFF) is (state is State.BACKOFF)
     assert (situation.backoff is not None) is (state is State.BACKOFF)
 

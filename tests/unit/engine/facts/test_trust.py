@@ -31,14 +31,6 @@ def test_objects_are_believed_for_as_long_as_the_settings_say() -> None:
     assert NamespaceTrust().dead_after == KubeSettings().dead_after == 600.0
 
 
-def test_since_an_instant() -> None:
-    """A missing object is believed to be absent if the watch had contact after the instant."""
-    trust = NamespaceTrust(contacts={VMIMS: NOW})
-    assert [trust.believes(VMIMS, since=NOW + late) for late in (-1.0, 0.0, 1.0)] == [1, 1, 0]
-    assert trust.believes(VMIMS)
-    assert trust.believes(PODS, since=NOW + 1.0)
-
-
 def test_of_the_cluster() -> None:
     """The cluster is believed if each watched namespace is; it is all seen if all are watched."""
     cluster, some = Trust(BLIND), Trust(in_namespace={"a": SILENT, "b": NamespaceTrust()})
@@ -55,7 +47,8 @@ def test_of_the_cluster() -> None:
 
 def test_the_limits_leave_out_contacts() -> None:
     """Contacts, nodes and budgets change no verdict, so they are not in the limits."""
-    quiet = NamespaceTrust(frozenset({Resource.NODES, Resource.BUDGETS}), contacts={VMIMS: NOW})
-    assert Trust(quiet, {"a": quiet}).limits == Trust(in_namespace={"a": NamespaceTrust()}).limits
+    quiet = NamespaceTrust(frozenset({Resource.NODES, Resource.BUDGETS}))
+    seen = Trust(quiet, {"a": quiet}, {VMIMS: NOW}, {"a": {VMIMS: NOW}})
+    assert seen.limits == Trust(in_namespace={"a": NamespaceTrust()}).limits
     assert Trust(BLIND).limits != Trust(SILENT).limits != Trust().limits
     assert Trust(in_namespace={"a": BLIND}).limits != Trust(in_namespace={"b": BLIND}).limits
