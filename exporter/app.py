@@ -35,6 +35,7 @@ from exporter.kube.migration_log import MigrationLog
 from exporter.kube.watch.informers import Informers
 from exporter.kube.watch.reflector import Reflector
 from exporter.metrics.begun_cooldowns import BegunCooldowns
+from exporter.metrics.counts import forget_old_counts
 from exporter.metrics.exposition import Exposition
 from exporter.metrics.family import View
 from exporter.responder.canceller import Canceller
@@ -53,6 +54,8 @@ Job: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 LEASE = "kubevirt-eviction-exporter"
 """The name of the Lease whose holder writes Events about evacuations, and answers Evictions."""
+FORGET_EVERY: Seconds = 60.0
+"""The interval at which counts of nodes, namespaces and cooldowns that are gone are dropped."""
 LINGER: Seconds = 2.0
 """How long admission reviews are still answered at shutdown."""
 
@@ -162,6 +165,7 @@ async def run(
             )
             jobs |= {"lease": lease.run, **_choose_writers(settings, service, api, lease, events)}
             closing.append(lease.release)
+        jobs["counts"] = partial(_forget_old_counts, service)
         async with _listeners(settings, service, api) as listening:
             log.info(
                 "started",
@@ -273,6 +277,12 @@ def _choose_watches(settings: Settings) -> list[Watched]:
         unwanted = evictions if mode is None else ()
         watches += list_watches(settings.namespaces, evictions, unwanted=unwanted)
     return watches
+
+
+async def _forget_old_counts(service: Service) -> None:
+    while True:
+        await asyncio.sleep(FORGET_EVERY)
+        forget_old_counts(service.counters, service.store, service.clock())
 
 
 def _count_evacuation(counters: Counters, end: EvacuationEnd) -> None:

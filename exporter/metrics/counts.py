@@ -29,7 +29,7 @@ RESPONDER_STATES = ("Inactive", "Active", "Interrupted", "Canceled", "Completed"
 
 
 def forget_old_counts(counters: Counters, store: Store, now: Instant) -> None:
-    """Drop the counts that are no longer shown."""
+    """Drop the counts of what has been gone for long enough, so that their series end."""
     counters.forget_blocks(store.nodes, store.keys(), now)
     counters.forget_targets(_list_nodes(store), now)
     counters.denial_periods.forget(now)

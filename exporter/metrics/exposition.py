@@ -24,7 +24,6 @@ from exporter.metrics.counts import (
     BLOCKS,
     MIGRATIONS,
     PREVENTED,
-    forget_old_counts,
     sample_blocks,
 )
 from exporter.metrics.exporter import EXPORTER
@@ -103,7 +102,6 @@ class Exposition:
             while view.verdicts.advance(view.now, view.health.read_trust(view.now), most=SLICE):
                 await asyncio.sleep(0)
                 view = self._read()
-            forget_old_counts(view.counters, view.store, view.now)
             parts, written = [], bytearray()
             for text in self._write(sample(view), open_metrics=bool(accept)):
                 written += text.encode()

@@ -28,6 +28,7 @@ from exporter.health import Health, Restart, list_watches
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event
 from exporter.kube.watch.feed import Feed, Listing
+from exporter.metrics.counts import forget_old_counts
 from exporter.settings import Settings
 from tests.months.cluster import World
 
@@ -223,6 +224,7 @@ class Replica:
                 self._record_contact(resource)
         if self.polls:
             self.counters.count_request("blocked", 0.002)
+        forget_old_counts(self.counters, self._store, self._now())
         parts, _ = await self._service.render_metrics("")
         return b"".join(parts)
 

@@ -27,7 +27,7 @@ OURS = Path(app.__file__).parent
 KEPT = {
     *(f"watch_{resource}" for resource in (*CLUSTER_RESOURCES, Resource.EVICTIONS)),
     *(f"listener_{listener}" for listener in ("query", "metrics", "admission", "local")),
-    *("certificates_admission", "history", "lease", "events"),
+    *("certificates_admission", "history", "lease", "events", "counts"),
 }
 
 

@@ -68,5 +68,6 @@ async def run(*arguments: Any, **options: Any) -> None:
 
 if __name__ == "__main__":
     counters.SERIES_KEPT_FOR = counters.TARGET_FAILED_WITHIN = float(os.environ["SERIES_KEPT_FOR"])
+    app.FORGET_EVERY = 1.0
     app.run = run
     sys.exit(main())

@@ -34,6 +34,7 @@ from exporter.engine.facts.policy import Policy, Reason
 from exporter.health import Health, Watched
 from exporter.kube.objects.kubevirt import parse_object
 from exporter.kube.watch.feed import Feed
+from exporter.metrics.counts import forget_old_counts
 from exporter.server.api.evacuation_schemas import EvacuationsAnswer
 from exporter.server.api.handlers import DIAGNOSED, SHARED_FROM, Service
 from exporter.server.api.openapi import ROUTES, Route, write_openapi
@@ -393,12 +394,12 @@ class TestVerdicts:
         assert (prevented.moves, prevented.migration_seconds) == ({"shop": 2}, {"shop": 150.0})
         assert api.counters.blocks.total() == 4
 
-    async def test_counts_a_prevented_move_once_whatever_is_scraped(self, api: ServedApi) -> None:
-        """A scrape forgets the cooldowns that have ended, and no other."""
+    async def test_counts_a_prevented_move_once_whatever_is_forgotten(self, api: ServedApi) -> None:
+        """Only the cooldowns that have ended are forgotten."""
         api.store.put(a_vmi(migration=a_state()))
         for _ in range(2):
             await api.verdict()
-            await api.get("/metrics")
+            forget_old_counts(api.counters, api.store, NOW)
         assert api.counters.prevented.moves == {"shop": 1}
 
     async def test_what_is_not_a_cooldown_prevents_no_move(self, api: ServedApi) -> None:
