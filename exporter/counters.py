@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from exporter.engine.evacuations.events import EventOutcome, EventReason
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import (
     Checkpoint,
     EndReason,
@@ -18,7 +19,6 @@ from exporter.engine.facts.model import (
     Trigger,
     Vmi,
 )
-from exporter.engine.facts.newest import put_newest
 from exporter.engine.facts.policy import Reason
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
 from exporter.engine.store.evictions import EvictionOutcome, RequesterKind

@@ -8,8 +8,8 @@ from typing import TextIO
 
 import structlog
 
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import Instant, Seconds
-from exporter.engine.facts.newest import put_newest
 
 
 LOGGED_EVERY: Seconds = 60.0

@@ -1,5 +1,6 @@
 """Text for people: durations, instants, and names without invisible characters."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -85,11 +86,6 @@ def write_instant(instant: Instant) -> str:
     return write_datetime(to_datetime(instant))
 
 
-def write_optional_instant(instant: Instant | None) -> str | None:
-    """`write_instant`; None stays None."""
-    return None if instant is None else write_instant(instant)
-
-
 def write_optional_release(instant: Instant | None) -> str | None:
     """`write_datetime` of `to_release`; None stays None."""
     return None if instant is None else write_datetime(to_release(instant))
@@ -110,3 +106,21 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def write_release(moment: datetime, as_of: datetime) -> str:
+    """The instant of a VM's release, rounded up to whole seconds, and how far away it is."""
+    return f"{write_instant(math.ceil(moment.timestamp()))} ({write_distance(moment, as_of)})"
+
+
+def write_past(moment: datetime, as_of: datetime) -> str:
+    """An instant in whole seconds, and how long ago it was."""
+    return f"{write_instant(math.floor(moment.timestamp()))} ({write_distance(moment, as_of)})"
+
+
+def write_distance(moment: datetime, as_of: datetime) -> str:
+    """How far an instant is from `as_of`, the time of an answer, in its two largest units."""
+    seconds = (moment - as_of).total_seconds()
+    if seconds > 0:
+        return f"in {write_span(math.ceil(seconds), units=2)}"
+    return f"{write_span(int(-seconds), units=2)} ago"

@@ -6,7 +6,6 @@ from datetime import datetime
 
 from exporter.cli.client import Exporter, NoSuchNode, decode_answer
 from exporter.cli.explain import write_reason
-from exporter.cli.instants import write_past
 from exporter.cli.layout import BAD, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST, KEPT, MOVED, DrainOutcome
 from exporter.server.api.evacuation_schemas import (
@@ -17,7 +16,7 @@ from exporter.server.api.evacuation_schemas import (
     NodesAnswer,
     OutlivedPodAnswer,
 )
-from exporter.text import write_count, write_span
+from exporter.text import write_count, write_past, write_span
 from exporter.words.evacuations import OUTCOMES
 
 

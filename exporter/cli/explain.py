@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import MOVED
 from exporter.engine.facts.evidence import RequestedThrough
@@ -24,7 +23,7 @@ from exporter.server.api.schemas import (
     RuleAnswer,
     VmiAnswer,
 )
-from exporter.text import write_count, write_span
+from exporter.text import write_count, write_distance, write_past, write_release, write_span
 from exporter.words.evacuations import BY_TAINT, DIVERGED, LEFT_OVER, describe_stuck_move
 from exporter.words.verdicts import describe_block, describe_policy
 

@@ -5,7 +5,6 @@ from datetime import datetime
 from itertools import groupby
 
 from exporter.cli.explain import write_reason
-from exporter.cli.instants import write_distance, write_past, write_release
 from exporter.cli.layout import BAD, FAINT, GOOD, Cell, Screen, Sheet
 from exporter.engine.evacuations.drain_outcomes import GRAVEST
 from exporter.server.api.evacuation_schemas import (
@@ -22,7 +21,7 @@ from exporter.server.api.schemas import (
     ResponderStatus,
     StatusAnswer,
 )
-from exporter.text import write_count, write_span
+from exporter.text import write_count, write_distance, write_past, write_release, write_span
 from exporter.words.health import HealthLevel, describe_health
 from exporter.words.verdicts import REASONS
 

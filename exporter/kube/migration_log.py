@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from exporter.counters import Counters
 from exporter.engine.evacuations.ended_migrations import EndedMigration, NodesLeft, find_reason
 from exporter.engine.facts.history import correct_end
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import (
     Instant,
     Outcome,
@@ -24,7 +25,6 @@ from exporter.engine.facts.model import (
     Vmim,
     Why,
 )
-from exporter.engine.facts.newest import put_newest
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.requesters import find_requester, find_trigger
 from exporter.engine.store.store import Store

@@ -17,6 +17,7 @@ before its marker, and the state of a migration before its VMIM. Until the VMIM 
 counts as part of the blocked evacuation.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,9 +25,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.engine.facts.changes import Key, Observed, Removed
+from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.history import History
 from exporter.engine.facts.model import (
     Fact,
     Instant,
+    Outcome,
     Priority,
     Resource,
     Seconds,
@@ -39,7 +43,10 @@ from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
 from exporter.engine.verdicts.rules import decide_both
 from exporter.whatif.account import Account
-from exporter.whatif.restarts import forget
+
+
+KEPT_BY_KUBEVIRT = 5
+"""How many finished VMIMs of a VM KubeVirt keeps: the newest."""
 
 
 class _Eviction(Struct):
@@ -219,3 +226,32 @@ def migration_id(vmim: Vmim) -> str:
 def _evacuates(vmim: Vmim, node: str) -> bool:
     """Whether a VMIM was created to evacuate that node."""
     return vmim.trigger is Trigger.EVACUATION and vmim.evacuates == node != ""
+
+
+def find_restart(every: Seconds, now: Instant) -> Instant:
+    """The last restart of a caller that restarts at each multiple of `every`; -inf for 0."""
+    return now // every * every if every else -math.inf
+
+
+def forget(evidence: Evidence, every: Seconds, now: Instant) -> Evidence:
+    """What a caller that restarts each `every` seconds still knows of a VMI; with 0, all of it.
+
+    The caller keeps its history only in memory, as the reference plugin does. While it runs, it
+    counts every migration that ends, failed or not. When it starts, it counts the VMIMs that
+    KubeVirt still has and that succeeded. (An attempt that failed before its hand-off takes one of
+    the places that KubeVirt has for finished VMIMs, too. That is ignored here, so the caller knows
+    at most this much.)
+    """
+    restarted_at = find_restart(every, now)
+    records = evidence.history.records()
+    older = sorted(
+        (record.known_end, key)
+        for key, record in records.items()
+        if record.known_end is not None and record.known_end <= restarted_at
+    )
+    if not older:
+        return evidence
+    lost = {key for _, key in older[:-KEPT_BY_KUBEVIRT]}
+    lost.update(key for _, key in older if records[key].outcome is not Outcome.SUCCEEDED)
+    kept = {key: record for key, record in records.items() if key not in lost}
+    return replace(evidence, history=History(kept, evidence.history.revision + len(lost)))

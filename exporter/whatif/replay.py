@@ -53,9 +53,8 @@ from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.store.store import Store
 from exporter.kube.objects.kubevirt import Traits
 from exporter.whatif.account import Account, Comparison, Contender, Touched
-from exporter.whatif.counterfactual import Counterfactual, migration_id
+from exporter.whatif.counterfactual import Counterfactual, find_restart, forget, migration_id
 from exporter.whatif.recording import Kind, Recorded
-from exporter.whatif.restarts import find_restart, forget
 from exporter.whatif.stuck_timers import StuckTimers
 from exporter.whatif.vm_totals import VmTotals
 

@@ -26,8 +26,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.backoff import Backoff
-from exporter.engine.evacuations.situation import assess, find_unfinished_end
+from exporter.engine.evacuations.situation import Backoff, assess, find_unfinished_end
 from exporter.engine.facts.evidence import Evidence, Marker, RequestedThrough
 from exporter.engine.facts.model import (
     DRAIN_TAINT,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from exporter.engine.facts.history import complete_failure
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import (
     EndReason,
     Instant,
@@ -21,7 +22,6 @@ from exporter.engine.facts.model import (
     Why,
     WhySource,
 )
-from exporter.engine.facts.newest import put_newest
 from exporter.engine.facts.states import State
 
 

@@ -17,7 +17,8 @@ watch has had contact since the VMI changed. While the watch of VMIs is dead, ev
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from exporter.engine.evacuations.backoff import Backoff, compute_backoff
+from msgspec import Struct
+
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, MigrationState, Pod, Resource, Seconds, Vmim
 from exporter.engine.facts.policy import StuckPolicy
@@ -32,6 +33,17 @@ FINISHES_WITHIN: Seconds = 300.0
 TIMES_THE_LAST = 3
 """A migration stalls only after this many times the duration of the VM's last one."""
 _COPYING_PHASES = RUNNING_PHASES - {"Scheduling"}
+
+
+class Backoff(Struct, frozen=True):
+    """KubeVirt's pause before it tries a failed evacuation again.
+
+    `migration.go: handleMigrationBackoff`: the newest evacuation or workload-update VMIM of a VMI
+    stays Pending for 20 s * 2^(n-1) after the last failure, with n failures since the last success.
+    """
+
+    seconds: Seconds
+    next_try: Instant
 
 
 class Situation(NamedTuple):
@@ -101,6 +113,32 @@ def assess(
         is_quiet=bool(missing) and seen.issuperset(missing),
         overdue=_is_overdue(evidence.vmi.migration, now),
     )
+
+
+def compute_backoff(vmims: tuple[Vmim, ...], first: Seconds) -> Backoff | None:
+    """The backoff of a Pending attempt, even if it has passed already.
+
+    `first` is KubeVirt's first pause (20 s). None if the newest attempt is not Pending, if no
+    attempt failed before it, or if the time of that failure is unknown.
+    """
+    eligible = sorted(
+        (vmim for vmim in vmims if vmim.retried),
+        key=lambda vmim: (vmim.created or 0.0, vmim.name),
+        reverse=True,
+    )
+    if len(eligible) < 2 or eligible[0].phase != "Pending":
+        return None
+    failures = 0
+    for vmim in eligible[1:]:
+        if vmim.phase == "Succeeded":
+            break
+        if vmim.phase == "Failed" and not vmim.deleting:
+            failures += 1
+    last = eligible[1]
+    if not failures or last.phase != "Failed" or last.finished_at is None:
+        return None
+    seconds = first * 2.0 ** min(failures - 1, 32)
+    return Backoff(seconds=seconds, next_try=last.finished_at + seconds)
 
 
 def find_hand_off(evidence: Evidence, attempt: Vmim | None) -> Instant | None:

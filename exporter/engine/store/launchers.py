@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Pod, Vmi
-from exporter.engine.store.table import Table
 
 
 _Key: TypeAlias = tuple[str, str]

@@ -1,6 +1,7 @@
 """Merges the migrations in VMIs and VMIMs into the records of the VMIs."""
 
-from exporter.engine.facts.history import Migration, complete_failure
+from exporter.engine.facts.history import Migration, complete_failure, settle
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import (
     EndReason,
     Instant,
@@ -9,11 +10,31 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.store.departures import Departures
 from exporter.engine.store.migrations import Binding, VmimIndex
 from exporter.engine.store.requesters import find_requester, find_trigger
 from exporter.engine.store.tracker import EvacuationTracker, record_attempt
 from exporter.engine.store.vmi_record import VmiRecord
+
+
+NODES_KEPT = 10_000
+"""For how many nodes a departure is kept: limited, because autoscaling creates new nodes."""
+
+
+class Departures:
+    """The end of the newest successful migration out of each node; "" is an unknown node."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Instant] = {}
+
+    def record(self, node: str, end: Instant | None, now: Instant) -> None:
+        """Note a successful migration out of a node, read at `now`; `end` is None if unknown."""
+        end = settle(end, now)
+        if end is not None and end > self._latest.get(node, 0.0):
+            put_newest(self._latest, node, end, most=NODES_KEPT)
+
+    def read_newest(self) -> tuple[dict[str, Instant], Instant | None]:
+        """The newest end for each node, and the newest end of all nodes (None if there is none)."""
+        return self._latest.copy(), max(self._latest.values(), default=None)
 
 
 class HistoryMerger:
@@ -49,7 +70,8 @@ class HistoryMerger:
             record.history.put(state.uid, migration, keep=self._keep)
             self._record_departure(record, at)
         if names_others:
-            self._bind_all(record, at)
+            for binding in self._vmims.bind_all(record):
+                self.merge_vmim(binding, record, at)
 
     def merge_vmim(self, binding: Binding, record: VmiRecord, at: Instant) -> None:
         """Merge a VMIM that belongs to this VMI."""
@@ -73,11 +95,6 @@ class HistoryMerger:
                 self._record_departure(record, at)
         record_attempt(record, vmim, at)
         self._evacuations.record_success(record, at)
-
-    def _bind_all(self, record: VmiRecord, at: Instant) -> None:
-        """Bind and merge all VMIMs that belong to this VMI."""
-        for binding in self._vmims.bind_all(record):
-            self.merge_vmim(binding, record, at)
 
     def _record_departure(self, record: VmiRecord, at: Instant) -> None:
         state = record.vmi.migration

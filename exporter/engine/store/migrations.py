@@ -21,10 +21,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Vmi, Vmim
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.load import RUNNING_PHASES
-from exporter.engine.store.table import Table
 from exporter.engine.store.vmi_record import VmiRecord
 
 

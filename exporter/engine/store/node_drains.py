@@ -21,8 +21,8 @@ from statistics import median
 from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, RequestedThrough
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import Instant, NodeMobility, Requester, Seconds, Vmi
-from exporter.engine.facts.newest import put_newest
 from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.requesters import Source
 

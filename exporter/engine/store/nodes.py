@@ -5,8 +5,8 @@ and which of them can take a VM.
 from collections import Counter
 from collections.abc import Iterable
 
+from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import Instant, Node, Taint
-from exporter.engine.facts.newest import put_newest
 from exporter.engine.facts.placement import (
     HOSTNAME,
     NO_EXECUTE,

@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
-from exporter.engine.store.table import Table
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiIndex
 

@@ -7,9 +7,9 @@ from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import History, is_end_key
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Instant, NodeMobility, Pod, Vmi
 from exporter.engine.store.requesters import Source
-from exporter.engine.store.table import Table
 
 
 class VmiRecord(Struct, gc=False):

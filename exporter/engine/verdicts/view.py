@@ -25,6 +25,7 @@ from msgspec import Struct
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import settle
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
     Checkpoint,
@@ -34,7 +35,6 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Policy, PolicyValues, Reason, Verdict
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.store import Store
-from exporter.engine.store.table import Table
 from exporter.engine.verdicts.cooldown import Cooldown, known_ends
 from exporter.engine.verdicts.foreseen import BlockLabels, ForeseenBlocks, foresee_blocks
 from exporter.engine.verdicts.rules import RULES, decide_both

@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.engine.facts.model import Outcome
-from exporter.whatif.restarts import forget
+from exporter.whatif.counterfactual import forget
 from tests.support.builders import NOW, a_history, a_migration, some_evidence
 
 

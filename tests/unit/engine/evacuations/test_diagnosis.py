@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.backoff import Backoff, compute_backoff
 from exporter.engine.evacuations.diagnosis import (
     Cause,
     Diagnosis,
@@ -14,6 +13,7 @@ from exporter.engine.evacuations.diagnosis import (
     diagnose,
     diagnose_move,
 )
+from exporter.engine.evacuations.situation import Backoff, compute_backoff
 from exporter.engine.facts.evidence import Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (

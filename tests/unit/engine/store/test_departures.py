@@ -2,8 +2,8 @@
 
 import pytest
 
-from exporter.engine.store import departures
-from exporter.engine.store.departures import Departures
+from exporter.engine.store import merging
+from exporter.engine.store.merging import Departures
 from tests.support.builders import NOW
 
 
@@ -19,7 +19,7 @@ def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bounded number of nodes is stored; the node with the oldest departure is dropped."""
-    monkeypatch.setattr(departures, "NODES_KEPT", 2)
+    monkeypatch.setattr(merging, "NODES_KEPT", 2)
     noted = Departures()
     for seconds, node in enumerate(("n1", "n2", "n1", "n3")):
         noted.record(node, NOW + seconds - 9.0, NOW)

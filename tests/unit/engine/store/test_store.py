@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from exporter.engine.evacuations.backoff import Backoff
 from exporter.engine.evacuations.diagnosis import diagnose
+from exporter.engine.evacuations.situation import Backoff
 from exporter.engine.facts.changes import (
     Change,
     Listed,

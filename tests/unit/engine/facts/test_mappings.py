@@ -8,7 +8,7 @@ import pytest
 
 SHOW = """
 import gc
-from exporter.engine.store.table import Table
+from exporter.engine.facts.mappings import Table
 
 table = {kind}
 gc.collect()
