@@ -13,14 +13,14 @@ from aiohttp import hdrs, web
 
 from exporter.server.api.handlers import Service
 from exporter.server.http.problems import Refusal
-from exporter.server.page.model import (
-    build_page,
+from exporter.server.page.model import build_page
+from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
+from exporter.server.page.tables import (
     build_tables,
     read_filter,
     search_vms,
     summarize_blocked,
 )
-from exporter.server.page.render import PAGE_HEADERS, render_page, render_problem, render_vm
 from exporter.tasks import complete, run_in_slices
 
 

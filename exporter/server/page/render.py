@@ -20,7 +20,8 @@ from exporter.engine.verdicts.rules import list_reasons
 from exporter.server.api.schemas import ResourceAnswer, VmiAnswer
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
 from exporter.server.page.lanes import draw_lanes, name_anchor
-from exporter.server.page.model import LONGEST_VM, ROWS, PageModel, Sort, Step
+from exporter.server.page.model import PageModel
+from exporter.server.page.tables import LONGEST_VM, ROWS, Sort, Step
 from exporter.server.page.timeline import (
     Axis,
     choose_axis,

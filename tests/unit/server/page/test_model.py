@@ -24,13 +24,11 @@ from exporter.health import Watched
 from exporter.server.api.answers import EvacuationList
 from exporter.server.api.evacuation_schemas import EvacuationAnswer
 from exporter.server.api.handlers import Service
-from exporter.server.page.model import (
+from exporter.server.page.model import PageModel, Vms, build_page
+from exporter.server.page.tables import (
     ROWS,
     PageFilter,
-    PageModel,
     Sort,
-    Vms,
-    build_page,
     build_tables,
     read_filter,
     search_vms,

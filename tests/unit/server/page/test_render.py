@@ -18,12 +18,13 @@ from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
 from exporter.health import HistoryHealth, Watched
 from exporter.server.api.handlers import Service
-from exporter.server.page.model import PageFilter, PageModel
+from exporter.server.page.model import PageModel
 from exporter.server.page.render import (
     PAGE_HEADERS,
     render_page,
     write_time,
 )
+from exporter.server.page.tables import PageFilter
 from exporter.settings import Links
 from exporter.text import to_datetime, to_optional_datetime, write_instant
 from tests.support.builders import (
