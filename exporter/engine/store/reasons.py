@@ -11,7 +11,7 @@ LiveMigratable. An attempt and its target pod may be read before their VMI, befo
 before the taint of its node.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Instant, Pod, Vmi, Vmim, Why, WhySource
 from exporter.engine.store.launchers import LauncherIndex
 from exporter.engine.store.migrations import VmimIndex
+from exporter.engine.store.nodes import NodeIndex
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiIndex
 
@@ -46,11 +47,13 @@ class ReasonTable:
         vmis: VmiIndex,
         vmims: VmimIndex,
         launchers: LauncherIndex,
+        nodes: NodeIndex,
         evacuations: EvacuationTracker,
     ) -> None:
         self._vmis = vmis
         self._vmims = vmims
         self._launchers = launchers
+        self._nodes = nodes
         self._evacuations = evacuations
         self._present = Table[_Object, tuple[Why, ...]]()
         self._past = Table[str, tuple[Why, ...]]()
@@ -63,7 +66,7 @@ class ReasonTable:
         """The reasons of a VMI, newest first; those without a date apply now and come first.
 
         Attempts that ended before the evacuation was requested give no reasons. Node selectors
-        are reasons only if a target cannot be scheduled.
+        are reasons only if a target cannot be scheduled. A node that does not answer is a reason.
         """
         since = self._evacuations.find_request(vmi.uid)
         objects = [_key(vmi)]
@@ -82,7 +85,17 @@ class ReasonTable:
         unscheduled = WhySource.POD_SCHEDULED
         if all(why.source is not unscheduled or why.reason in SELECTORS for why in reasons):
             reasons = [why for why in reasons if why.source is not unscheduled]
-        return _newest(reasons)
+        return (*self._find_silent(vmi), *_newest(reasons))[:REASONS_SHOWN]
+
+    def _find_silent(self, vmi: Vmi) -> Iterator[Why]:
+        """A reason for each node of the VMI's pods that does not answer, the VMI's own first."""
+        pods = {pod.node for pod in self._launchers.of(vmi) if not pod.finished}
+        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(pods - {vmi.node}, TARGET_SILENT)
+        for name, reason in places.items():
+            node = self._nodes.find(name)
+            if node is not None and node.is_silent:
+                message = f"the kubelet of {name} does not answer"
+                yield Why(WhySource.NODE, reason, message, node.silent_since)
 
     def put(self, fact: Vmi | Vmim | Pod, reasons: tuple[Why, ...]) -> None:
         """Replace the reasons of an object that is in the store."""

@@ -38,7 +38,6 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
     Why,
-    WhySource,
 )
 from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.engine.facts.trust import Trust
@@ -46,12 +45,7 @@ from exporter.engine.store.load import Load
 from exporter.engine.store.merging import HistoryMerger
 from exporter.engine.store.migrations import Binding, bind
 from exporter.engine.store.objects import ClusterObjects
-from exporter.engine.store.reasons import (
-    REASONS_SHOWN,
-    SOURCE_SILENT,
-    TARGET_SILENT,
-    ReasonTable,
-)
+from exporter.engine.store.reasons import ReasonTable
 from exporter.engine.store.tracker import EvacuationTracker
 from exporter.engine.store.vmi_record import VmiRecord
 
@@ -96,7 +90,9 @@ class Store:
         self.budgets = objects.budgets
         self.evictions = objects.evictions
         self._merger = HistoryMerger(self._vmims, self.evacuations, keep=endings_kept)
-        self._reasons = ReasonTable(self._vmis, self._vmims, self._launchers, self.evacuations)
+        self._reasons = ReasonTable(
+            self._vmis, self._vmims, self._launchers, objects.nodes, self.evacuations
+        )
 
     def shift(self, step: Seconds) -> None:
         """Move the instants of our clock in each VMI's record: the clock was set by `step`."""
@@ -241,18 +237,7 @@ class Store:
 
         If the VMI is not evacuating, it has only the reason word of its condition LiveMigratable.
         """
-        reasons = self._reasons.of(vmi)
-        return (*self._find_silent(vmi), *reasons)[:REASONS_SHOWN]
-
-    def _find_silent(self, vmi: Vmi) -> Iterator[Why]:
-        """A reason for each node of the VMI's pods that does not answer, the VMI's own first."""
-        pods = {pod.node for pod in self._launchers.of(vmi) if not pod.finished}
-        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(pods - {vmi.node}, TARGET_SILENT)
-        for name, reason in places.items():
-            node = self.node_index.find(name)
-            if node is not None and node.is_silent:
-                message = f"the kubelet of {name} does not answer"
-                yield Why(WhySource.NODE, reason, message, node.silent_since)
+        return self._reasons.of(vmi)
 
     def load(self, trust: Trust) -> Load | None:
         """How many migrations run; None if that is unknown (see `Load`).
