@@ -22,7 +22,7 @@ from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict
 from exporter.kube.lease import Lease
 from exporter.logs import Trouble
-from exporter.words.advice import write_cancel_path
+from exporter.words.commands import write_cancel_path
 
 
 PAUSE: Seconds = 1.0

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from shlex import quote
 
-import msgspec
 from msgspec import Struct
 
 from exporter.engine.evacuations.advice import (
@@ -41,6 +40,7 @@ from exporter.words.commands import (
     VMI,
     VMIM_EVENTS,
     Action,
+    write_cancel,
 )
 from exporter.words.evacuations import STATES
 
@@ -392,39 +392,3 @@ def write_action(
 def _select_on(node: str) -> str:
     """The option of kubectl that selects the pods on a node; "" if the node is unknown."""
     return f" --field-selector spec.nodeName={quote(node)}" if node else ""
-
-
-def write_cancel(namespace: str, name: str, node: str) -> str:
-    """The shell command that cancels an evacuation from a node."""
-    body = msgspec.json.encode({"evacuationNodeName": node}).decode()
-    path = write_cancel_path(namespace, name)
-    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
-
-
-def describe_cancel(evidence: Evidence) -> str:
-    """What has to be done before an evacuation can be cancelled, and what that needs.
-
-    The API server checks the first permission, and virt-api the second. KubeVirt's own roles have
-    only the second.
-    """
-    eviction = evidence.eviction
-    askers = () if eviction is None else eviction.askers
-    first = (
-        f"First withdraw the EvictionRequest of {' and '.join(askers)}, or Kubernetes asks KubeVirt"
-        " again. "
-        if askers
-        else ""
-    )
-    return (
-        f"{first}Cancelling needs KubeVirt 1.7, and a role that may update"
-        " virtualmachineinstances/evacuate and virtualmachineinstances/evacuate/cancel of"
-        " subresources.kubevirt.io. Never cancel in post-copy, because that kills the VM."
-    )
-
-
-def write_cancel_path(namespace: str, name: str) -> str:
-    """The path of KubeVirt's API that cancels the evacuation of a VMI."""
-    return (
-        f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
-        f"/virtualmachineinstances/{name}/evacuate/cancel"
-    )

@@ -1,6 +1,11 @@
 """What a person can do about a VM that does not move, and the commands that begin it."""
 
+from shlex import quote
+
+import msgspec
 from msgspec import Struct
+
+from exporter.engine.facts.evidence import Evidence
 
 
 STUCK_RUNBOOK = "KubeVirtEvacuationStuck"
@@ -58,3 +63,39 @@ LAUNCHER_LOG = (
     "kubectl -n {namespace} logs -l vmi.kubevirt.io/id={name} -c compute --tail=200 --prefix"
 )
 PODS = "kubectl -n {namespace} get pods -l vmi.kubevirt.io/id={name} -o wide"
+
+
+def write_cancel(namespace: str, name: str, node: str) -> str:
+    """The shell command that cancels an evacuation from a node."""
+    body = msgspec.json.encode({"evacuationNodeName": node}).decode()
+    path = write_cancel_path(namespace, name)
+    return f"echo {quote(body)} | kubectl replace --raw {quote(path)} -f -"
+
+
+def describe_cancel(evidence: Evidence) -> str:
+    """What has to be done before an evacuation can be cancelled, and what that needs.
+
+    The API server checks the first permission, and virt-api the second. KubeVirt's own roles have
+    only the second.
+    """
+    eviction = evidence.eviction
+    askers = () if eviction is None else eviction.askers
+    first = (
+        f"First withdraw the EvictionRequest of {' and '.join(askers)}, or Kubernetes asks KubeVirt"
+        " again. "
+        if askers
+        else ""
+    )
+    return (
+        f"{first}Cancelling needs KubeVirt 1.7, and a role that may update"
+        " virtualmachineinstances/evacuate and virtualmachineinstances/evacuate/cancel of"
+        " subresources.kubevirt.io. Never cancel in post-copy, because that kills the VM."
+    )
+
+
+def write_cancel_path(namespace: str, name: str) -> str:
+    """The path of KubeVirt's API that cancels the evacuation of a VMI."""
+    return (
+        f"/apis/subresources.kubevirt.io/v1/namespaces/{namespace}"
+        f"/virtualmachineinstances/{name}/evacuate/cancel"
+    )

@@ -53,11 +53,9 @@ from exporter.words.advice import (
     Advice,
     choose_advice,
     choose_outlook_advice,
-    describe_cancel,
     write_action,
-    write_cancel,
-    write_cancel_path,
 )
+from exporter.words.commands import describe_cancel, write_cancel, write_cancel_path
 from exporter.words.evacuations import GROUNDS
 
 

@@ -18,7 +18,8 @@ from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
 from exporter.engine.store.nodes import NodeIndex
-from exporter.words.advice import ACTIONS, choose_advice, write_cancel
+from exporter.words.advice import ACTIONS, choose_advice
+from exporter.words.commands import write_cancel
 from tests.support.builders import NOW, a_running_state, a_state
 from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
