@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import OutcomeCount
-from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import Instant, Vmi
 from exporter.engine.facts.policy import DEFAULT_POLICY, Reason
 from exporter.engine.facts.states import State
@@ -213,9 +211,11 @@ def _sample_in_slices(
     most: int,
 ) -> Iterator[Piece]:
     moves: list[tuple[Vmi, Move]] = []
+    conditions = count.snapshot.conditions
     unmarked = [evidence for evidence in count.snapshot.unsettled if evidence.marker is None]
     for some in cut(unmarked):
-        moves += _find_moves(some, count.snapshot.conditions)
+        diagnosed_moves = ((e.vmi, conditions.diagnose_move(e)) for e in some)
+        moves += [(vmi, move) for vmi, move in diagnosed_moves if move is not None]
         if len(some) == SLICE:
             yield EVACUATIONS[0], ()
     diagnosed = [evacuation for evacuation, _ in count.evacuations]
@@ -256,14 +256,6 @@ def _sample_cooling(cooling: Sequence[Entry], admitted: AdmittedVms) -> Iterator
 def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:
     """The labels of a VMI and a node."""
     return vmi.namespace, vmi.name, node
-
-
-def _find_moves(some: Iterable[Evidence], conditions: Conditions) -> Iterator[tuple[Vmi, Move]]:
-    """The moves of these VMIs, as far as they have one."""
-    for evidence in some:
-        move = conditions.diagnose_move(evidence)
-        if move is not None:
-            yield evidence.vmi, move
 
 
 def _find_denied(view: View) -> list[tuple[Vmi, Instant]]:

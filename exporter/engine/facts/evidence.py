@@ -80,7 +80,8 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
     def requested_by(self) -> Requester | None:
         """Who requested the evacuation, or None if that is unknown."""
         asked = self.asked_by
-        return asked if asked is not None and self._is_near(asked) else None
+        is_near = asked is not None and abs(self.requested_at - asked.at) <= ASKED_WITHIN
+        return asked if is_near else None
 
     def date(self, instant: Instant) -> bool:
         """Use KubeVirt's date of the request; True if that changed anything.
@@ -120,9 +121,6 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
     def _is_ours(self, instant: Instant) -> bool:
         """Whether an event at this instant belongs to this evacuation."""
         return self.not_before is None or instant > self.not_before
-
-    def _is_near(self, asked: Requester) -> bool:
-        return abs(self.requested_at - asked.at) <= ASKED_WITHIN
 
     def is_over(self, vmi: Vmi, newest_success: Instant | None) -> bool:
         """Whether the VMI's present marker belongs to a later evacuation than this one.
