@@ -222,7 +222,7 @@ def sample_blocks(
 ) -> Iterator[Piece]:
     """The counts, and a 0 for each block that was not counted yet and may be counted soon."""
     samples = [Sample(labels, count) for labels, count in counts.items()]
-    for some in cut(foreseen):
-        samples += [Sample(labels, 0) for labels in some if labels not in counts]
+    for part in cut(foreseen):
+        samples += [Sample(labels, 0) for labels in part if labels not in counts]
         yield BLOCKS, samples
         samples = []

@@ -128,8 +128,8 @@ class Exposition:
                 )
                 written += len(samples.cooling)
             else:
-                for some in cut(samples):
-                    yield "".join([_write_sample(family, sample) for sample in some])
+                for part in cut(samples):
+                    yield "".join([_write_sample(family, sample) for sample in part])
         if len(self._lines) > 2 * written / len(COOLING):
             while self._lines:  # in slices: `clear` takes 30 ms
                 self._lines.popitem()

@@ -213,10 +213,10 @@ def _sample_in_slices(
     moves: list[tuple[Vmi, Move]] = []
     conditions = count.snapshot.conditions
     unmarked = [evidence for evidence in count.snapshot.unsettled if evidence.marker is None]
-    for some in cut(unmarked):
-        diagnosed_moves = ((e.vmi, conditions.diagnose_move(e)) for e in some)
-        moves += [(vmi, move) for vmi, move in diagnosed_moves if move is not None]
-        if len(some) == SLICE:
+    for candidates in cut(unmarked):
+        pairs = ((evidence.vmi, conditions.diagnose_move(evidence)) for evidence in candidates)
+        moves += [(vmi, move) for vmi, move in pairs if move is not None]
+        if len(candidates) == SLICE:
             yield EVACUATIONS[0], ()
     diagnosed = [evacuation for evacuation, _ in count.evacuations]
     groups: tuple[Sequence[tuple[Vmi, object]], ...] = (diagnosed, moves, denied, failed_targets)
@@ -249,8 +249,8 @@ def _sample_cooling(cooling: Sequence[Entry], admitted: AdmittedVms) -> Iterator
             if not admitted.left_out:
                 yield family, Column(family, entries)
             else:
-                mine = [entry for entry in entries if entry.evidence.vmi in admitted]
-                yield family, Column(family, mine)
+                allowed = [entry for entry in entries if entry.evidence.vmi in admitted]
+                yield family, Column(family, allowed)
 
 
 def _name(vmi: Vmi, node: str) -> tuple[str, str, str]:

@@ -57,11 +57,12 @@ class Store:
     history file has of VMIs that have not been read yet, by UID. A complete list of the namespace
     drops what is left of it there. `names`: under which names the cluster serves KubeVirt.
 
-    Only `apply` changes the store, and `subscribe` registers a subscriber; all other methods only
-    read. `deschedulers`: which requesters of Evictions are a descheduler. `mobilities` counts the
-    VMIs by node and mobility, without VMIs that have ended. `evacuations` follows the evacuations,
-    `drains` has the present drains, `node_index` the nodes, and `budgets` the launcher pods that no
-    one may evict. `record_applied` is called after each change, with the result of `apply`.
+    Only `apply` and `shift` change the store, and `subscribe` registers a subscriber; all other
+    methods only read. `deschedulers`: which requesters of Evictions are a descheduler. `mobilities`
+    counts the VMIs by node and mobility, without VMIs that have ended. `evacuations` follows the
+    evacuations, `drains` has the present drains, `node_index` the nodes, and `budgets` the launcher
+    pods that no one may evict. `record_applied` is called after each change, with the result of
+    `apply`.
     """
 
     def __init__(

@@ -125,18 +125,20 @@ def summarize_blocked(
     namespaces: set[str] = set()
     shown: list[tuple[BlockedVmi, ...]] = []
     total = placed = matching = 0
-    while some := [*islice(blocked, SLICE)]:
-        for first, *_ in some:
+    while part := [*islice(blocked, SLICE)]:
+        for first, *_ in part:
             by_node[first.node][first.reason] += 1
             namespaces.add(first.namespace)
-        here = [of_vmi for of_vmi in some if _matches(filters, of_vmi[0])]
-        found = [
+        in_place = [of_vmi for of_vmi in part if _matches(filters, of_vmi[0])]
+        matches = [
             of_vmi
-            for of_vmi in here
+            for of_vmi in in_place
             if filters.reason is None or any(entry.reason is filters.reason for entry in of_vmi)
         ]
-        total, placed, matching = total + len(some), placed + len(here), matching + len(found)
-        shown = nsmallest(ROWS, [*shown, *found], key=_BLOCKED_KEYS[filters.sort])
+        total += len(part)
+        placed += len(in_place)
+        matching += len(matches)
+        shown = nsmallest(ROWS, [*shown, *matches], key=_BLOCKED_KEYS[filters.sort])
         yield
     return BlockedVms(
         reasons=sum(by_node.values(), Counter()),
@@ -195,12 +197,12 @@ def search_vms(vmis: list[Vmi], filters: PageFilter) -> Generator[None, None, Fo
     first: list[tuple[str, str]] = []
     matching = named = 0
     for at in range(0, len(vmis), SLICE):
-        found = [
+        matches = [
             vmi for vmi in vmis[at : at + SLICE] if filters.vm in f"{vmi.namespace}/{vmi.name}"
         ]
-        matching += sum(not vmi.finished and _matches(filters, vmi) for vmi in found)
-        named += len(found)
-        first = nsmallest(ROWS, [*first, *((vmi.namespace, vmi.name) for vmi in found)])
+        matching += sum(not vmi.finished and _matches(filters, vmi) for vmi in matches)
+        named += len(matches)
+        first = nsmallest(ROWS, [*first, *((vmi.namespace, vmi.name) for vmi in matches)])
         yield
     return FoundVms(matching=matching, named=named, first=first)
 
