@@ -1,4 +1,7 @@
-"""The definition of a metric: its name, type, help and labels, and how its samples are read."""
+"""The definition of a metric: its name, type, help and labels, and how its samples are read.
+
+To add a metric, add a row where its subject is: in `exporter`, `counts`, `nodes` or `vms`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar
