@@ -501,7 +501,19 @@ def test_the_process_has_metrics() -> None:
     assert b"process_resident_memory_bytes" in body
 
 
-def test_a_scrape_ends_the_blocks_of_a_node_that_is_gone() -> None:
+def test_a_scrape_changes_no_counts() -> None:
+    """Counts that may be dropped are still there after a scrape, which only reads them."""
+    view = a_view()
+    late = replace(view, now=NOW + SERIES_KEPT_FOR)
+    before = rendered(late)
+
+    assert rendered(late) == before
+    assert "evacuation_in_progress" in {reason for reason, _, _ in view.counters.blocks}
+    forget_old_counts(view.counters, view.store, late.now)
+    assert rendered(late) != before
+
+
+def test_the_blocks_of_a_node_that_is_gone_end() -> None:
     """The block series of a node without VMIs end a day after the node's last blocked eviction."""
     view = a_view()
     nodes = []
