@@ -18,7 +18,7 @@ from exporter.engine.evacuations.conditions import read_conditions
 from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
 from exporter.engine.facts.policy import Reason
 from exporter.engine.verdicts.rules import list_reasons
-from exporter.engine.verdicts.view import Entry
+from exporter.engine.verdicts.view import Entry, Verdicts
 from exporter.metrics.counts import (
     BLOCKED_COOLDOWNS,
     BLOCKS,
@@ -57,9 +57,9 @@ def sample(view: View) -> Iterator[Piece]:
     """
     trust = view.health.read_trust(view.now)
     conditions = read_conditions(view.store, view.stuck, trust, view.now)
-    view.verdicts.advance(view.now, trust)
-    summary = view.verdicts.summarize()
-    count = OutcomeCount(take_snapshot(view.store, conditions, view.verdicts.list_unsettled()))
+    verdicts = view.verdicts.read(view.now, trust)
+    summary = verdicts.summarize()
+    count = OutcomeCount(take_snapshot(view.store, conditions, verdicts.list_unsettled()))
     foreseen = summary.foreseen[: view.vmi_series]
     cooling = {namespace for reason, _, namespace in foreseen if reason is Reason.COOLDOWN}
     return chain(
@@ -70,6 +70,10 @@ def sample(view: View) -> Iterator[Piece]:
         sample_vms(view, count, summary.cooling),
         [(family, family.sample(view)) for family in MIGRATIONS],
     )
+
+
+def _read_slice(view: View) -> Verdicts:
+    return view.verdicts.read(view.now, view.health.read_trust(view.now), most=SLICE)
 
 
 class Exposition:
@@ -99,7 +103,7 @@ class Exposition:
         deflate = zlib.compressobj(wbits=GZIP) if gzip else None
         async with self._rendering:
             view = self._read()
-            while view.verdicts.advance(view.now, view.health.read_trust(view.now), most=SLICE):
+            while _read_slice(view).is_behind:
                 await asyncio.sleep(0)
                 view = self._read()
             parts, written = [], bytearray()

@@ -230,9 +230,8 @@ class Replica:
 
     def allows(self, namespace: str, name: str) -> bool:
         """Whether a VM may be evicted; this counts as the descheduler's question."""
-        view = self._service.view
-        view.advance(self._now(), self.health.read_trust(self._now()))
-        entry = view.find(namespace, name)
+        verdicts = self._service.view.read(self._now(), self.health.read_trust(self._now()))
+        entry = verdicts.find(namespace, name)
         if entry is None:
             return True
         verdict = entry.verdict(None)

@@ -19,7 +19,7 @@ from exporter.engine.facts.policy import Policy
 from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.view import VerdictView
+from exporter.engine.verdicts.view import Verdicts, VerdictView
 
 
 READ_AT: Instant = 1_800_000_000.0
@@ -113,11 +113,17 @@ def a_verdict_view(store: Store, policy: Policy) -> VerdictView:
     return view
 
 
+def some_verdicts(store: Store, policy: Policy) -> Verdicts:
+    """The verdicts of a store, of no instant yet."""
+    verdicts = Verdicts(store, policy)
+    store.subscribe(verdicts.record_change, *NoticeKind)
+    return verdicts
+
+
 def count_outcomes(store: Store, conditions: Conditions) -> OutcomeCount:
     """The drain outcomes of all VMIs of a store, without a pause."""
-    view = VerdictView(store, Policy())
-    view.advance(conditions.now, conditions.trust)
-    count = OutcomeCount(take_snapshot(store, conditions, view.list_unsettled()))
+    verdicts = VerdictView(store, Policy()).read(conditions.now, conditions.trust)
+    count = OutcomeCount(take_snapshot(store, conditions, verdicts.list_unsettled()))
     for _ in count:
         pass
     return count

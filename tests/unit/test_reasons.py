@@ -66,7 +66,8 @@ async def test_every_surface_gives_the_reason(reason: Reason) -> None:
     assert f"blocked: {reason}" in held
     evidence = api.store.evidence(NAMESPACE, "db1")
     assert evidence is not None
-    judged = api.service.view.find(evidence.vmi.namespace, evidence.vmi.name)
+    verdicts = api.service.view.read(NOW, api.store.trust)
+    judged = verdicts.find(evidence.vmi.namespace, evidence.vmi.name)
     assert judged is not None
     message = write_message(evidence, judged.verdict(None), api.policy, NOW)
     assert f"VMI {NAMESPACE}/db1: {reason}" in message

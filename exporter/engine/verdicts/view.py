@@ -1,4 +1,4 @@
-"""Keeps the verdicts of all VMIs current; every answer is read from this view.
+"""Keeps the verdicts of all VMIs current; every answer reads them through `VerdictView.read`.
 
 Evaluating a VMI takes 15 us, so a result is kept as an `Entry` until the VMI changes in the store
 or the clock may change the result. `_find_expiry` says when the clock may do so. A VMI that no rule
@@ -15,7 +15,7 @@ invisible, dead or alive there. `advance` works in slices, because 100,000 VMIs 
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -109,9 +109,29 @@ class VerdictSummary(Struct, frozen=True):
 
 
 class VerdictView:
-    """The verdicts for a store under one policy, at the instant of the last `advance`.
+    """The verdicts for a store under one policy. `read` alone gives them, as of an instant.
 
     Subscribe `record_change` to all notices of the store.
+    """
+
+    def __init__(self, store: Store, policy: Policy) -> None:
+        self.policy = policy
+        self._verdicts = Verdicts(store, policy)
+        self.record_change: Callable[[Notice], None] = self._verdicts.record_change
+
+    def read(self, now: Instant, trust: Trust, *, most: int = 0) -> "Verdicts":
+        """The verdicts at `now`, for use until other tasks run.
+
+        At most `most` outdated VMIs are evaluated at once, the others when they are asked for. All
+        instants must come from the same clock, which may go back.
+        """
+        self._verdicts.advance(now, trust, most=most)
+        return self._verdicts
+
+
+class Verdicts:
+    """The verdicts at the instant of the last `advance`.
+
     `revision` grows when a blocked VMI is added, removed or blocked in another way.
     """
 
@@ -147,12 +167,8 @@ class VerdictView:
             case _:
                 self._outdated = set(self._store.keys())
 
-    def advance(self, now: Instant, trust: Trust, *, most: int = 0) -> bool:
-        """Move to `now` and evaluate at most `most` outdated VMIs; True if some are left.
-
-        The remaining VMIs are evaluated by the next read that needs them. All instants must come
-        from the same clock, which may go back.
-        """
+    def advance(self, now: Instant, trust: Trust, *, most: int = 0) -> None:
+        """Move to `now`, and evaluate at most `most` outdated VMIs. See `VerdictView.read`."""
         store = self._store
         if now < self._now:
             self._outdated = set(store.keys())
@@ -171,6 +187,10 @@ class VerdictView:
         if not self._outdated:
             # An emptied set keeps its size: after 10,000 VMIs, it takes 30 us to iterate over it.
             self._outdated.clear()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some VMIs are outdated."""
         return bool(self._outdated)
 
     def find(self, namespace: str, name: str) -> Entry | None:

@@ -154,8 +154,8 @@ def judge(
     pair = store.find_pod(review.namespace, review.pod) if review.is_eviction else None
     if pair is None and (not review.is_eviction or (available and here.sees(Resource.PODS))):
         return Judgement(outcome=ReviewOutcome.UNKNOWN_POD)
-    view.advance(now, trust)
-    entry = None if pair is None else view.find(pair[1].namespace, pair[1].name)
+    verdicts = view.read(now, trust)
+    entry = None if pair is None else verdicts.find(pair[1].namespace, pair[1].name)
     if pair is None or entry is None or not available:
         return Judgement(outcome=ReviewOutcome.UNAVAILABLE)
     pod, _ = pair

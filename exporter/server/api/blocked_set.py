@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from exporter.engine.facts.model import Checkpoint, Instant, Seconds
-from exporter.engine.verdicts.view import VerdictView
+from exporter.engine.verdicts.view import Verdicts, VerdictView
 from exporter.health import Health, Staleness
 from exporter.server.api.schemas import BlockedVmi
 from exporter.text import to_release
@@ -89,31 +89,32 @@ class BlockedSet:
 
     def is_current(self, blocked: Blocked) -> bool:
         """Whether a set is still valid. The call updates at most one slice of the view."""
-        now, view = self.clock(), self.view
+        now = self.clock()
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
-        is_behind = view.advance(now, self.health.read_trust(now), most=SLICE)
+        verdicts = self.view.read(now, self.health.read_trust(now), most=SLICE)
         fresh = blocked.freshness == self._read_freshness(now)
-        return fresh and not is_behind and view.revision == blocked.revision
+        return fresh and not verdicts.is_behind and verdicts.revision == blocked.revision
 
     def _read_freshness(self, now: Instant) -> tuple[bool, frozenset[str]]:
         """Whether all evidence is stale, and the namespaces that may no longer be read."""
         health = self.health
         return health.staleness(now) is not Staleness.FRESH, health.lost_namespaces
 
-    async def update_view(self) -> Instant:
-        """Bring the view up to date, in slices; returns the instant of its verdicts."""
-        now = self.clock()
-        while self.view.advance(now, self.health.read_trust(now), most=SLICE):
-            await asyncio.sleep(0)
+    async def read_all(self) -> tuple[Instant, Verdicts]:
+        """The verdicts of all VMIs, which are evaluated in slices, and their instant."""
+        while True:
             now = self.clock()
-        return now
+            verdicts = self.view.read(now, self.health.read_trust(now), most=SLICE)
+            if not verdicts.is_behind:
+                return now, verdicts
+            await asyncio.sleep(0)
 
     async def _compute(self, checkpoint: Checkpoint | None) -> Blocked:
-        view, now = self.view, await self.update_view()
-        blocked_entries = view.list_blocked()
-        changes_at = min(view.changes_at(), now + MOVES_EVERY if view.moves else math.inf)
-        reads, revision, freshness = self._reads, view.revision, self._read_freshness(now)
+        now, verdicts = await self.read_all()
+        blocked_entries = verdicts.list_blocked()
+        changes_at = min(verdicts.changes_at(), now + MOVES_EVERY if verdicts.moves else math.inf)
+        reads, revision, freshness = self._reads, verdicts.revision, self._read_freshness(now)
         wanted = sorted(Checkpoint) if checkpoint is None else [checkpoint]
         entries: list[BlockedVmi] = []
         encoded: list[bytes] = []

@@ -218,8 +218,7 @@ class Service:
     def describe_vmi(self, namespace: str, name: str, now: Instant) -> VmiAnswer | None:
         """Everything known about one VMI, or None if there is no such VMI."""
         conditions = self.read_conditions(now)
-        self.view.advance(now, conditions.trust)
-        entry = self.view.find(namespace, name)
+        entry = self.view.read(now, conditions.trust).find(namespace, name)
         if entry is None:
             return None
         vmi = entry.evidence.vmi
@@ -251,8 +250,8 @@ class Service:
 
     async def take_snapshot(self) -> Snapshot:
         """What decides the drain outcomes of all VMIs now."""
-        conditions = self.read_conditions(await self.blocked.update_view())
-        return take_snapshot(self.store, conditions, self.view.list_unsettled())
+        now, verdicts = await self.blocked.read_all()
+        return take_snapshot(self.store, self.read_conditions(now), verdicts.list_unsettled())
 
     async def describe_evacuations(self, snapshot: Snapshot) -> EvacuationsAnswer:
         """Every evacuation with its diagnosis, and every other stuck move."""
@@ -302,9 +301,10 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        snapshot = await self.take_snapshot()
+        now, verdicts = await self.blocked.read_all()
+        snapshot = take_snapshot(self.store, self.read_conditions(now), verdicts.list_unsettled())
         ready = self.health.ready
-        blocked = self.view.summarize().count_blocked() if ready else dict[Reason, int]()
+        blocked = verdicts.summarize().count_blocked() if ready else dict[Reason, int]()
         count = await self.count_outcomes(snapshot)
         return _json(self.describe_status(blocked, count.counts, snapshot.conditions.now))
 
@@ -385,10 +385,10 @@ class Service:
         self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
     ) -> list[VerdictAnswer]:
         """Judge all candidates in one loop: 1,000 more function calls would take too long."""
-        find, checkpoint, is_counted = self.view.find, asked.checkpoint, not asked.dry_run
+        checkpoint, is_counted = asked.checkpoint, not asked.dry_run
         conditions = self.read_conditions(now)
         settled = SettledOutcomes(conditions)
-        self.view.advance(now, conditions.trust)
+        find = self.view.read(now, conditions.trust).find
         answers, allowed = [], 0
         for candidate in candidates:
             namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
@@ -420,13 +420,26 @@ class Service:
             self.counters.verdicts[checkpoint, False] += len(candidates) - allowed
         return answers
 
-    def count_blocked(self, vmi: Vmi, verdict: Verdict, reason: Reason, now: Instant) -> None:
-        """Count an eviction that a verdict has blocked or the webhook has denied."""
+    def count_blocked(
+        self,
+        vmi: Vmi,
+        verdict: Verdict,
+        reason: Reason,
+        now: Instant,
+        *,
+        entry: Entry | None = None,
+    ) -> None:
+        """Count an eviction that a verdict has blocked, the webhook denied or the responder held.
+
+        `entry` is the VMI's, if the caller has it.
+        """
         self.counters.count_block(
             reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
         )
-        entry = self.view.find(vmi.namespace, vmi.name) if reason is Reason.COOLDOWN else None
-        if entry is not None and entry.cooldown is not None:
+        if entry is None and reason is Reason.COOLDOWN:
+            verdicts = self.view.read(now, self.health.read_trust(now))
+            entry = verdicts.find(vmi.namespace, vmi.name)
+        if reason is Reason.COOLDOWN and entry is not None and entry.cooldown is not None:
             mark = mark_cooldown(entry.evidence, entry.cooldown)
             self.counters.prevented.count(vmi, entry.cooldown, mark)
         if self.record_blocked is not None:
@@ -440,7 +453,7 @@ class Service:
         if verdict.reason is None or entry is None:
             return
         vmi = entry.evidence.vmi
-        self.count_blocked(vmi, verdict, verdict.reason, now)
+        self.count_blocked(vmi, verdict, verdict.reason, now, entry=entry)
         if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
             log_blocked("eviction_blocked", vmi, verdict, pod=candidate.pod)
 

@@ -62,7 +62,7 @@ from tests.support.builders import (
     an_evacuating_vmi,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, a_verdict_view, put
+from tests.support.stores import ClockedStore, put, some_verdicts
 from tests.support.verdicts import decide
 from tests.unit.engine.facts.test_evidence import marker_of, seen
 
@@ -590,7 +590,7 @@ def test_who_is_unsettled() -> None:
     store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
     for name in (NAME, "db2"):
         store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
-    view = a_verdict_view(store, a_policy())
+    view = some_verdicts(store, a_policy())
     assert [evidence.vmi.name for evidence in view.list_unsettled()] == [NAME]
 
 

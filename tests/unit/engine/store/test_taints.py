@@ -27,7 +27,7 @@ from exporter.engine.store.requesters import Source
 from exporter.engine.store.tracker import ENDS_AFTER
 from exporter.words.advice import choose_advice
 from tests.support.builders import NOW, UID, a_pod, a_state, a_store, a_vmi, a_vmim
-from tests.support.stores import ClockedStore, a_verdict_view
+from tests.support.stores import ClockedStore, some_verdicts
 
 
 TAINTED = NOW - 3600.0
@@ -382,7 +382,7 @@ class TestRestart:
 def test_the_view_has_the_present_date_of_a_request() -> None:
     """A taint that gets a date, or a step of our clock, also changes the evidence of the view."""
     store = a_store(a_tainted(at=None), a_movable())
-    view = a_verdict_view(store, Policy())
+    view = some_verdicts(store, Policy())
 
     def check() -> None:
         (kept,), (present,) = view.list_unsettled(), store.evacuating()

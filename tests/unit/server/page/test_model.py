@@ -86,9 +86,9 @@ def build_model(
     """Build the page model; `named` says whether it has the names of single VMs."""
     filters = filters or PageFilter()
     blocked = asyncio.run(complete(summarize_blocked(read(service.blocked, None).entries, filters)))
-    service.view.advance(now, service.health.read_trust(now))
-    unsettled = service.view.list_unsettled()
-    snapshot = take_snapshot(service.store, service.read_conditions(now), unsettled)
+    conditions = service.read_conditions(now)
+    unsettled = service.view.read(now, conditions.trust).list_unsettled()
+    snapshot = take_snapshot(service.store, conditions, unsettled)
     count = OutcomeCount(snapshot)
     searched = asyncio.run(complete(search_vms(service.store.vmis(), filters)))
     evacuations = EvacuationList(snapshot, service.health, reasons=service.store.reasons)
