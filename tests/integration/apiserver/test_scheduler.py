@@ -139,6 +139,7 @@ async def test_the_forecast_agrees_with_the_scheduler(
         login = cluster.kubeconfig(cluster.exporter)
         async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
             await exporter.ready()
+            await exporter.until("/v1/status", has_listed_nodes)
             forecasts = await map_all(owners, lambda owner: find_forecast(exporter, owner))
         targets = await map_all(made, lambda vmi: cluster.admin.create(PODS, build_target(vmi)))
         scheduler = cluster.kubeconfig(cluster.certified("system:kube-scheduler"))
@@ -159,6 +160,11 @@ async def test_the_forecast_agrees_with_the_scheduler(
     ]
     assert not wrong
     assert min(both, none) > count // 5, "the sets are of both kinds"
+
+
+def has_listed_nodes(_status: int, body: Any) -> bool:
+    """Whether the exporter knows the nodes, without which it is ready too."""
+    return any(row["resource"] == "nodes" and row["synced"] for row in body["resources"])
 
 
 async def map_all(values: Iterable[Any], act: Callable[[Any], Any]) -> list[Any]:
