@@ -35,7 +35,6 @@ _TESTS = {
     "engine/verdicts/cooldown": "cooldown vectors view",
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
-    "engine/evacuations/backoff": "diagnosis recorded",
     "engine/evacuations/ended_migrations": "ended_migrations",
     "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",
@@ -45,7 +44,6 @@ _TESTS = {
     "engine/evacuations/conditions": "outlook drain nodes budgets taints ./field_variants",
     "engine/evacuations/outlook": "outlook drain budgets nodes ./field_variants",
     "engine/facts/placement": "placement",
-    "engine/store/departures": "departures",
     "engine/store/requesters": "requesters diagnosis kube/migration_log",
     "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
@@ -61,10 +59,10 @@ _TESTS = {
         "reasons store evidence view requesters nodes taints drain tracker node_drains"
     ),
     "engine/store/merging": (
-        "migration_records evacuation_ends store evidence tracker drain diagnosis recorded"
+        "departures migration_records evacuation_ends store evidence tracker drain diagnosis"
+        " recorded"
     ),
     "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
-    "engine/store/unreadable": "store evidence",
     "engine/store/migrations": "migrations store evidence",
     "engine/store/launchers": "launchers drain store evidence",
     "engine/store/tracker": (

@@ -46,7 +46,6 @@ class SettledOutcomes(dict[NodeMobility, DrainOutcome]):
     """
 
     def __init__(self, conditions: Conditions) -> None:
-        super().__init__()
         self._conditions = conditions
 
     def __missing__(self, kind: NodeMobility) -> DrainOutcome:

@@ -7,6 +7,7 @@ import pytest
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.outlook import SettledOutcomes
 from exporter.engine.facts.model import (
     Budget,
     Pod,
@@ -49,10 +50,15 @@ def conditions(store: ClockedStore, *, sees: bool = True) -> Conditions:
 
 
 def outcomes(store: ClockedStore, **sees: bool) -> dict[str, DrainOutcome]:
-    """The outcome of each VM on n1; `count_outcomes` must give the same counts."""
+    """The outcome of each VM on n1; `count_outcomes` and `SettledOutcomes` must agree."""
     now = conditions(store, **sees)
+    settled = SettledOutcomes(now)
     forecast, candidates = forecast_node(store, "n1", now)
     assert +count_outcomes(store, now).counts["n1"] == forecast.outcomes
+    for candidate in candidates:
+        evidence, vmi = candidate.evidence, candidate.evidence.vmi
+        if not evidence.unsettled:
+            assert settled.judge(evidence, (vmi.node, vmi.mobility)) is candidate.outcome
     return {candidate.evidence.vmi.name: candidate.outcome for candidate in candidates}
 
 

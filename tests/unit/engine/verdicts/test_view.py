@@ -248,9 +248,19 @@ def test_a_change_for_all_vmis_counts_at_once() -> None:
     assert view.summarize().verdicts == {(ALLOWED, "n1"): 2}
 
 
-def test_an_idle_vmi_has_an_entry_only_if_somebody_asks() -> None:
-    """VMIs that never migrated need no entry for a scrape."""
-    view = some_verdicts(a_store(a_vmi(), a_vmi(name="db2", uid="2")), POLICY)
+@pytest.mark.parametrize(
+    "moved",
+    [
+        pytest.param(None, id="never"),
+        pytest.param(a_state(start=NOW - 90_060, end=NOW - 90_000), id="long-ago"),
+    ],
+)
+def test_a_vmi_that_stays_allowed_has_an_entry_only_if_somebody_asks(
+    moved: MigrationState | None,
+) -> None:
+    """VMIs that did not migrate lately need no entry for a scrape."""
+    store = a_store(a_vmi(migration=moved), a_vmi(name="db2", uid="2"))
+    view = some_verdicts(store, POLICY)
     assert summarized(view)[0] == {(ALLOWED, "n1"): 2}
     assert count_kept(view) == 0
     entry = view.find(NAMESPACE, NAME)
