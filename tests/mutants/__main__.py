@@ -39,7 +39,9 @@ _TESTS = {
     "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",
     "engine/evacuations/advice": "advice ./field_variants ./recorded_words",
-    "engine/evacuations/situation": "situation diagnosis recorded nodes taints ./field_variants",
+    "engine/evacuations/situation": (
+        "situation diagnosis recorded nodes taints ./field_variants advice outlook"
+    ),
     "engine/evacuations/causes": "causes advice ./field_variants ./recorded_words",
     "engine/evacuations/conditions": "outlook drain nodes budgets taints ./field_variants",
     "engine/evacuations/outlook": "outlook drain budgets nodes ./field_variants",
@@ -47,7 +49,7 @@ _TESTS = {
     "engine/store/requesters": "requesters diagnosis kube/migration_log",
     "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
-    "engine/evacuations/drain": "drain node_drains nodes budgets taints",
+    "engine/evacuations/drain": "drain node_drains nodes budgets taints evictions",
     "engine/evacuations/drain_outcomes": "drain budgets",
     "engine/store/node_drains": "node_drains nodes",
     "engine/verdicts/view": "view",
@@ -76,10 +78,10 @@ _TESTS = {
     "engine/facts/policy": (
         "./settings cooldown diagnosis evidence kube/objects/kubevirt kube/watch/feed"
     ),
-    "engine/store/reasons": "reasons",
+    "engine/store/reasons": "reasons advice store nodes",
     "health": "./health",
     "kube/lease": "kube/lease",
-    "server/api/answers": "server/api/answers server/api/handlers",
+    "server/api/answers": "server/api/answers server/api/handlers cli/status cli/drain",
     "server/api/explanation": "server/api/answers server/api/handlers",
     "words/evacuations": "words/evacuations advice taints nodes words/tables",
     "words/health": "cli/status",

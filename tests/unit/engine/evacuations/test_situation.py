@@ -4,9 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.situation import assess, find_hand_off, is_ending
-from exporter.engine.facts.model import Node
+from exporter.engine.facts.model import Node, Resource
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
+from exporter.engine.facts.trust import NamespaceTrust
 from exporter.engine.store.nodes import NodeIndex
 from tests.support.builders import NOW, a_pod, a_running_state, a_state, a_vmi, some_evidence
 from tests.unit.engine.evacuations.test_diagnosis import (
@@ -84,3 +85,35 @@ def test_a_silent_node_ends_no_pod() -> None:
         assert is_ending(some_evidence(vmi=a_vmi(deleted_at=NOW)), index)
         assert not is_ending(some_evidence(), index)
     assert is_ending(evidence, None)
+
+
+@pytest.mark.parametrize(
+    ("began", "silent_since", "state"),
+    [
+        (3000.0, 1700.0, State.MIGRATING),
+        (3000.0, 1900.0, State.MIGRATION_STALLED),
+        (1700.0, 1900.0, State.MIGRATING),
+        (1900.0, None, State.MIGRATION_STALLED),
+    ],
+)
+def test_a_copy_from_a_silent_node_stalls(
+    began: float, silent_since: float | None, state: State
+) -> None:
+    """It stalls `stuck.after` (1,800 s) after its begin and the node's last answer, not later."""
+    index = NodeIndex()
+    since = None if silent_since is None else NOW - silent_since
+    index.put(Node(name="n1", is_silent=True, silent_since=since), NOW)
+    evidence = an_evacuation(vmi={"migration": a_running_state(start=NOW - began)})
+    assert assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=index).state is state
+
+
+def test_an_attempt_that_cannot_be_read_explains_nothing() -> None:
+    """Without VMIMs, what is known of an attempt may be old."""
+    attempt = an_attempt(phase="Scheduling")
+    known = an_evacuation(vmims=(attempt,))
+    unknown = replace(known, trust=NamespaceTrust(dead=frozenset({Resource.VMIMS})))
+    states = [
+        assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).state
+        for evidence in (known, unknown)
+    ]
+    assert states == [State.TARGET_NOT_READY, State.UNKNOWN]
