@@ -301,8 +301,8 @@ class Service:
 
     async def answer_status(self, _request: web.Request) -> web.Response:
         """GET /v1/status."""
-        now, verdicts = await self.blocked.read_all()
-        snapshot = take_snapshot(self.store, self.read_conditions(now), verdicts.list_unsettled())
+        snapshot = await self.take_snapshot()
+        verdicts = self.view.read(snapshot.conditions.now, snapshot.conditions.trust)
         ready = self.health.ready
         blocked = verdicts.summarize().count_blocked() if ready else dict[Reason, int]()
         count = await self.count_outcomes(snapshot)
