@@ -43,7 +43,7 @@ def typed() -> set[str]:
 
 
 @pytest.mark.timeout(600)
-async def test_every_command_runs(
+async def test_the_commands_run_in_a_cluster(
     cluster: Cluster, kubevirt: KubeVirt, terminal: Terminal, typed: set[str], tmp_path: Path
 ) -> None:
     """Every command runs, with two replicas whose query listener needs a token."""

@@ -12,9 +12,10 @@ from aiohttp import web
 
 from exporter.counters import Counters
 from exporter.server.http import protocol
+from exporter.server.http.bodies import Parts
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Unchanged
+from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Repeatable
 from exporter.settings import Limits
 from tests.cluster import PATIENCE, poll
 
@@ -127,8 +128,8 @@ async def test_the_limits_of_aiohttp() -> None:
     assert handler.max_headers == MOST_HEADERS
 
 
-class Poller:
-    """A caller of a server that answers 304; `handled` counts the requests that its handler saw."""
+class Caller:
+    """A connection to a server, and what it sends there."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -148,6 +149,10 @@ class Poller:
             await asyncio.sleep(0.01 if len(parts) > 1 else 0)
         return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), PATIENCE)
 
+    async def read(self, count: int) -> bytes:
+        """These many bytes of the answer's body."""
+        return await asyncio.wait_for(self._reader.readexactly(count), PATIENCE)
+
 
 HEAD = b'GET /v1/blocked HTTP/1.1\r\nHost: x\r\nIf-None-Match: "1"\r\n'
 SAME = HEAD + b"\r\n"
@@ -163,18 +168,19 @@ class Unmodified:
     async def __call__(self, _request: web.BaseRequest) -> web.Response:
         """Answer 304."""
         self.handled += 1
-        return Unchanged({"ETag": f'"{self.handled}"'}, self.is_current)
+        return Repeatable(self.answer_again, status=304, headers={"ETag": f'"{self.handled}"'})
 
-    def is_current(self) -> bool:
+    def answer_again(self, body: bytes) -> bytes | None:
         """Count the repeated answer."""
+        assert not body
         self.repeated += self.current
-        return self.current
+        return b"" if self.current else None
 
 
 async def test_the_same_head_gets_the_same_bytes_without_the_handler() -> None:
     """The answer to a repeated head is byte for byte the last one, while it is current."""
     handler = Unmodified()
-    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
         first = await caller.ask(SAME)
         again = [await caller.ask(SAME) for _ in range(3)]
         assert (handler.handled, handler.repeated) == (1, 3)
@@ -198,7 +204,7 @@ async def test_another_head_gets_the_handler(parts: list[bytes]) -> None:
     """The handler sees every request that is not the same as the one before, in one piece."""
     handler = Unmodified()
     sent = [part.replace(b"\0", b"x") for part in parts]
-    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
         await caller.ask(SAME)
         await caller.ask(*sent)
         await caller.ask(SAME)
@@ -208,7 +214,7 @@ async def test_another_head_gets_the_handler(parts: list[bytes]) -> None:
 async def test_two_heads_at_once_are_two_requests() -> None:
     """Pipelined requests are never taken for one repeated head."""
     handler = Unmodified()
-    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
         for _ in range(2):
             await caller.ask(SAME + SAME)
             await caller.ask()
@@ -219,7 +225,82 @@ async def test_an_answer_is_repeated_only_for_a_while(monkeypatch: pytest.Monkey
     """Then the handler sees the request, so that its caller is checked and the date is right."""
     monkeypatch.setattr(protocol, "REPEATED_FOR", 0.0)
     handler = Unmodified()
-    async with serving(Counters(), handler) as (_, port), Poller(port) as caller:
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
         await caller.ask(SAME)
         await caller.ask(SAME)
     assert (handler.handled, handler.repeated) == (2, 0)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    """A request with this body; `length`: a wrong Content-Length."""
+    head = b"POST /v1/verdicts HTTP/1.1\r\nContent-Length: %d\r\nHost: x\r\n\r\n"
+    return head % (len(body) if length is None else length) + body
+
+
+class Reversing:
+    """A handler that answers with the body of the request, reversed."""
+
+    def __init__(self, *, parts: int = 1) -> None:
+        """`parts`: in how many writes the first answer is sent."""
+        self.handled = self.repeated = 0
+        self.parts = parts
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer through aiohttp."""
+        self.handled += 1
+        body = (await request.read())[::-1]
+        if self.parts == 1:
+            return Repeatable(self.answer_again, body=body)
+        payload = Parts([body[:1], body[1:]], "text/plain")
+        return Repeatable(self.answer_again, body=payload)
+
+    def answer_again(self, body: bytes) -> bytes:
+        """Answer without aiohttp."""
+        if body == b"broken":
+            raise ValueError(body)
+        self.repeated += 1
+        return body[::-1]
+
+
+async def test_another_body_under_the_same_head_is_answered_without_the_handler() -> None:
+    """The answer differs from the one before only in its body and in Content-Length."""
+    handler = Reversing()
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
+        first = await caller.ask(post(b"abc"))
+        assert await caller.read(3) == b"cba"
+        again = await caller.ask(post(b"0123456789"))
+        assert await caller.read(10) == b"9876543210"
+    assert (handler.handled, handler.repeated) == (1, 1)
+    assert again == first.replace(b"Content-Length: 3\r\n", b"Content-Length: 10\r\n")
+
+
+@pytest.mark.parametrize(
+    ("parts", "answer"),
+    [
+        pytest.param([post(b"broken")], b"nekorb", id="not-answered-again"),
+        pytest.param([post(b"12345")[:-2], b"45"], b"54321", id="in-two-parts"),
+        pytest.param([post(b"1234", length=2) + post(b"x")], b"21", id="more-than-its-length"),
+        pytest.param([post(b"x" * LONGEST_REPEATED)], b"x" * LONGEST_REPEATED, id="too-long"),
+        pytest.param(
+            [post(b"ab").replace(b"Host: x", b"host: x")], b"ba", id="a-header-is-written-otherwise"
+        ),
+    ],
+)
+async def test_a_body_that_does_not_fit_gets_the_handler(parts: list[bytes], answer: bytes) -> None:
+    """The handler sees a request that is not whole, too long, or not the same in its head."""
+    handler = Reversing()
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
+        await caller.ask(post(b"abc"))
+        await caller.read(3)
+        await caller.ask(*parts)
+        assert await caller.read(len(answer)) == answer
+    assert (handler.handled, handler.repeated) == (2, 0)
+
+
+async def test_an_answer_in_parts_is_completed_by_the_handler_alone() -> None:
+    """What was written of it in several parts is one answer, whose head has no body's bytes."""
+    handler = Reversing(parts=2)
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
+        for body in (b"abc", b"defg"):
+            await caller.ask(post(body))
+            assert await caller.read(len(body)) == body[::-1]

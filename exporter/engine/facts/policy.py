@@ -85,7 +85,7 @@ COOLDOWN_VALUES = {
 COOLDOWN_DURATIONS = tuple(
     field.name for field in structs.fields(PolicyValues) if isinstance(field.default, float)
 )
-"""Those of them that are durations."""
+"""The fields of the values that are durations, in seconds."""
 
 
 class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):

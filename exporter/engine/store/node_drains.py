@@ -140,27 +140,32 @@ class NodeDrains:
             if drain.since is not None
         }
 
-    def close(self, node: str, since: Instant) -> None:
-        """Note that a node is cordoned or tainted, since `since`; its drain begins then."""
+    def begin_drain(self, node: str, since: Instant) -> None:
+        """Begin the drain of a node that is cordoned or tainted since `since`."""
         drain = self._drains.get(node)
         if drain is None or not drain.closed:
             self._drains[node] = NodeDrain(closed=True, since=since)
 
-    def open(self, node: str, now: Instant, end: DrainEnd = DrainEnd.CANCELLED) -> None:
-        """Note that a node is neither cordoned nor tainted any more, which ends its drain."""
+    def end_drain(self, node: str, now: Instant, end: DrainEnd = DrainEnd.CANCELLED) -> None:
+        """End the drain of a node that is neither cordoned nor tainted any more."""
         drain = self._drains.get(node)
         if drain is not None and drain.closed:
             self._end(drain, end, now)
             del self._drains[node]
 
-    def arrive(self, node: str, at: Instant) -> None:
-        """Note that a VMI has come to a node; on a closed node that was empty a drain begins."""
+    def record_arrival(self, node: str, at: Instant) -> None:
+        """Begin a drain if the node that a VMI has come to is closed and was empty."""
         drain = self._drains.get(node)
         if drain is not None and drain.since is None:
             drain.since = at
 
-    def ask(self, node: str, vmi_uid: str, requested_at: Instant, *, is_drained: bool) -> None:
-        """Note that a VMI of a node is asked to leave it; `is_drained`: as a part of a drain."""
+    def record_evacuation(
+        self, node: str, vmi_uid: str, requested_at: Instant, *, is_drained: bool
+    ) -> None:
+        """Count a VMI that is asked to leave its node, and begin the drain of an open node.
+
+        `is_drained`: whether the evacuation belongs to a drain.
+        """
         drain = self._drains.get(node)
         if not is_drained:
             if drain is not None:
@@ -173,8 +178,8 @@ class NodeDrains:
         if drain.since is None or (not drain.closed and requested_at < drain.since):
             drain.since = requested_at
 
-    def leave(self, node: str, vmi_uid: str, at: Instant) -> None:
-        """Note that a VMI has left a node, at the instant `at`."""
+    def record_departure(self, node: str, vmi_uid: str, at: Instant) -> None:
+        """Count a VMI that has left a node, at the instant `at`."""
         drain = self._drains.get(node)
         if drain is None or not (drain.closed or vmi_uid in drain.asked):
             return
@@ -188,8 +193,8 @@ class NodeDrains:
             self._end(drain, DrainEnd.SUCCEEDED, at)
             del self._drains[node]
 
-    def cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
-        """Note that a VMI is no longer asked to leave a node, although it is on it."""
+    def record_cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
+        """Take out a VMI that is on the node, and is not asked to leave it any more."""
         drain = self._drains.get(node)
         if drain is None or vmi_uid not in drain.asked:
             return

@@ -490,7 +490,7 @@ class Store:
 
     def _record_evidence(self, record: VmiRecord | None) -> None:
         if record is not None:
-            self.evacuations.ask(record)
+            self.evacuations.record_in_drain(record)
             self._notify(NoticeKind.EVIDENCE, record.key, record.vmi.uid)
 
     def _notify(self, kind: NoticeKind, key: Key = ("", ""), uid: str = "") -> None:

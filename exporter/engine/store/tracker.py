@@ -114,7 +114,7 @@ class EvacuationTracker:
                 record.marker.is_presumed = False
         self._follow_node(record, before, now)
         if known is not None and known is not record.marker:
-            self.drains.cancel(known.node, vmi.uid, now)
+            self.drains.record_cancel(known.node, vmi.uid, now)
         return known is not record.marker
 
     def _follow_node(self, record: VmiRecord, before: Vmi | None, now: Instant) -> None:
@@ -122,14 +122,16 @@ class EvacuationTracker:
         vmi = record.vmi
         if before is not None and not before.finished:
             if vmi.node != before.node:
-                self.drains.leave(before.node, vmi.uid, _find_departure(record, before, now))
+                self.drains.record_departure(
+                    before.node, vmi.uid, _find_departure(record, before, now)
+                )
             elif vmi.finished:
-                self.drains.leave(vmi.node, vmi.uid, now)
+                self.drains.record_departure(vmi.node, vmi.uid, now)
         if not vmi.finished and (before is None or vmi.node != before.node):
-            self.drains.arrive(vmi.node, now)
+            self.drains.record_arrival(vmi.node, now)
 
-    def ask(self, record: VmiRecord) -> None:
-        """Note in the drain of its node that a VMI is evacuating, and who requested that."""
+    def record_in_drain(self, record: VmiRecord) -> None:
+        """Count a VMI that is evacuating in the drain of its node, and record who requested it."""
         vmi, marker = record.vmi, record.marker
         if marker is None or vmi.node != marker.node:
             return
@@ -145,22 +147,24 @@ class EvacuationTracker:
         )
         if part is DrainPart.OF_CLOSED:
             marker.was_drained = True
-        self.drains.ask(vmi.node, vmi.uid, marker.requested_at, is_drained=part.is_drained)
+        self.drains.record_evacuation(
+            vmi.node, vmi.uid, marker.requested_at, is_drained=part.is_drained
+        )
 
     def record_node(self, name: str, now: Instant) -> None:
         """Begin or end the drain of a node that has changed or is gone."""
         node = self._nodes.find(name)
         if node is None:
-            self.drains.open(name, now, DrainEnd.NODE_DELETED)
+            self.drains.end_drain(name, now, DrainEnd.NODE_DELETED)
             return
         if not self._nodes.is_closed(name, self.kubevirt.drain_taint):
-            self.drains.open(name, now)
+            self.drains.end_drain(name, now)
             return
         taint = node.find_taint(self.kubevirt.drain_taint)
         dates = (node.cordoned_at, None if taint is None else taint.added)
         since = min((at for at in dates if at is not None), default=now)
         # KubeVirt dates a request in whole seconds. It must not seem to be before the cordon.
-        self.drains.close(name, math.floor(since))
+        self.drains.begin_drain(name, math.floor(since))
 
     def _follow(self, record: VmiRecord, request: _Request, now: Instant) -> None:
         """Begin the evacuation, or update it."""
@@ -242,7 +246,7 @@ class EvacuationTracker:
         self._records.pop(vmi.uid, None)
         self._end(record, now, is_deleted=True)
         if not vmi.finished:
-            self.drains.leave(vmi.node, vmi.uid, now)
+            self.drains.record_departure(vmi.node, vmi.uid, now)
 
     def record_success(self, record: VmiRecord, now: Instant) -> None:
         """Apply the newest success; older attempts may have been read before it.

@@ -74,7 +74,7 @@ from exporter.server.api.schemas import (
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
 from exporter.server.http.bodies import Parts
 from exporter.server.http.problems import RETRY_SOON, Refusal
-from exporter.server.http.protocol import Unchanged
+from exporter.server.http.protocol import Repeatable
 from exporter.settings import Limits, Links
 from exporter.tasks import run_in_slices
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
@@ -134,7 +134,13 @@ class Service:
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
         self._require_ready()
-        asked = decode_verdicts(await read_body(request, self.limits))
+        answer = self._write_verdicts(await read_body(request, self.limits))
+        again = partial(self._answer_again, "verdicts", self._write_verdicts)
+        return Repeatable(again, body=answer, content_type="application/json")
+
+    def _write_verdicts(self, body: bytes) -> bytes:
+        """The answer to a verdict request with this body. Raises `Refusal`."""
+        asked = decode_verdicts(body)
         candidates = asked.candidates or []
         if len(candidates) > self.limits.candidates:
             raise Refusal(
@@ -144,7 +150,7 @@ class Service:
                 " (limits.candidates)",
             )
         now = self.clock()
-        return _json(
+        return msgspec.json.encode(
             VerdictsAnswer(
                 as_of=to_datetime(now),
                 observed_at=to_optional_datetime(self.health.observed_at),
@@ -152,6 +158,18 @@ class Service:
                 verdicts=self._judge(asked, candidates, now),
             )
         )
+
+    def _answer_again(
+        self, name: str, write: Callable[[bytes], bytes | None], body: bytes
+    ) -> bytes | None:
+        """The body of the next answer of an endpoint, see `Repeatable`. Counts the request."""
+        began = perf_counter()
+        if self.closing or not self.health.ready:
+            return None
+        answer = write(body)
+        if answer is not None:
+            self.counters.count_request(name, perf_counter() - began)
+        return answer
 
     async def answer_blocked(self, request: web.Request) -> web.Response:
         """GET /v1/blocked."""
@@ -166,7 +184,9 @@ class Service:
         if blocked.etag in known or "*" in known:
             if wait:
                 return web.Response(status=304, headers=headers)
-            return Unchanged(headers, partial(self._is_unchanged, checkpoint, blocked.etag))
+            write = partial(self._write_unchanged, checkpoint, blocked.etag)
+            again = partial(self._answer_again, "blocked", write)
+            return Repeatable(again, status=304, headers=headers)
         empty = BlockedAnswer(
             as_of=to_datetime(self.clock()),
             stale=blocked.stale,
@@ -181,16 +201,12 @@ class Service:
             )
         return web.Response(body=Parts(parts, "application/json", shared=True), headers=headers)
 
-    def _is_unchanged(self, checkpoint: Checkpoint | None, etag: str) -> bool:
-        """Whether 304 would be the answer again; counts the request then."""
-        began = perf_counter()
-        if self.closing or not self.health.ready:
-            return False
+    def _write_unchanged(
+        self, checkpoint: Checkpoint | None, etag: str, _body: bytes
+    ) -> bytes | None:
+        """The body of a 304, which has none; None if the blocked set is another one now."""
         blocked = self.blocked.find_current(checkpoint)
-        if blocked is None or blocked.etag != etag:
-            return False
-        self.counters.count_request("blocked", perf_counter() - began)
-        return True
+        return b"" if blocked is not None and blocked.etag == etag else None
 
     async def answer_vmis(self, request: web.Request) -> web.Response:
         """GET /v1/vmis?name=NAME."""

@@ -7,9 +7,9 @@ is sent and released here. All names that are used of aiohttp and asyncio are pu
 """
 
 import asyncio
+import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from email.utils import formatdate
 from enum import Enum, auto
 from http import HTTPStatus
@@ -36,8 +36,8 @@ MOST_UNSENT = 2**15
 """How many bytes of an answer may remain in the buffer when the answer counts as sent."""
 LINGERING: Seconds = 1.0
 """How long a caller has to read an answer that was sent before the request's body had ended."""
-LONGEST_REPEATED = 2**10
-"""The most bytes of a head, and of an answer, that are kept to answer the same head again."""
+LONGEST_REPEATED = 2**12
+"""The most bytes of a request, and of its answer, that are kept for the next request."""
 REPEATED_FOR: Seconds = 1.0
 """How long. After that aiohttp gets the head, so its date, timeouts and the caller are checked."""
 LONGEST_DETAIL = 200
@@ -46,6 +46,7 @@ SERVER = "kubevirt-eviction-exporter"
 _Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
 
 _END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n|$)", re.IGNORECASE)
 _PROTOCOL = "protocol"
 
 
@@ -71,26 +72,52 @@ class _TlsTransport(Protocol):
     def set_read_buffer_limits(self, high: int) -> None: ...
 
 
-class Unchanged(web.Response):
-    """304 for a caller that has the answer with this ETag.
+class Repeatable(web.Response):
+    """An answer after which the connection's next request may need neither aiohttp nor the handler.
 
-    It is sent again, without aiohttp and the handler, if the connection's next head is the same and
-    `is_current` says that the answer is still the right one. `is_current` counts the request then.
+    It does not if its head is the same, apart from the length of its body. Then `answer_again` gets
+    the body, and what it returns is the body of an answer that is otherwise the same as this one.
+    If it returns None or fails, the handler gets the request.
     """
 
-    def __init__(self, headers: Mapping[str, str], is_current: Callable[[], bool]) -> None:
-        super().__init__(status=304, headers=headers)
-        self.is_current = is_current
+    def __init__(self, answer_again: Callable[[bytes], bytes | None], **options: Any) -> None:
+        """`options` are those of `web.Response`."""
+        super().__init__(**options)
+        self.answer_again = answer_again
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeatable:
-    """A head and its answer, which may be sent again before `until` (the event loop's clock)."""
+class _Template:
+    """The heads of a request and of its answer, each without the length of its body."""
 
-    head: bytes
-    answer: bytes
-    is_current: Callable[[], bool]
-    until: Seconds
+    def __init__(self, request: bytes, answer: bytes, again: Repeatable, until: Seconds) -> None:
+        """`until`: how long it may be used, by the event loop's clock."""
+        self._request = _LENGTH.split(request.partition(_END)[0])
+        self._answer = _LENGTH.split(answer.partition(_END)[0])
+        self._answer_again = again.answer_again
+        self._until = until
+
+    def fits(self, request: bytes) -> bool:
+        """Whether these bytes are one whole request with this head."""
+        head, end, body = request.partition(_END)
+        return bool(end) and head == _fill(self._request, body)
+
+    def answer(self, request: bytes, now: Seconds) -> bytes | None:
+        """The answer to a request with this head; None if it needs the handler."""
+        if now >= self._until or not self.fits(request):
+            return None
+        try:
+            body = self._answer_again(request.partition(_END)[2])
+        except Exception:  # noqa: BLE001 (the handler fails too, and says why)
+            return None
+        head = None if body is None else _fill(self._answer, body)
+        return None if head is None or body is None else head + _END + body
+
+
+def _fill(head: list[bytes], body: bytes) -> bytes | None:
+    """A head with the length of this body; None if a body has no place there."""
+    if len(head) > 1:
+        return b"%b%d%b" % (head[0], len(body), head[-1])
+    return None if body else head[0]
 
 
 class ConnectionProtocol(asyncio.Protocol):
@@ -128,8 +155,8 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_reading = True
         self._abort: asyncio.TimerHandle | None = None
         self._arrived = b""  # what began the present request, if it is short
-        self._written = b""  # what was written last of the present answer, if it is short
-        self._repeatable: _Repeatable | None = None
+        self._written = b""  # what was written of its answer
+        self._template: _Template | None = None
 
     # For the event loop
 
@@ -158,7 +185,7 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Count bytes, and pass them on when it is their turn."""
-        if self._repeatable is not None and self._repeat(self._repeatable, data):
+        if self._template is not None and self._answer_again(self._template, data):
             return
         if self._stage is not _CLOSING:
             if self._stage is _HEAD and not self._head and not self._waiting:
@@ -168,16 +195,17 @@ class ConnectionProtocol(asyncio.Protocol):
             self._count()
             self._pass_on()
 
-    def _repeat(self, repeatable: _Repeatable, data: bytes) -> bool:
-        """Send the last answer again, if these bytes ask for it and it is still right."""
+    def _answer_again(self, template: _Template, data: bytes) -> bool:
+        """Answer a request like the last one, if this is one."""
         now = self._loop.time()
         is_next = self._stage is _HEAD and not self._head and not self._unsent
-        is_same = is_next and data == repeatable.head and now < repeatable.until
-        if is_same and repeatable.is_current():
-            self._connection.since = now
-            self._transport.write(repeatable.answer)
-            return True
-        self._repeatable = None
+        if is_next and len(data) <= LONGEST_REPEATED:
+            answer = template.answer(data, now)
+            if answer is not None:
+                self._connection.since = now
+                self._transport.write(answer)
+                return True
+        self._template = None
         return False
 
     def pause_writing(self) -> None:
@@ -199,7 +227,10 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write a part of the present answer."""
-        self._written = bytes(data) if len(data) <= LONGEST_REPEATED else b""
+        if self._arrived:
+            self._written += data
+            if len(self._written) > LONGEST_REPEATED:
+                self._arrived = self._written = b""
         self._transport.write(data)
 
     @property
@@ -267,10 +298,10 @@ class ConnectionProtocol(asyncio.Protocol):
             raise
         finally:
             self._cancel_abort()
-        # Only if a single head arrived, in one piece.
-        if isinstance(response, Unchanged) and self._arrived.partition(_END)[1:] == (_END, b""):
+        if isinstance(response, Repeatable) and self._arrived:
             until = self._loop.time() + REPEATED_FOR
-            self._repeatable = _Repeatable(self._arrived, self._written, response.is_current, until)
+            template = _Template(self._arrived, self._written, response, until)
+            self._template = template if template.fits(self._arrived) else None
         self._end(is_last=not response.keep_alive)
         return response
 

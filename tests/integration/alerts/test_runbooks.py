@@ -328,7 +328,7 @@ async def exporter(real: RealStage, tmp_path: Path) -> AsyncIterator[Program]:
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="the runbooks use curl")
-async def test_every_command_runs(
+async def test_the_commands_run_against_an_api_server(
     real: RealStage, exporter: Program, tmp_path: Path, prove: Callable[[str], None]
 ) -> None:
     """Every command that needs no kubelet and no virt-api succeeds on a real API server."""

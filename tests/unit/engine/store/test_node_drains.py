@@ -305,10 +305,10 @@ def test_a_node_that_is_deleted() -> None:
 def test_an_earlier_request_dates_an_open_node_only() -> None:
     """The drain of an open node begins with its earliest request, that of a closed one does not."""
     drains = NodeDrains({})
-    drains.close("n2", NOW - 60.0)
+    drains.begin_drain("n2", NOW - 60.0)
     for node in ("n1", "n2"):
         for uid, requested_at in (("a", NOW), ("b", NOW - 90.0), ("c", NOW - 30.0)):
-            drains.ask(node, uid, requested_at, is_drained=True)
+            drains.record_evacuation(node, uid, requested_at, is_drained=True)
     assert {node: drain.since for node, drain in drains.read().items()} == {
         "n1": NOW - 90.0,
         "n2": NOW - 60.0,
@@ -320,10 +320,10 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
     ends: list[object] = []
     drains = NodeDrains({})
     drains.record_end = lambda *end: ends.append(end)
-    drains.ask("n1", "a", NOW, is_drained=True)
-    drains.open("n1", NOW)
+    drains.record_evacuation("n1", "a", NOW, is_drained=True)
+    drains.end_drain("n1", NOW)
     assert drains.read()["n1"].since == NOW
-    drains.leave("n1", "a", NOW - 5.0)
+    drains.record_departure("n1", "a", NOW - 5.0)
     assert (drains.read(), ends) == ({}, [(DrainEnd.SUCCEEDED, 0.0)])
 
 
@@ -331,25 +331,25 @@ def test_a_change_of_an_open_node_ends_no_drain() -> None:
 def test_the_next_drain_of_an_open_node_is_another_one(*, cancelled: bool) -> None:
     """Nothing of a drain that is over counts in the next one."""
     drains = NodeDrains({})
-    drains.ask("n1", "a", NOW - 900.0, is_drained=True)
-    drains.ask("n1", "b", NOW - 900.0, is_drained=True)
-    drains.leave("n1", "a", NOW - 800.0)
+    drains.record_evacuation("n1", "a", NOW - 900.0, is_drained=True)
+    drains.record_evacuation("n1", "b", NOW - 900.0, is_drained=True)
+    drains.record_departure("n1", "a", NOW - 800.0)
     if cancelled:
-        drains.cancel("n1", "b", NOW - 700.0)
+        drains.record_cancel("n1", "b", NOW - 700.0)
     else:
-        drains.leave("n1", "b", NOW - 700.0)
+        drains.record_departure("n1", "b", NOW - 700.0)
     assert drains.read() == {}
-    drains.ask("n1", "c", NOW, is_drained=True)
+    drains.record_evacuation("n1", "c", NOW, is_drained=True)
     assert drains.read()["n1"] == Departed(closed=False, since=NOW, left={})
 
 
 def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
     """A VM that comes to a cordoned node later, and is moved away, is drained."""
     drains = NodeDrains({})
-    drains.close("n1", NOW - 900.0)
-    drains.leave("n1", "a", NOW - 800.0)
+    drains.begin_drain("n1", NOW - 900.0)
+    drains.record_departure("n1", "a", NOW - 800.0)
     assert drains.read() == {}
-    drains.ask("n1", "b", NOW, is_drained=True)
+    drains.record_evacuation("n1", "b", NOW, is_drained=True)
     assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
 
 
@@ -376,12 +376,12 @@ def test_a_departure_without_a_migration_is_now() -> None:
 def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
     """The departure of another VM from an open node changes nothing."""
     drains = NodeDrains({})
-    drains.leave("n1", "other", NOW)
-    drains.cancel("n1", "other", NOW)
+    drains.record_departure("n1", "other", NOW)
+    drains.record_cancel("n1", "other", NOW)
     assert drains.read() == {}
-    drains.ask("n1", "a", NOW, is_drained=True)
-    drains.leave("n1", "other", NOW)
-    drains.cancel("n1", "other", NOW)
+    drains.record_evacuation("n1", "a", NOW, is_drained=True)
+    drains.record_departure("n1", "other", NOW)
+    drains.record_cancel("n1", "other", NOW)
     assert drains.read()["n1"].left == {}
 
 
@@ -438,7 +438,7 @@ def test_so_many_departures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a drain without an end, the newest departures are kept."""
     monkeypatch.setattr(node_drains, "LEFT_KEPT", 2)
     drains = NodeDrains({("n1", Mobility("", migratable=True, migrating=False)): 1})
-    drains.close("n1", NOW)
+    drains.begin_drain("n1", NOW)
     for number in range(3):
-        drains.leave("n1", f"vm-{number}", NOW + number)
+        drains.record_departure("n1", f"vm-{number}", NOW + number)
     assert drains.read()["n1"].left == {"vm-1": NOW + 1, "vm-2": NOW + 2}

@@ -42,7 +42,7 @@ from exporter.server.api.schemas import BlockedAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.http.access import Access
 from exporter.server.http.problems import Refusal
-from exporter.server.http.protocol import Unchanged
+from exporter.server.http.protocol import Repeatable
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.settings import Limits, Settings
 from tests.cluster import PATIENCE
@@ -830,11 +830,11 @@ class TestBlocked:
         etag = (await api.get(BLOCKED)).headers["ETag"]
         request = make_mocked_request("GET", BLOCKED, headers={"If-None-Match": etag})
         answer = await api.service.answer_blocked(request)
-        assert isinstance(answer, Unchanged)
+        assert isinstance(answer, Repeatable)
         counted = api.counters.requests["blocked"].count
         change(api)
 
-        assert answer.is_current() is is_current
+        assert answer.answer_again(b"") == (b"" if is_current else None)
         assert api.counters.requests["blocked"].count == counted + is_current
 
 
