@@ -18,7 +18,8 @@ def lean_imports() -> Iterator[None]:
     - aiohttp would read the machine's CA certificates twice, for default TLS contexts. Every
       connection here has its own context.
     - structlog would load rich, if it is installed, for tracebacks. We print them plainly.
-    - The garbage collector would run a hundred times, over objects that are never freed.
+    - The garbage collector would run a hundred times, over objects that are never freed, and once
+      more after the block.
     """
     certificates = os.environ.get("SSL_CERT_FILE")
     gc.disable()
@@ -32,4 +33,5 @@ def lean_imports() -> Iterator[None]:
         del os.environ["SSL_CERT_FILE"]
         if certificates is not None:
             os.environ["SSL_CERT_FILE"] = certificates
+        gc.freeze()
         gc.enable()

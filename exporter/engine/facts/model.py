@@ -148,7 +148,7 @@ class MigrationState(Struct, frozen=True, gc=False, omit_defaults=True):
     `ended` is true if there is an end timestamp, even one that cannot be parsed (then `end` is
     None). `source_node` is the node that the VMI left or is leaving. `failure` is why it failed, if
     it did; `OTHER` if KubeVirt does not say. `time_limit`: how long KubeVirt lets it copy; None if
-    that is unknown.
+    that is unknown, or if it has ended.
     """
 
     uid: str = ""

@@ -68,11 +68,8 @@ _OUTCOMES = {"Succeeded": Outcome.SUCCEEDED, "Failed": Outcome.FAILED}
 """The final phases of a VMIM."""
 _NAMED = msgspec.json.Decoder(list[wire.Named]).decode
 _PRIORITIES = {priority.value: priority for priority in Priority}
-_NO_VMI_STATUS, _NO_VMIM_STATUS, _NO_STATE = (
-    wire.VmiStatus(),
-    wire.VmimStatus(),
-    wire.ReportedState(),
-)
+_NO_VMI_STATUS, _NO_VMI_SPEC = wire.VmiStatus(), wire.VmiSpec()
+_NO_VMIM_STATUS, _NO_STATE = wire.VmimStatus(), wire.ReportedState()
 _NONE: frozenset[str] = frozenset()
 
 
@@ -81,11 +78,13 @@ def read_vmi(body: wire.VmiObject) -> Vmi | str:
     metadata = body.metadata
     if not metadata.uid:
         return "metadata.uid: expected a UID, there is none"
-    status = body.status or wire.VmiStatus()
-    state, spec = status.migrationState, body.spec or wire.VmiSpec()
-    conditions = {c.type: c for c in status.conditions or [] if c.status == "True"}
+    status, spec = body.status or _NO_VMI_STATUS, body.spec or _NO_VMI_SPEC
+    state, reported = status.migrationState, status.conditions or ()
+    conditions = {c.type: c for c in reported if c.status == "True"}
     requested = conditions.get("EvictionRequested")
     annotations = metadata.annotations or {}
+    migratable = "LiveMigratable" in conditions
+    disks = status.volumeStatus or ()
     return Vmi(
         namespace=intern(metadata.namespace or ""),
         name=intern(metadata.name or ""),
@@ -93,19 +92,19 @@ def read_vmi(body: wire.VmiObject) -> Vmi | str:
         created=parse_instant(metadata.creationTimestamp),
         node=intern(status.nodeName or ""),
         evacuation_node=intern(status.evacuationNodeName or ""),
-        migration=None if state is None else _read_state(state, _read_time_limit(body)),
+        migration=None if state is None else _read_state(state, spec, status),
         other_uids=() if state is None else _other_uids(state),
         eviction_strategy=intern(spec.evictionStrategy or ""),
         eviction_requested_at=(
             None if requested is None else parse_instant(requested.lastTransitionTime)
         ),
         evicted_by_descheduler=annotations.get(EVICTION_SOURCE) == "descheduler",
-        migratable="LiveMigratable" in conditions,
-        migratable_unknown=all(c.type != "LiveMigratable" for c in status.conditions or ()),
+        migratable=migratable,
+        migratable_unknown=not migratable and all(c.type != "LiveMigratable" for c in reported),
         hotplugs=not conditions.keys().isdisjoint(HOTPLUGS),
         phase=intern(status.phase or ""),
         deleted_at=parse_instant(metadata.deletionTimestamp),
-        hotplugs_volumes=any(disk.hotplugVolume is not None for disk in status.volumeStatus or ()),
+        hotplugs_volumes=bool(disks) and any(disk.hotplugVolume is not None for disk in disks),
         copies_disks=_copies_disks(status),
         placement=read_placement(spec),
         paused="Paused" in conditions,
@@ -126,15 +125,15 @@ def _read_names(raw: msgspec.Raw) -> tuple[str, ...]:
     return tuple(clean(entry.name or "", NAME_LIMIT) for entry in named or ())
 
 
-def _read_time_limit(body: wire.VmiObject) -> Seconds | None:
+def _read_time_limit(
+    state: wire.ReportedState, spec: wire.VmiSpec, status: wire.VmiStatus
+) -> Seconds | None:
     """How long KubeVirt lets a migration copy the VM's memory and disks.
 
     `completionTimeoutPerGiB` for each GB, rounded up (`live-migration-source.go`,
     `getVMIMigrationDataSize`). None if a size is unknown, as that of a container disk's changes.
     """
-    spec, status = body.spec or wire.VmiSpec(), body.status or wire.VmiStatus()
-    state = status.migrationState
-    configuration = None if state is None else state.migrationConfiguration
+    configuration = state.migrationConfiguration
     if spec.domain is None or configuration is None or not configuration.completionTimeoutPerGiB:
         return None
     memory, resources = spec.domain.memory, spec.domain.resources
@@ -178,18 +177,21 @@ def _read_quantity(quantity: Any) -> float | None:
     return _parse_quantity(quantity) if isinstance(quantity, str) else None
 
 
-def _read_state(state: wire.ReportedState, time_limit: Seconds | None) -> MigrationState:
+def _read_state(
+    state: wire.ReportedState, spec: wire.VmiSpec, status: wire.VmiStatus
+) -> MigrationState:
     end = state.endTimestamp
+    ended = end is not None and end != ""
     return MigrationState(
         uid=state.migrationUid or "",
         start=parse_instant(state.startTimestamp),
-        ended=end is not None and end != "",
+        ended=ended,
         end=parse_instant(end),
         outcome=_state_outcome(state),
         mode=intern(state.mode or ""),
         source_node=intern(state.sourceNode or ""),
         target_node=intern(state.targetNode or ""),
-        time_limit=time_limit,
+        time_limit=None if ended else _read_time_limit(state, spec, status),
     )
 
 
@@ -202,8 +204,8 @@ def _state_outcome(state: wire.ReportedState) -> Outcome:
 
 def _other_uids(state: wire.ReportedState) -> tuple[str, ...]:
     halves = (state.sourceState, state.targetState)
-    uids = (half.migrationUID for half in halves if half is not None and half.migrationUID)
-    return tuple(uid for uid in uids if uid != state.migrationUid)
+    uids = [half.migrationUID for half in halves if half is not None and half.migrationUID]
+    return tuple([uid for uid in uids if uid != state.migrationUid])
 
 
 def read_vmim(body: wire.VmimObject) -> Vmim | str:

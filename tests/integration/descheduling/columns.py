@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from exporter.engine.facts.policy import Reason
 from tests.cluster import ApiError, RealCluster, poll
 from tests.cluster.audit import Creation
 from tests.cluster.resources import PODS
@@ -192,8 +193,8 @@ async def run_column(hooked: WebhookCluster, column: str, cycles: int) -> Run:
             for outcome in ("warned", "denied")
         ]
         counted = {
-            reason: 0.0 if exporter is None else await exporter.sample(BLOCKS, reason=reason)
-            for reason in ("migration_in_progress", "cooldown")
+            reason.value: 0.0 if exporter is None else await exporter.sample(BLOCKS, reason=reason)
+            for reason in Reason
         }
         failed_open = await hooked.failed_open() - failed_open
         noticed = [] if exporter is None else read_ends(exporter, namespace)

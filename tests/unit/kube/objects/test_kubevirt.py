@@ -920,10 +920,14 @@ def test_any_chunking_gives_the_same_lines(
 def test_the_time_that_kubevirt_lets_a_copy_take(
     spec: Json, status: Json, limit: float | None
 ) -> None:
-    """`completionTimeoutPerGiB` for each GB, rounded up; none if disks are copied, too."""
-    state = a_state_json(migrationConfiguration={"completionTimeoutPerGiB": 150})
-    vmi = a_vmi_json(migrationState=state, **status)
-    vmi["spec"] = {"domain": spec}
-    migration = read_vmi(vmi).migration
-    assert migration is not None
-    assert migration.time_limit == limit
+    """`completionTimeoutPerGiB` for each GB, rounded up; none if disks are copied, too, or at the
+    end.
+    """
+    configuration = {"completionTimeoutPerGiB": 150}
+    for end, expected in ((None, limit), ("2026-09-16T08:05:00Z", None)):
+        state = a_state_json(migrationConfiguration=configuration, endTimestamp=end)
+        vmi = a_vmi_json(migrationState=state, **status)
+        vmi["spec"] = {"domain": spec}
+        migration = read_vmi(vmi).migration
+        assert migration is not None
+        assert migration.time_limit == expected
