@@ -10,7 +10,7 @@ import pytest
 from aiohttp import hdrs
 
 from exporter.demo import Demo
-from exporter.server.api.openapi import write_openapi
+from exporter.server.api.openapi import ROUTES, write_openapi
 from exporter.server.apps import make_query_app
 from exporter.server.http.problems import RETRY_SOON
 from tests.generate.reference import EXAMPLES, ask, write_api
@@ -22,6 +22,12 @@ from tests.unit.server.api.test_handlers import ServedApi
 async def test_it_is_up_to_date() -> None:
     """`make reference` would change nothing, and every example answer matches its schema."""
     assert read(API) == write_api(read(API), write_openapi(), await ask())
+
+
+def test_each_endpoint_has_an_example() -> None:
+    """The answer of every endpoint under /v1/ is asked for, and compared with its schema."""
+    names = {route.name for route in ROUTES if route.path.startswith("/v1/")}
+    assert names <= EXAMPLES.keys()
 
 
 def test_its_examples_name_vms_of_the_demo() -> None:

@@ -22,12 +22,14 @@ def kept_tasks() -> "dict[asyncio.Task[Any], str]":
 
 
 def fail(task: "asyncio.Task[Any]") -> bool:
-    """Raise `Boom` where the task waits; False if it does nothing but pause."""
+    """Raise `Boom` where the task waits; False if it pauses, or is about to go on."""
     if getattr(cast("Any", task.get_coro()).cr_await, "__qualname__", "") in {"", "sleep"}:
         return False
     waits_for = cast("Any", task)._fut_waiter  # noqa: SLF001 (there is no public way)
     assert isinstance(waits_for, asyncio.Future)
     if isinstance(waits_for, asyncio.Task):
         return fail(waits_for)
+    if waits_for.done():
+        return False
     waits_for.set_exception(Boom())
     return True

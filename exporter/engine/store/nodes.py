@@ -54,6 +54,10 @@ class NodeIndex:
         """The names of all nodes."""
         return tuple(self._nodes)
 
+    def keys(self) -> list[tuple[str, str]]:
+        """The names with an empty namespace."""
+        return [("", name) for name in self._nodes]
+
     def record_list(self, at: Instant) -> bool:
         """Note that the nodes were listed; True if this was the first list."""
         is_first = self.known_since is None

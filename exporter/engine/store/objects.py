@@ -1,6 +1,7 @@
 """The VMIs, VMIMs, launcher pods and nodes, and what is known about each VMI."""
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable
+from typing import Protocol
 
 from exporter.engine.facts.changes import Key, Listed, Removed
 from exporter.engine.facts.evidence import Evidence
@@ -46,6 +47,15 @@ class UnreadableObjects:
         return tuple((kind, since) for kind, since in instants if since is not None)
 
 
+class _Keyed(Protocol):
+    """The objects of one resource."""
+
+    def __len__(self) -> int: ...
+
+    def keys(self) -> Iterable[Key]:
+        """The namespace and name of each object."""
+
+
 class ClusterObjects:
     """The indexes of all objects, and which of them cannot be read any more."""
 
@@ -57,10 +67,7 @@ class ClusterObjects:
         self.budgets = Budgets(self.launchers.pods)
         self.evictions = EvictionIndex(self.launchers.pods, deschedulers)
         self.unreadable = UnreadableObjects()
-
-    def count(self, resource: Resource) -> int:
-        """The number of objects of a resource."""
-        sizes: Mapping[Resource, Sized] = {
+        self._keyed: dict[Resource, _Keyed] = {
             Resource.VMIS: self.vmis.by_key,
             Resource.VMIMS: self.vmims,
             Resource.PODS: self.launchers.pods,
@@ -68,7 +75,10 @@ class ClusterObjects:
             Resource.BUDGETS: self.budgets,
             Resource.EVICTIONS: self.evictions,
         }
-        return len(sizes.get(resource, ()))
+
+    def count(self, resource: Resource) -> int:
+        """The number of objects of a resource, which is not KubeVirt."""
+        return len(self._keyed[resource])
 
     def find(self, resource: Resource, key: Key) -> tuple[bool, VmiRecord | None]:
         """Whether an object is known, and the VMI that it is or belongs to."""
@@ -85,25 +95,9 @@ class ClusterObjects:
 
     def find_unlisted(self, listed: Listed) -> list[Removed]:
         """The `Removed` changes of all known objects that a complete list does not contain."""
-        known: Iterable[Key] = ()
-        match listed.resource:
-            case Resource.VMIS:
-                known = self.vmis.by_key
-            case Resource.VMIMS:
-                known = self.vmims.keys()
-            case Resource.PODS:
-                known = self.launchers.pods
-            case Resource.NODES:
-                known = [("", name) for name in self.nodes.names()]
-            case Resource.BUDGETS:
-                known = self.budgets.keys()
-            case Resource.EVICTIONS:
-                known = self.evictions.keys()
-            case _:
-                pass
         return [
             Removed(listed.resource, namespace, name)
-            for namespace, name in known
+            for namespace, name in self._keyed[listed.resource].keys()  # noqa: SIM118 (no mapping)
             if name not in listed.names.get(namespace, ()) and listed.namespace in (None, namespace)
         ]
 

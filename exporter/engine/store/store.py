@@ -151,8 +151,9 @@ class Store:
 
     def count(self, resource: Resource) -> int:
         """The number of objects of a resource."""
-        is_kubevirt = resource is Resource.KUBEVIRTS and self.kubevirt is not None
-        return int(is_kubevirt) or self._objects.count(resource)
+        if resource is Resource.KUBEVIRTS:
+            return int(self.kubevirt is not None)
+        return self._objects.count(resource)
 
     def vmis(self) -> list[Vmi]:
         """All VMIs."""
@@ -409,9 +410,10 @@ class Store:
         return True
 
     def _retain(self, listed: Listed, at: Instant) -> int:
-        unlisted = self._objects.find_unlisted(listed)
-        if listed.resource is Resource.KUBEVIRTS and not listed.names:
-            unlisted = [Removed(listed.resource, "", "")]
+        if listed.resource is Resource.KUBEVIRTS:
+            unlisted = [] if listed.names else [Removed(listed.resource, "", "")]
+        else:
+            unlisted = self._objects.find_unlisted(listed)
         if listed.resource is Resource.NODES and self.node_index.record_list(at):
             self._update_evacuations(self._vmis.by_key.values(), at)
         if listed.resource is Resource.VMIS:

@@ -20,7 +20,7 @@ from exporter.engine.facts.model import (
     Resource,
     Seconds,
 )
-from exporter.engine.facts.policy import Override, Policy, Reason, Verdict
+from exporter.engine.facts.policy import COOLDOWN_VALUES, Override, Policy, Reason, Verdict
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.verdicts.cooldown import (
     LONGEST_COOLDOWN,
@@ -372,6 +372,20 @@ def test_effective_cooldown(
     """The cooldown is min(cap, max(floor, duration) * 2^(n-1)), where 0 turns a term off."""
     evidence = ended(60.0, took=took, others=tuple(60.0 + i for i in range(1, count)))
     assert measured(evidence, a_policy(**policy)).effective == effective
+
+
+@pytest.mark.parametrize("field", COOLDOWN_VALUES)
+def test_each_value_of_the_policy_counts(field: str) -> None:
+    """Another value gives the same VM another cooldown: a success after four failures."""
+    failed = {f"m{i}": a_migration(end=NOW - 60.0 - i, outcome=Outcome.FAILED) for i in range(1, 5)}
+    evidence = ended(60.0, took=60.0)
+    history = a_history(**failed, **evidence.history.records())
+    policy = a_policy(max_migration_cooldown=12_000.0)
+    value = getattr(policy, field)
+    changed = replace(policy, **{field: not value if value is True else value / 1_000})
+
+    assert measured(replace(evidence, history=history), policy).effective == 12_000.0
+    assert measured(replace(evidence, history=history), changed).effective != 12_000.0
 
 
 def test_arithmetic_is_told() -> None:
