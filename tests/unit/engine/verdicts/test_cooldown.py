@@ -377,7 +377,9 @@ def test_effective_cooldown(
 @pytest.mark.parametrize("field", COOLDOWN_VALUES)
 def test_each_value_of_the_policy_counts(field: str) -> None:
     """Another value gives the same VM another cooldown: a success after four failures."""
-    failed = {f"m{i}": a_migration(end=NOW - 60.0 - i, outcome=Outcome.FAILED) for i in range(1, 5)}
+    failed = {
+        f"failed-{i}": a_migration(end=NOW - 600.0 * i, outcome=Outcome.FAILED) for i in range(1, 5)
+    }
     evidence = ended(60.0, took=60.0)
     history = a_history(**failed, **evidence.history.records())
     policy = a_policy(max_migration_cooldown=12_000.0)
