@@ -67,7 +67,10 @@ class ClusterObjects:
         self.budgets = Budgets(self.launchers.pods)
         self.evictions = EvictionIndex(self.launchers.pods, deschedulers)
         self.unreadable = UnreadableObjects()
-        self._keyed: dict[Resource, _Keyed] = {
+
+    def of(self, resource: Resource) -> _Keyed:
+        """The objects of a watched resource, which is not KubeVirt."""
+        objects: dict[Resource, _Keyed] = {
             Resource.VMIS: self.vmis.by_key,
             Resource.VMIMS: self.vmims,
             Resource.PODS: self.launchers.pods,
@@ -75,10 +78,7 @@ class ClusterObjects:
             Resource.BUDGETS: self.budgets,
             Resource.EVICTIONS: self.evictions,
         }
-
-    def count(self, resource: Resource) -> int:
-        """The number of objects of a resource, which is not KubeVirt."""
-        return len(self._keyed[resource])
+        return objects[resource]
 
     def find(self, resource: Resource, key: Key) -> tuple[bool, VmiRecord | None]:
         """Whether an object is known, and the VMI that it is or belongs to."""
@@ -95,9 +95,10 @@ class ClusterObjects:
 
     def find_unlisted(self, listed: Listed) -> list[Removed]:
         """The `Removed` changes of all known objects that a complete list does not contain."""
+        known = self.of(listed.resource).keys()
         return [
             Removed(listed.resource, namespace, name)
-            for namespace, name in self._keyed[listed.resource].keys()  # noqa: SIM118 (no mapping)
+            for namespace, name in known
             if name not in listed.names.get(namespace, ()) and listed.namespace in (None, namespace)
         ]
 

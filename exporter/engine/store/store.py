@@ -153,7 +153,7 @@ class Store:
         """The number of objects of a resource."""
         if resource is Resource.KUBEVIRTS:
             return int(self.kubevirt is not None)
-        return self._objects.count(resource)
+        return len(self._objects.of(resource))
 
     def vmis(self) -> list[Vmi]:
         """All VMIs."""

@@ -405,7 +405,7 @@ class TestSafety:
     def test_a_hostile_name_is_text(self) -> None:
         """Malicious names, nodes, UIDs and messages create no element or attribute."""
         health = a_health()
-        health.watched.append(Watched(Resource.LEASES, HOSTILE[0], rejected=HOSTILE[1]))
+        health.watched.append(Watched(Resource.PODS, HOSTILE[0], rejected=HOSTILE[1]))
         plain = shown(busy_service())
         facts = [
             fact
