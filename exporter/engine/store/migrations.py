@@ -133,7 +133,9 @@ class VmimIndex:
         for binding in self.naming(key):
             if bind(binding, record):
                 yield binding
-        for uid, binding in self._waiting.pop(key, {}).items():
+        if key not in self._waiting:
+            return
+        for uid, binding in self._waiting.pop(key).items():
             if bind(binding, record):
                 yield binding
             if not binding.proven:

@@ -40,11 +40,9 @@ class VmiRecord(Struct, gc=False):
 
     def prove(self, uids: Iterable[str], *, keep: int) -> None:
         """Add migration UIDs that belong to this VMI; the newest `keep` are kept."""
-        proofs = dict.fromkeys(self.proofs)
-        for uid in uids:
-            proofs.pop(uid, None)
-            proofs[uid] = None
-        self.proofs = tuple(proofs)[-keep:]
+        new = tuple(uids)
+        known = tuple(uid for uid in self.proofs if uid not in new) if self.proofs else ()
+        self.proofs = (*known, *new)[-keep:]
 
     def save(self) -> SavedVmi | None:
         """What to write about this VMI into the history file; None if there is nothing."""
