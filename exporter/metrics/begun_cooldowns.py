@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from exporter.counters import Histogram
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
+from exporter.engine.facts.mappings import Table
 from exporter.engine.facts.model import Instant
 from exporter.engine.facts.policy import Policy
 from exporter.engine.store.store import Store
@@ -30,23 +31,27 @@ class BegunCooldowns:
     lengths: Histogram
     clock: Callable[[], Instant]
     _is_ready: bool = False
-    _followed: dict[Key, CooldownMark] = field(default_factory=dict)
+    _listed: dict[str, str] = field(default_factory=dict)  # migrations of the first lists, by VMI
+    _followed: Table[Key, CooldownMark] = field(default_factory=Table)
 
     def record_change(self, notice: Notice) -> None:
         """Observe the cooldown of one VM, if another migration of it has ended."""
         if notice.kind is NoticeKind.GONE:
+            self._listed.pop(notice.uid, None)
             self._followed.pop(notice.key, None)
             return
-        vmi, followed = self.store.vmi(notice.key), self._followed.get(notice.key, CooldownMark())
+        vmi, followed = self.store.vmi(notice.key), self._followed.get(notice.key)
         if vmi is None or vmi.migration is None:
             return
+        if followed is None:
+            followed = CooldownMark(self._listed.get(vmi.uid, ""))
         state, policy = vmi.migration, self.policy.of(vmi)
         if state.ended and state.uid and state.uid == followed.migration:
             return
         self._is_ready = self._is_ready or self.health.ready
         if not self._is_ready and state.ended and state.uid and policy.count_failed_migrations:
             # `measure_cooldown` would take a third of the time of the first list.
-            self._followed[notice.key] = CooldownMark(state.uid, state.end or 0.0)
+            self._listed[vmi.uid] = state.uid
             return
         now = self.clock()
         evidence = self.store.evidence(*notice.key, self.health.read_trust(now))

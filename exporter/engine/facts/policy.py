@@ -35,10 +35,34 @@ def write_camel_case(field: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
+class ValueWords(NamedTuple):
+    """The words for one value of the policy; `off` says what 0 or false means.
+
+    `unit` ends the value's name in answers; a flag has none. `in_plugin`: the plugin
+    KubevirtMigrationAware has the value too, and takes 0 as its default.
+    """
+
+    label: str
+    off: str
+    unit: str = ""
+    in_plugin: bool = False
+
+
+COOLDOWN_VALUES = {
+    "migration_cooldown": ValueWords("minimum", "no minimum", "Seconds", in_plugin=True),
+    "max_migration_cooldown": ValueWords("maximum", "no maximum", "Seconds", in_plugin=True),
+    "migration_history_window": ValueWords("window", "no backoff", "Seconds", in_plugin=True),
+    "count_failed_migrations": ValueWords(
+        "failed migrations count", "failed migrations do not count"
+    ),
+}
+"""The values on which cooldowns depend, by their fields, in the order in which people read them."""
+COOLDOWN_DURATIONS = tuple(field for field, words in COOLDOWN_VALUES.items() if words.unit)
+
+
 def _name_in_answers(field: str) -> str:
-    """The field in camel case; the name of a duration ends with its unit."""
-    is_flag = field.startswith(("count", "guard", "block"))
-    return write_camel_case(field) + ("" if is_flag else "Seconds")
+    words = COOLDOWN_VALUES.get(field)
+    return write_camel_case(field) + (words.unit if words else "")
 
 
 class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
@@ -60,32 +84,6 @@ class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
     """whether all VMs are blocked while KubeVirt updates VMs"""
     block: bool = False
     """whether the VM is never moved"""
-
-
-class ValueWords(NamedTuple):
-    """The words for one value of the policy; `off` says what 0 or false means.
-
-    `in_plugin`: the plugin KubevirtMigrationAware has the value too, and takes 0 as its default.
-    """
-
-    label: str
-    off: str
-    in_plugin: bool = False
-
-
-COOLDOWN_VALUES = {
-    "migration_cooldown": ValueWords("minimum", "no minimum", in_plugin=True),
-    "max_migration_cooldown": ValueWords("maximum", "no maximum", in_plugin=True),
-    "migration_history_window": ValueWords("window", "no backoff", in_plugin=True),
-    "count_failed_migrations": ValueWords(
-        "failed migrations count", "failed migrations do not count"
-    ),
-}
-"""The values on which cooldowns depend, by their fields, in the order in which people read them."""
-COOLDOWN_DURATIONS = tuple(
-    field.name for field in structs.fields(PolicyValues) if isinstance(field.default, float)
-)
-"""The fields of the values that are durations, in seconds."""
 
 
 class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):

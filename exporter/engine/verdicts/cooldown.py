@@ -61,7 +61,7 @@ class Cooldown(Struct, frozen=True, kw_only=True, gc=False):
     moves: bool
 
 
-class CooldownMark(NamedTuple):
+class CooldownMark(Struct, frozen=True, gc=False):
     """Tells the cooldowns of a VMI apart: its last ended migration, and the end that counts.
 
     Each new cooldown has another migration and another end. Another end alone is one that was
@@ -104,7 +104,7 @@ def measure_cooldown(evidence: Evidence, policy: PolicyValues, now: Instant) -> 
     if last is None:
         return None
     in_window = len(count_in_window(endings, policy, now))
-    length = measure_length(last, in_window, policy)
+    length = measure_cooldown_length(last, in_window, policy)
     end = min(last.end, now)
     not_before = released_at = _release(end, last, endings, policy, now)
     if last.end > end:
@@ -123,7 +123,7 @@ def measure_cooldown(evidence: Evidence, policy: PolicyValues, now: Instant) -> 
     )
 
 
-def measure_length(last: Ending, migrations: int, policy: PolicyValues) -> Length:
+def measure_cooldown_length(last: Ending, migrations: int, policy: PolicyValues) -> Length:
     """The length of the cooldown after `last`, with this number of migrations in the window."""
     base = max(policy.migration_cooldown, last.duration)
     backed = back_off(base, migrations)
@@ -143,7 +143,7 @@ def list_cooldowns(
     for last in counted:
         earlier = [ending for ending in counted if ending.end <= last.end]
         in_window = len(count_in_window(earlier, policy, last.end))
-        yield last.end, measure_length(last, in_window, policy).effective
+        yield last.end, measure_cooldown_length(last, in_window, policy).effective
 
 
 def count_in_window(endings: list[Ending], policy: PolicyValues, now: Instant) -> list[Ending]:
@@ -206,11 +206,11 @@ def _release(
     of these intervals is tried in turn. `endings` are sorted, oldest first.
     """
     counted = count_in_window(endings, policy, now)
-    free_at = end + measure_length(last, len(counted), policy).effective
+    free_at = end + measure_cooldown_length(last, len(counted), policy).effective
     for gone, oldest in enumerate(counted, start=1):
         leaves_at = oldest.end + policy.migration_history_window
         if free_at <= leaves_at:
             break
-        length = measure_length(last, len(counted) - gone, policy)
+        length = measure_cooldown_length(last, len(counted) - gone, policy)
         free_at = max(leaves_at, end + length.effective)
     return free_at

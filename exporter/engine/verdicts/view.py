@@ -99,7 +99,7 @@ class VerdictSummary(Struct, frozen=True):
     cooling: tuple[Entry, ...]
     foreseen: tuple[BlockLabels, ...]
 
-    def count_blocked(self) -> Counter[Reason]:
+    def count_by_reason(self) -> Counter[Reason]:
         """The number of blocked VMIs by reason."""
         blocked = Counter[Reason]()
         for (verdict, _), vmis in self.verdicts.items():

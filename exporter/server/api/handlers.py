@@ -320,7 +320,7 @@ class Service:
         snapshot = await self.take_snapshot()
         verdicts = self.view.read(snapshot.conditions.now, snapshot.conditions.trust)
         ready = self.health.ready
-        blocked = verdicts.summarize().count_blocked() if ready else dict[Reason, int]()
+        blocked = verdicts.summarize().count_by_reason() if ready else dict[Reason, int]()
         count = await self.count_outcomes(snapshot)
         return _json(self.describe_status(blocked, count.counts, snapshot.conditions.now))
 

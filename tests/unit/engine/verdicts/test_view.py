@@ -124,7 +124,7 @@ def test_a_vmi_counts_once_by_its_first_reason() -> None:
     )
     view = some_verdicts(store, POLICY)
     view.advance(NOW, Trust())
-    assert view.summarize().count_blocked() == {
+    assert view.summarize().count_by_reason() == {
         Reason.MIGRATION_IN_PROGRESS: 1,
         Reason.COOLDOWN: 1,
     }
