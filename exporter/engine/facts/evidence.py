@@ -151,7 +151,7 @@ class Marker(Struct, kw_only=True, omit_defaults=True):
         return [end for end in self.failed.values() if end >= self.requested_at]
 
 
-class SavedVmi(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SavedVmi(Struct, gc=False, frozen=True, kw_only=True, omit_defaults=True):
     """What the history file has of one VMI: its migrations by key (as in `History`), its marker."""
 
     uid: str
