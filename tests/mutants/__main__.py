@@ -70,7 +70,7 @@ _TESTS = {
     "engine/store/tracker": (
         "evacuation_ends tracker taints evidence reasons store node_drains requesters"
     ),
-    "engine/store/vmi_record": "store evidence",
+    "engine/store/vmi_record": "store evidence ./history",
     "engine/facts/model": (
         "./settings cooldown diagnosis evidence drain view budgets taints"
         " kube/objects/kubevirt kube/watch/feed"
@@ -81,17 +81,24 @@ _TESTS = {
     "engine/store/reasons": "reasons advice store nodes",
     "health": "./health",
     "kube/lease": "kube/lease",
+    "kube/objects/facts": "kube/objects/kubevirt",
+    "metrics/begun_cooldowns": "metrics/begun_cooldowns",
+    "server/http/protocol": "program/protocol",
     "server/api/answers": "server/api/answers server/api/handlers cli/status cli/drain",
     "server/api/explanation": "server/api/answers server/api/handlers",
     "words/evacuations": "words/evacuations advice taints nodes words/tables",
     "words/health": "cli/status",
     "words/verdicts": "server/api/answers cli/explain",
 }
-"""The tests that specify each module; a name without a folder is in a room of unit/engine."""
+"""The tests that specify each module. A name without a folder is in a room of unit/engine, and one
+in `program` is beside unit.
+"""
 
 
 def _file_of(name: str) -> str:
     folder, _, file = name.rpartition("/")
+    if folder == "program":
+        return f"tests/program/test_{file}.py"
     if folder:
         return f"tests/unit/{folder}/test_{file}.py"
     (path,) = (ROOT / "tests/unit/engine").rglob(f"test_{file}.py")

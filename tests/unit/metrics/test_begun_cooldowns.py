@@ -74,9 +74,28 @@ def test_a_failure_that_does_not_count_begins_no_cooldown() -> None:
     assert observed.begun == (1, 900.0)
 
 
-def test_a_vm_without_a_cooldown_is_not_observed() -> None:
-    """Neither a cooldown of 0 nor an unreadable end begins a cooldown."""
+def test_a_failure_that_does_not_count_begins_none_after_the_first_lists() -> None:
+    """The cooldown of a success that the first lists showed goes on, too."""
+    observed = Observed(a_policy(count_failed_migrations=False), synced=False)
+    observed.store.put(a_vmi(migration=a_state()))
+    for watched in observed.health.watched:
+        watched.synced = True
+    failed = a_state(uid="m2", end=NOW - 60.0, outcome=Outcome.FAILED)
+    observed.store.put(a_vmi(migration=failed))
+    assert observed.begun == (0, 0.0)
+
+
+def test_the_shortest_cooldown_is_observed() -> None:
+    """A cooldown of half a second counts."""
     observed = Observed(a_policy(migration_cooldown=0.0))
+    observed.store.put(a_vmi(migration=a_state(start=NOW - 600.5)))
+    assert observed.begun == (1, 0.5)
+
+
+def test_a_vm_without_a_cooldown_is_not_observed() -> None:
+    """Neither a cooldown of 0 nor an unreadable end begins a cooldown, nor does no migration."""
+    observed = Observed(a_policy(migration_cooldown=0.0))
+    observed.store.put(a_vmi())
     observed.store.put(a_vmi(migration=a_state(start=NOW - 600.0)))
     observed.store.put(a_vmi(migration=a_state(uid="m2", end=None, ended=True)))
     assert observed.begun == (0, 0.0)
