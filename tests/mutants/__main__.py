@@ -32,7 +32,7 @@ import pytest
 
 
 _TESTS = {
-    "engine/verdicts/cooldown": "cooldown vectors view",
+    "engine/verdicts/cooldown": "cooldown vectors view metrics/begun_cooldowns ./counters server/page/lanes",
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/ended_migrations": "ended_migrations",
@@ -51,7 +51,7 @@ _TESTS = {
     "engine/store/budgets": "budgets",
     "engine/evacuations/drain": "drain node_drains nodes budgets taints evictions",
     "engine/evacuations/drain_outcomes": "drain budgets",
-    "engine/store/node_drains": "node_drains nodes",
+    "engine/store/node_drains": "node_drains nodes evictions drain",
     "engine/verdicts/view": "view",
     "history": "./history",
     "engine/facts/evidence": ("evidence store diagnosis view requesters drain"),
@@ -64,7 +64,7 @@ _TESTS = {
         "departures migration_records evacuation_ends store evidence tracker drain diagnosis"
         " recorded"
     ),
-    "engine/store/objects": "store nodes evidence budgets tracker diagnosis",
+    "engine/store/objects": "store nodes evidence budgets tracker diagnosis evictions",
     "engine/store/migrations": "migrations store evidence",
     "engine/store/launchers": "launchers drain store evidence",
     "engine/store/tracker": (

@@ -373,6 +373,23 @@ def test_a_departure_without_a_migration_is_now() -> None:
     assert drain_of(store).last_left_at == NOW
 
 
+def test_an_evacuation_that_turns_out_to_be_rebalancing_is_no_drain() -> None:
+    """An open node whose last evacuation is the descheduler's is not drained; no drain has ended.
+
+    On a node that is drained nevertheless, the VM does not count as one that was asked to leave.
+    """
+    ends: list[object] = []
+    drains = NodeDrains({})
+    drains.record_end = lambda *end: ends.append(end)
+    for uid in ("a", "b"):
+        drains.record_evacuation("n1", uid, NOW, is_drained=True)
+    drains.record_evacuation("n1", "a", NOW, is_drained=False)
+    drains.record_departure("n1", "a", NOW)
+    assert drains.read()["n1"].left == {}
+    drains.record_evacuation("n1", "b", NOW, is_drained=False)
+    assert (drains.read(), ends) == ({}, [])
+
+
 def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
     """The departure of another VM from an open node changes nothing."""
     drains = NodeDrains({})

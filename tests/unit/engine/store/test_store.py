@@ -1066,3 +1066,9 @@ def test_a_departure_is_dated_by_the_vmim_if_the_clock_of_the_node_is_wrong() ->
     load = store.load()
     assert load is not None
     assert load.departures == {"n9": NOW - 5.0}
+
+
+@pytest.mark.parametrize("resource", [Resource.NODES, Resource.BUDGETS, Resource.EVICTIONS])
+def test_an_unreadable_object_of_no_vm_is_no_news(resource: Resource) -> None:
+    """Only VMIs, VMIMs and pods that cannot be read any more are kept and shown."""
+    assert ClockedStore().record_unreadable(resource, NAMESPACE, NAME) == 0
