@@ -32,7 +32,9 @@ import pytest
 
 
 _TESTS = {
-    "engine/verdicts/cooldown": "cooldown vectors view metrics/begun_cooldowns ./counters server/page/lanes",
+    "engine/verdicts/cooldown": (
+        "cooldown vectors view metrics/begun_cooldowns ./counters server/page/lanes"
+    ),
     "engine/verdicts/rules": "cooldown vectors",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/ended_migrations": "ended_migrations",
