@@ -91,8 +91,7 @@ class HistoryMerger:
                 requested_by=find_requester(vmim, record.marker),
             )
             record.history.put(vmim.uid, migration, keep=self._keep)
-            if record.vmi.migration is not None and record.vmi.migration.uid == vmim.uid:
-                self._record_departure(record, at)
+            self._record_departure(record, at)
         record_attempt(record, vmim, at)
         self._evacuations.record_success(record, at)
 

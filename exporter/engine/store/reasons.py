@@ -90,7 +90,7 @@ class ReasonTable:
     def _find_silent(self, vmi: Vmi) -> Iterator[Why]:
         """A reason for each node of the VMI's pods that does not answer, the VMI's own first."""
         pods = {pod.node for pod in self._launchers.of(vmi) if not pod.finished}
-        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(pods - {vmi.node}, TARGET_SILENT)
+        places = {vmi.node: SOURCE_SILENT} | dict.fromkeys(sorted(pods - {vmi.node}), TARGET_SILENT)
         for name, reason in places.items():
             node = self._nodes.find(name)
             if node is not None and node.is_silent:

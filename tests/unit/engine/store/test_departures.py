@@ -2,9 +2,11 @@
 
 import pytest
 
+from exporter.engine.facts.model import KubeVirtSettings, Outcome
 from exporter.engine.store import merging
 from exporter.engine.store.merging import Departures
-from tests.support.builders import NOW
+from tests.support.builders import NOW, a_state, a_vmi, a_vmim
+from tests.support.stores import ClockedStore
 
 
 def test_the_newest_departure_of_each_node_counts() -> None:
@@ -27,3 +29,17 @@ def test_the_node_that_was_left_the_longest_ago_is_forgotten(
     noted.record("n1", NOW - 7.0, NOW)  # the same end again, so n1 is still the oldest
     noted.record("n4", NOW, NOW)
     assert list(noted.read_newest()[0]) == ["n3", "n4"]
+
+
+def test_an_end_ahead_of_our_clock_counts_later() -> None:
+    """When our clock has reached it, the next migration of the VM shows it, without its VMI."""
+    store = ClockedStore(now=NOW)
+    store.put(KubeVirtSettings())
+    state = a_state(end=NOW + 600.0, source_node="n1", outcome=Outcome.SUCCEEDED)
+    store.put(a_vmi(node="n2", migration=state))
+    store.now = NOW + 700.0
+    assert (load := store.load())
+    assert load.newest_success is None
+    store.put(a_vmim(uid="m2", phase="Scheduled", handed_off=True))
+    assert (load := store.load())
+    assert load.newest_success == NOW + 600.0
