@@ -79,6 +79,7 @@ _TESTS = {
     ),
     "engine/facts/policy": (
         "./settings cooldown diagnosis evidence kube/objects/kubevirt kube/watch/feed"
+        " metrics/begun_cooldowns server/api/answers"
     ),
     "engine/store/reasons": "reasons advice store nodes",
     "health": "./health",

@@ -24,10 +24,12 @@ from exporter.engine.facts.model import (
     Pod,
     Resource,
     Taint,
+    Trigger,
     Vmi,
     Vmim,
 )
 from exporter.engine.facts.placement import UNSCHEDULABLE, Requirement
+from exporter.engine.facts.states import VMIM_CONDITIONS, State
 from exporter.kube.client import split_lines
 from exporter.kube.objects.facts import EVICTION_IN_PROGRESS
 from exporter.kube.objects.instants import parse_instant
@@ -905,6 +907,44 @@ def test_any_chunking_gives_the_same_lines(
     assert rest == tail
 
 
+def a_disk(capacity: str, asked: str = "") -> Json:
+    """A volume that a migration copies."""
+    claim = {"capacity": {"storage": capacity}, "requests": {"storage": asked} if asked else None}
+    return {"volumeName": "root", "sourcePVCInfo": claim}
+
+
+@pytest.mark.parametrize(("status", "unknown"), [("True", False), ("False", False), (None, True)])
+def test_whether_it_is_known_if_a_vm_can_migrate(status: str | None, *, unknown: bool) -> None:
+    """It is unknown only without the condition LiveMigratable, as right after the start."""
+    conditions = [] if status is None else [{"type": "LiveMigratable", "status": status}]
+    vmi = read_vmi(a_vmi_json(conditions=conditions))
+    assert (vmi.migratable, vmi.migratable_unknown) == (status == "True", unknown)
+
+
+@pytest.mark.parametrize("kind", VMIM_CONDITIONS)
+def test_what_a_vmim_waits_for(kind: str) -> None:
+    """A condition of a VMIM that waits gives its state, and so does the missing other half."""
+    vmim = read_vmim(a_vmim_json(conditions=[{"type": kind, "status": "True"}]))
+    assert vmim.wait_reason is VMIM_CONDITIONS[kind].state
+    assert read_vmim(a_vmim_json(phase="WaitingForSync")).wait_reason is State.WAITING_FOR_SYNC
+    assert read_vmim(a_vmim_json()).wait_reason is None
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "trigger"),
+    [
+        ({"kubevirt.io/evacuationMigration": "n1"}, {}, Trigger.EVACUATION),
+        ({"kubevirt.io/workloadUpdateMigration": ""}, {}, Trigger.WORKLOAD_UPDATE),
+        ({}, {"kubevirt.io/volume-update-migration": "u1"}, Trigger.VOLUME_UPDATE),
+        ({}, {}, Trigger.MANUAL),
+    ],
+)
+def test_why_a_vmim_was_created(annotations: Json, labels: Json, trigger: Trigger) -> None:
+    """KubeVirt's annotations and labels say it; a VMIM without them is a user's."""
+    metadata = {"annotations": annotations, "labels": labels}
+    assert read_vmim(a_vmim_json(metadata=metadata)).trigger is trigger
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "limit"),
     [
@@ -912,6 +952,15 @@ def test_any_chunking_gives_the_same_lines(
         ({"memory": {"guest": "8G"}}, {}, 1200.0),
         ({"memory": {"guest": 8_000_000_000}}, {}, 1200.0),
         ({"resources": {"requests": {"memory": "512Mi"}}}, {}, 150.0),
+        ({"memory": {"guest": "1000000000"}}, {}, 150.0),
+        ({"memory": {"guest": "2000000k"}}, {}, 300.0),
+        ({"memory": {"guest": "2000M"}}, {}, 300.0),
+        ({"memory": {"guest": "1T"}}, {}, 150_000.0),
+        ({"memory": {"guest": "1000000Ki"}}, {}, 300.0),
+        ({"memory": {"guest": "1Ti"}}, {}, 165_000.0),
+        ({"memory": {"guest": "1G"}}, {"migratedVolumes": [a_disk("1G"), a_disk("2G")]}, 600.0),
+        ({"memory": {"guest": "1G"}}, {"migratedVolumes": [a_disk("3G", "1G")]}, 300.0),
+        ({"memory": {"guest": "1G"}}, {"migratedVolumes": [{}]}, None),
         ({"memory": {"guest": "much"}}, {}, None),
         ({"memory": {"guest": "8Gi"}}, {"migrationMethod": "BlockMigration"}, None),
         ({}, {}, None),
