@@ -141,6 +141,11 @@ class Caller:
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
+    async def send(self, request: bytes) -> None:
+        """Send a request, and give the server time to read it."""
+        self._writer.write(request)
+        await asyncio.sleep(0.02)
+
     async def ask(self, *parts: bytes) -> bytes:
         """Send a request in these parts; returns the head of the answer."""
         for part in parts:
@@ -219,6 +224,30 @@ async def test_two_heads_at_once_are_two_requests() -> None:
             await caller.ask(SAME + SAME)
             await caller.ask()
     assert (handler.handled, handler.repeated) == (4, 0)
+
+
+async def test_no_request_overtakes_the_one_that_is_being_answered() -> None:
+    """A repeated head that arrives while another request is handled waits for its turn."""
+    begun, may_end = asyncio.Queue[int](), [asyncio.Event() for _ in range(3)]
+    handler = Unmodified()
+
+    async def answer_late(request: web.BaseRequest) -> web.Response:
+        response = await handler(request)
+        begun.put_nowait(handler.handled)
+        await may_end[handler.handled - 1].wait()
+        return response
+
+    async with serving(Counters(), answer_late) as (_, port), Caller(port) as caller:
+        await caller.send(SAME)
+        assert await begun.get() == 1
+        await caller.send(SAME)
+        may_end[0].set()
+        assert await begun.get() == 2
+        await caller.send(SAME)
+        assert b'ETag: "1"' in await caller.ask()
+        may_end[1].set()
+        may_end[2].set()
+        assert [b'ETag: "%d"' % n in await caller.ask() for n in (2, 3)] == [True, True]
 
 
 async def test_an_answer_is_repeated_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
