@@ -1,4 +1,4 @@
-"""Every link in a document has a target."""
+"""Every link in a document has a target, and every row of a table a head."""
 
 import re
 from pathlib import Path
@@ -32,3 +32,12 @@ def test_every_picture_is_used() -> None:
     }
 
     assert set((ROOT / "docs" / "images").glob("*.png")) <= shown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_blank_line_cuts_a_table(document: Path) -> None:
+    """Rows that stand together begin with a head and its line; other rows are shown as text."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", read(document))
+    for rows in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        _, line, *_ = rows.splitlines()
+        assert re.fullmatch(r"[-:| ]+", line), rows
