@@ -269,19 +269,17 @@ def post(body: bytes, length: int | None = None) -> bytes:
 class Reversing:
     """A handler that answers with the body of the request, reversed."""
 
-    def __init__(self, *, parts: int = 1) -> None:
-        """`parts`: in how many writes the first answer is sent."""
+    def __init__(self, *, in_parts: bool = False) -> None:
+        """`in_parts`: the answer's body is sent in two parts."""
         self.handled = self.repeated = 0
-        self.parts = parts
+        self.in_parts = in_parts
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer through aiohttp."""
         self.handled += 1
         body = (await request.read())[::-1]
-        if self.parts == 1:
-            return Repeatable(self.answer_again, body=body)
-        payload = Parts([body[:1], body[1:]], "text/plain")
-        return Repeatable(self.answer_again, body=payload)
+        sent = Parts([body[:1], body[1:]], "text/plain") if self.in_parts else body
+        return Repeatable(self.answer_again, body=sent)
 
     def answer_again(self, body: bytes) -> bytes:
         """Answer without aiohttp."""
@@ -326,9 +324,9 @@ async def test_a_body_that_does_not_fit_gets_the_handler(parts: list[bytes], ans
     assert (handler.handled, handler.repeated) == (2, 0)
 
 
-async def test_an_answer_in_parts_is_completed_by_the_handler_alone() -> None:
-    """What was written of it in several parts is one answer, whose head has no body's bytes."""
-    handler = Reversing(parts=2)
+async def test_an_answer_that_was_sent_in_parts_is_one_answer() -> None:
+    """The next answer has its head, and nothing of its body."""
+    handler = Reversing(in_parts=True)
     async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
         for body in (b"abc", b"defg"):
             await caller.ask(post(body))

@@ -40,8 +40,8 @@ class VmiRecord(Struct, gc=False):
 
     def prove(self, uids: Iterable[str], *, keep: int) -> None:
         """Add migration UIDs that belong to this VMI; the newest `keep` are kept."""
-        new = tuple(uids)
-        known = tuple(uid for uid in self.proofs if uid not in new) if self.proofs else ()
+        new = dict.fromkeys(uids)
+        known = [uid for uid in self.proofs if uid not in new]
         self.proofs = (*known, *new)[-keep:]
 
     def save(self) -> SavedVmi | None:

@@ -96,17 +96,18 @@ class _Template:
         self._answer_again = again.answer_again
         self._until = until
 
-    def fits(self, request: bytes) -> bool:
-        """Whether these bytes are one whole request with this head."""
+    def read_body(self, request: bytes) -> bytes | None:
+        """The body, if these bytes are one whole request with this head."""
         head, end, body = request.partition(_END)
-        return bool(end) and head == _fill(self._request, body)
+        return body if end and head == _fill(self._request, body) else None
 
     def answer(self, request: bytes, now: Seconds) -> bytes | None:
         """The answer to a request with this head; None if it needs the handler."""
-        if now >= self._until or not self.fits(request):
+        asked = self.read_body(request) if now < self._until else None
+        if asked is None:
             return None
         try:
-            body = self._answer_again(request.partition(_END)[2])
+            body = self._answer_again(asked)
         except Exception:  # noqa: BLE001 (the handler fails too, and says why)
             return None
         head = None if body is None else _fill(self._answer, body)
@@ -301,7 +302,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if isinstance(response, Repeatable) and self._arrived:
             until = self._loop.time() + REPEATED_FOR
             template = _Template(self._arrived, self._written, response, until)
-            self._template = template if template.fits(self._arrived) else None
+            self._template = None if template.read_body(self._arrived) is None else template
         self._end(is_last=not response.keep_alive)
         return response
 
