@@ -84,6 +84,10 @@ class Running:
         self._process.stdin.flush()
         return self.line()
 
+    def move_to(self, core: int) -> None:
+        """Run a process that has not started threads yet on this core alone."""
+        os.sched_setaffinity(self._process.pid, {core})
+
     def is_gone(self) -> bool:
         """Whether the process has ended."""
         return self._process.poll() is not None
@@ -103,6 +107,18 @@ class Running:
 
     def _proc(self, name: str) -> str:
         return Path(f"/proc/{self._process.pid}/{name}").read_text(encoding="utf-8")
+
+
+@contextmanager
+def spared_core() -> Iterator[int]:
+    """Keep this process, and those that it starts, off the last core, and yield that core."""
+    cores = os.sched_getaffinity(0)
+    spared = max(cores)
+    os.sched_setaffinity(0, cores - {spared} or cores)
+    try:
+        yield spared
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def exchange(

@@ -306,25 +306,12 @@ def history(vmis: str) -> None:
     say(**asyncio.run(_history(int(vmis))))
 
 
-def stalls(seconds: str) -> None:
-    """A process that only sleeps: how late it wakes is how long the machine ran something else."""
-    longest, now = 0.0, time.monotonic()
-    ends_at = now + float(seconds)
-    while now < ends_at:
-        due = now + 0.001
-        time.sleep(0.001)
-        now = time.monotonic()
-        longest = max(longest, now - due)
-    say(longest=longest)
-
-
 SUBJECTS: dict[str, Callable[..., None]] = {
     "sync": sync,
     "floor": floor,
     "bare": bare,
     "scrape": scrape,
     "history": history,
-    "stalls": stalls,
 }
 
 if __name__ == "__main__":
