@@ -65,7 +65,10 @@ EXPORTER: tuple[ViewFamily | HistogramFamily, ...] = (
     ViewFamily(
         name="kubevirt_eviction_exporter_objects",
         stability=Stability.STABLE,
-        help="Objects in memory, by resource.",
+        help=(
+            "Objects in memory, by resource; of the PodDisruptionBudgets only those that forbid an "
+            "eviction."
+        ),
         labels=("resource",),
         read=lambda view: [
             (resource, view.store.count(resource)) for resource in view.health.resources
