@@ -106,9 +106,13 @@ def find_blocker(reasons: tuple[Why, ...]) -> Why | None:
 def timed_out(evidence: Evidence, limits: tuple[Seconds, Seconds]) -> bool:
     """Whether the newest failed attempt ended at one of KubeVirt's limits for target pods."""
     failed = next(iter(evidence.newest_failures()), None)
-    if failed is None or failed.scheduled_at is not None or failed.handed_off:
-        return False
-    if failed.scheduling_at is None or failed.finished_at is None:
+    if (
+        failed is None
+        or failed.scheduled_at is not None
+        or failed.handed_off
+        or failed.scheduling_at is None
+        or failed.finished_at is None
+    ):
         return False
     least, most = limits
     return least <= failed.finished_at - failed.scheduling_at <= most

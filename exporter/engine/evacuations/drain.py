@@ -331,12 +331,12 @@ def follow_drains(
         mine = remaining[node]
         outcomes = Counter(outcome for _, outcome in mine)
         is_closed = departed.closed and conditions.nodes is not None
-        refused = sum(others[node][outcome] for outcome in KEPT) if is_closed else 0
-        refused += len(outlived.get(node, ())) if is_closed else 0
+        asked, refused, unmarked = requests.get(node, ()), 0, 0
+        if is_closed:
+            refused = sum(others[node][outcome] for outcome in KEPT) + len(outlived.get(node, ()))
+            unmarked = sum(not request.is_counted for request in asked)
         failing = refused + sum(outcomes[outcome] for outcome in KEPT)
-        asked = requests.get(node, ())
-        present = refused + len(mine)
-        present += sum(not request.is_counted for request in asked) if is_closed else 0
+        present = refused + unmarked + len(mine)
         queued = sum(_is_queued(diagnosis) for (_, diagnosis), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
@@ -409,14 +409,15 @@ def _forecast(
         limits = conditions.kubevirt.limits
         parallel = max(1, min(limits.cluster, limits.outbound_per_node))
         bound = max(bound, sum(known) / parallel)
+    nodes = conditions.nodes
     return Forecast(
         node=node,
         outcomes=outcomes,
         outlived=tuple(outlived),
         at_least=bound,
         progress=progress,
-        schedulable=conditions.is_schedulable(node),
-        facts=None if conditions.nodes is None else conditions.nodes.find(node),
+        schedulable=None if nodes is None else not nodes.is_cordoned(node),
+        facts=None if nodes is None else nodes.find(node),
     )
 
 

@@ -100,17 +100,14 @@ def assess(
     case = Case(evidence, attempt, stuck, now, load, contacts, holds, nodes, target)
     state = next(state for applies, state in ORDER if applies(case))
     missing = _find_missing(case) if state is State.UNKNOWN else ()
-    seen = {
-        resource
-        for resource in (Resource.VMIMS, Resource.PODS)
-        if evidence.trust.believes(resource)
-    }
     return Situation(
         state,
         attempt,
         holds,
         missing,
-        is_quiet=bool(missing) and seen.issuperset(missing),
+        is_quiet=bool(missing)
+        and Resource.KUBEVIRTS not in missing
+        and all(map(evidence.trust.believes, missing)),
         overdue=_is_overdue(evidence.vmi.migration, now),
     )
 

@@ -104,9 +104,7 @@ class EvacuationTracker:
             self._end(record, now)
             self._records.pop(vmi.uid, None)
             saved = record.saved
-            if saved is not None and (
-                saved.through is RequestedThrough.EVICTION or self.sees_nodes
-            ):
+            if saved and (saved.through is RequestedThrough.EVICTION or self.sees_nodes):
                 record.saved = None  # it ended while this process did not run
         else:
             self._follow(record, request, now)
@@ -328,9 +326,11 @@ class EvacuationTracker:
     def _take_saved(self, record: VmiRecord, now: Instant) -> Marker | None:
         """The marker of the history file, if the evacuation that begins is that one."""
         saved, record.saved = record.saved, None
-        if saved is None or saved.is_over(record.vmi, record.history.newest_success()):
-            return None
-        if saved.ends_at is not None and now >= saved.ends_at:
+        if (
+            saved is None
+            or saved.is_over(record.vmi, record.history.newest_success())
+            or (saved.ends_at is not None and now >= saved.ends_at)
+        ):
             return None
         saved.is_presumed = False
         return saved

@@ -157,9 +157,8 @@ def count_in_window(endings: list[Ending], policy: PolicyValues, now: Instant) -
 
 def back_off(base: Seconds, migrations: int) -> Seconds:
     """`base * 2^(migrations-1)`, at most `LONGEST_COOLDOWN`."""
-    if migrations <= 1:
-        return min(base, LONGEST_COOLDOWN)
-    return min(base * 2.0 ** min(migrations - 1, 64), LONGEST_COOLDOWN)
+    doublings = min(max(migrations - 1, 0), 64)
+    return min(base * 2.0**doublings, LONGEST_COOLDOWN)
 
 
 def cap(cooldown: Seconds, policy: PolicyValues) -> Seconds:

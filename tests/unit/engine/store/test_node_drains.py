@@ -433,6 +433,7 @@ def test_a_restart_within_a_drain() -> None:
     assert restarted(watched_since=NOW - 60.0).stuck
     assert restarted(moved_at=NOW - 59.0).last_left_at == NOW - 59.0
     assert not restarted(moved_at=NOW - 59.0).stuck
+    assert restarted(moved_at=NOW - 9000.0).last_left_at == NOW - 9000.0
     assert restarted(moved_at=NOW - 9001.0).last_left_at is None
 
 

@@ -112,6 +112,7 @@ def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
 def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None:
     """Without a cordon an evacuation is a leftover only if it is older than our list of nodes."""
     assert not diagnosis_of(a_listed_store(*drained(1))).leftover
+    assert diagnosis_of(a_listed_store(*drained(1), at=REQUESTED)).leftover
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()
     assert diagnosis_of(store).leftover

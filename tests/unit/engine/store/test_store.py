@@ -26,15 +26,19 @@ from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    DRAIN_TAINT,
     Budget,
     Checkpoint,
+    Eviction,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
+    Node,
     Outcome,
     Pod,
     Resource,
+    Taint,
     Trigger,
     Vmi,
     Vmim,
@@ -490,6 +494,9 @@ def test_a_list_replaces(namespace: str | None) -> None:
     assert seen(store).vmims == ()
 
 
+EVICTION = Eviction(namespace=NAMESPACE, name="e", uid="e", pod=a_pod().name, pod_uid=a_pod().uid)
+
+
 @pytest.mark.parametrize(
     ("change", "is_news"),
     [
@@ -497,6 +504,8 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Observed(a_vmim()), False, id="same-vmim"),
         pytest.param(Observed(a_pod()), False, id="same-pod"),
         pytest.param(Removed(Resource.VMIS, NAMESPACE, "none"), False, id="no-such-vmi"),
+        pytest.param(Removed(Resource.EVICTIONS, NAMESPACE, "none"), False, id="no-such-eviction"),
+        pytest.param(Observed(EVICTION), True, id="eviction"),
         pytest.param(Observed(a_vmi(node="n2")), True, id="vmi"),
         pytest.param(Observed(a_vmim(phase="Scheduled")), True, id="vmim"),
         pytest.param(Observed(a_pod(phase="Failed")), True, id="pod"),
@@ -583,6 +592,30 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
     assert seen(store).unreadable == ((resource, NOW),)
     store.put(fact)
     assert seen(store).unreadable == ()
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        pytest.param(a_vmi(migration=a_state()), id="has-migrated"),
+        pytest.param(a_vmi(evacuation_node="n2"), id="marked"),
+        pytest.param(a_vmi(deleted_at=NOW), id="deleted"),
+        pytest.param(a_vmim(), id="vmim"),
+        pytest.param(Node(name="n1", taints=(Taint(DRAIN_TAINT),)), id="node-tainted"),
+        pytest.param(a_pod(name="other", uid="other"), id="two-pods"),
+        pytest.param(a_pod(deleted_at=NOW), id="pod-deleted"),
+        pytest.param(EVICTION, id="eviction"),
+    ],
+)
+def test_who_is_idle(fact: Fact) -> None:
+    """A VMI is idle until it is to move, or it or its pod is to end; so is one that has ended."""
+    key, vmi = (NAMESPACE, NAME), a_vmi(eviction_strategy="LiveMigrate")
+    store = a_store(vmi, a_pod())
+    assert (store.is_idle(key), store.is_idle((NAMESPACE, "none"))) == (True, True)
+    store.put(fact)
+    assert not store.is_idle(key)
+    store.put(a_vmi(phase="Failed"))
+    assert store.is_idle(key)
 
 
 def test_who_is_unsettled() -> None:
