@@ -25,8 +25,11 @@ from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.verdicts.cooldown import (
     LONGEST_COOLDOWN,
     Cooldown,
+    CooldownMark,
     back_off,
     cap,
+    known_ends,
+    mark_cooldown,
     measure_cooldown,
 )
 from exporter.engine.verdicts.rules import RULES, evaluate_rules, list_reasons, not_ours
@@ -344,6 +347,24 @@ def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
     assert decide(evidence, policy, NOW).reason is Reason.COOLDOWN
     history.put("m1", Migration(outcome=Outcome.FAILED), keep=64)
     assert decide(evidence, policy, NOW).allowed
+
+
+@pytest.mark.parametrize(
+    ("state", "migration"),
+    [
+        pytest.param(a_state(uid="m9", end=NOW - 80.0), "m9", id="its-own"),
+        pytest.param(a_state(uid="", end=NOW - 80.0), f"@{NOW - 80.0}", id="without-a-uid"),
+        pytest.param(EMPTIED, "new", id="emptied"),
+    ],
+)
+def test_what_tells_cooldowns_apart(state: MigrationState, migration: str) -> None:
+    """A cooldown is known by the VMI's last migration, or else by the newest in the history."""
+    old, new, running = (a_migration(end=end) for end in (NOW - 90.0, NOW - 50.0, None))
+    history = a_history(old=old, new=new, running=running)
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    cooldown = measured(evidence, a_policy())
+    assert mark_cooldown(evidence, cooldown) == CooldownMark(migration, cooldown.end)
+    assert {*known_ends(evidence)} == {NOW - 90.0, NOW - 50.0, state.end or NOW - 50.0}
 
 
 # --- the arithmetic
