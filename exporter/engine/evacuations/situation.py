@@ -265,9 +265,7 @@ def _is_handed_off(case: Case) -> bool:
 
 
 def _lacks_vmims(case: Case) -> bool:
-    if case.attempt is None:
-        return not case.knows_absent(Resource.VMIMS)
-    return not case.evidence.trust.believes(Resource.VMIMS)
+    return case.attempt is None and not case.knows_absent(Resource.VMIMS)
 
 
 def _is_crowded(case: Case) -> bool:

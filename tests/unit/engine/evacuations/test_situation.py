@@ -4,15 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.situation import assess, find_hand_off, is_ending
-from exporter.engine.facts.model import Node, Resource
+from exporter.engine.facts.model import Node
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
-from exporter.engine.facts.trust import NamespaceTrust
 from exporter.engine.store.nodes import NodeIndex
 from tests.support.builders import NOW, a_pod, a_running_state, a_state, a_vmi, some_evidence
 from tests.unit.engine.evacuations.test_diagnosis import (
     ROOM,
-    a_failed_attempt,
     an_attempt,
     an_evacuation,
 )
@@ -47,16 +45,6 @@ def test_a_copy_that_has_ended_is_not_overdue() -> None:
     ):
         evidence = an_evacuation(vmi={"migration": state})
         assert not assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).overdue
-
-
-@pytest.mark.parametrize(("seconds", "state"), [(19.0, State.BACKOFF), (20.0, State.NO_MIGRATION)])
-def test_the_pause_ends_at_its_instant(seconds: float, state: State) -> None:
-    """The next attempt may start 20 s after the first failure, and not before."""
-    attempt = an_attempt(created=NOW - 1.0)
-    evidence = an_evacuation(age=200.0, vmims=(a_failed_attempt(1, seconds), attempt))
-    situation = assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None)
-    assert (situation.state is State.BACKOFF) is (state is State.BACKOFF)
-    assert (situation.backoff is not None) is (state is State.BACKOFF)
 
 
 def test_a_hand_off_lasts_until_the_copy_begins() -> None:
@@ -105,15 +93,3 @@ def test_a_copy_from_a_silent_node_stalls(
     index.put(Node(name="n1", is_silent=True, silent_since=since), NOW)
     evidence = an_evacuation(vmi={"migration": a_running_state(start=NOW - began)})
     assert assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=index).state is state
-
-
-def test_an_attempt_that_cannot_be_read_explains_nothing() -> None:
-    """Without VMIMs, what is known of an attempt may be old."""
-    attempt = an_attempt(phase="Scheduling")
-    known = an_evacuation(vmims=(attempt,))
-    unknown = replace(known, trust=NamespaceTrust(dead=frozenset({Resource.VMIMS})))
-    states = [
-        assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).state
-        for evidence in (known, unknown)
-    ]
-    assert states == [State.TARGET_NOT_READY, State.UNKNOWN]

@@ -1,5 +1,6 @@
 """The store's evidence of evacuations: request, failures and pods."""
 
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -22,7 +23,6 @@ from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
 from tests.support.builders import (
-    KEEP,
     NAME,
     NAMESPACE,
     NOW,
@@ -32,14 +32,11 @@ from tests.support.builders import (
     an_ended_vmim,
     some_evidence,
 )
-from tests.support.stores import ClockedStore, put
+from tests.support.builders import a_store as a_new_store
+from tests.support.stores import ClockedStore, a_trust, put
 
 
-def a_store(*facts: Fact) -> ClockedStore:
-    """A store that may see everything, with these facts."""
-    store = ClockedStore(keep=KEEP, now=NOW)
-    put(store, *facts)
-    return store
+a_store = partial(a_new_store, now=NOW)
 
 
 def marker_of(store: Store) -> Marker:
@@ -456,19 +453,20 @@ class TestLoad:
         store.put(a_pod(namespace="other", migration_uid="a"))
         assert store.load() == Load(0, {}, MigrationLimits())
 
-    @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
-    def test_not_to_be_seen(self, blind: str) -> None:
-        """Without all permissions, or without KubeVirt's limits, the number of migrations is
-        unknown.
-        """
-        store = a_store()
-        hidden = {"vmims": Resource.VMIMS, "pods": Resource.PODS}.get(blind)
-        store.hide(*(() if hidden is None else (hidden,)))
-        if blind == "namespaced":
-            store.trust = Trust(in_namespace={NAMESPACE: NamespaceTrust()})
-        if blind != "limits":
-            store.put(KubeVirtSettings())
-        assert store.load() is None
+    @pytest.mark.parametrize(
+        ("facts", "trust"),
+        [
+            pytest.param([KubeVirtSettings()], a_trust(hidden=[Resource.VMIMS]), id="vmims"),
+            pytest.param([KubeVirtSettings()], a_trust(hidden=[Resource.PODS]), id="pods"),
+            pytest.param([], Trust(), id="limits"),
+            pytest.param(
+                [KubeVirtSettings()], Trust(in_namespace={"a": NamespaceTrust()}), id="namespaced"
+            ),
+        ],
+    )
+    def test_not_to_be_seen(self, facts: list[Fact], trust: Trust) -> None:
+        """Without a permission, a namespace or KubeVirt's limits, the load is unknown."""
+        assert a_store(*facts).load(trust) is None
 
 
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:

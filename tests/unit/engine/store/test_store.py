@@ -47,7 +47,6 @@ from exporter.engine.facts.policy import StuckPolicy, Verdict
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import RUNNING_PHASES
-from exporter.engine.store.migrations import WAITING_LIMIT
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -66,7 +65,7 @@ from tests.support.builders import (
     an_evacuating_vmi,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, put, some_verdicts
+from tests.support.stores import ClockedStore, put
 from tests.support.verdicts import decide
 from tests.unit.engine.facts.test_evidence import marker_of, seen
 
@@ -235,23 +234,13 @@ def test_a_deleted_vmim_is_the_next_ones() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    """The number of deleted VMIMs that wait for their VMI is bounded, per VMI and in total."""
+    """The number of deleted VMIMs that wait for one VMI is bounded."""
     store = a_store(keep=2)
     for number in range(4):
         store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
         store.remove(Resource.VMIMS, NAMESPACE, f"mig-{number}")
-    for number in range(WAITING_LIMIT - 1):
-        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
-        store.remove(Resource.VMIMS, NAMESPACE, "mig")
     store.put(a_vmi())
     assert sorted(records(store)) == ["m2", "m3"]
-    for number in (WAITING_LIMIT, WAITING_LIMIT + 1):
-        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
-        store.remove(Resource.VMIMS, NAMESPACE, "mig")
-    store.put(a_vmi(name="vm-1", uid="1"))
-    store.put(a_vmi(name="vm-2", uid="2"))
-    assert len(seen(store, "vm-1").history) == 0
-    assert len(seen(store, "vm-2").history) == 1
 
 
 def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
@@ -406,39 +395,24 @@ def test_limits() -> None:
     assert store.kubevirt is None
 
 
-def test_vmis_are_counted_by_node() -> None:
-    """VMIs are counted by node; nodes without VMIs are not listed."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
-    assert store.nodes == {"n1": 2, "n2": 1}
-    store.put(a_vmi(name="db3", uid="3", node="n1"))
-    store.put(a_vmi(name="db2", uid="new", node="n3"))
-    assert dict(store.nodes) == {"n1": 2, "n3": 1}
-    for name in (NAME, "db2", "db3"):
-        store.remove(Resource.VMIS, NAMESPACE, name)
-    assert dict(store.nodes) == {}
-
-
-def test_the_vmis_on_a_node() -> None:
-    """The VMIs on a node are those that run there and have not ended."""
-    store = a_store(
-        a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3", node="n2")
-    )
-    assert [evidence.vmi.name for evidence in store.on_node("n1")] == [NAME]
-
-
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_vmi_that_has_ended_is_on_no_node(phase: str) -> None:
-    """A VMI is counted on its node until it ends."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase=phase))
-    assert store.nodes == {"n1": 1}
-    store.put(a_vmi(phase=phase))
-    assert dict(store.nodes) == {}
-    store.put(a_vmi(phase=phase, node="n2"))
-    assert dict(store.nodes) == {}
+def test_vmis_are_counted_by_node(phase: str) -> None:
+    """A VMI is counted on its node until it ends; a node without VMIs is not listed."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
+    for vmi, nodes in (
+        (a_vmi(name="db3", uid="3", node="n1"), {"n1": 3}),
+        (a_vmi(name="db2", uid="new", node="n3"), {"n1": 2, "n3": 1}),
+        (a_vmi(phase=phase), {"n1": 1, "n3": 1}),
+        (a_vmi(phase=phase, node="n2"), {"n1": 1, "n3": 1}),
+    ):
+        store.put(vmi)
+        assert dict(store.nodes) == nodes
+    assert [evidence.vmi.name for evidence in store.on_node("n1")] == ["db3"]
+    assert store.on_node("n2") == []
     store.put(a_vmi(uid="new"))
-    assert store.nodes == {"n1": 1}
-    store.remove(Resource.VMIS, NAMESPACE, "db2")
-    assert store.nodes == {"n1": 1}
+    for name, nodes in (("db2", {"n1": 2}), ("db3", {"n1": 1}), (NAME, {})):
+        store.remove(Resource.VMIS, NAMESPACE, name)
+        assert dict(store.nodes) == nodes
 
 
 PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")
@@ -616,15 +590,6 @@ def test_who_is_idle(fact: Fact) -> None:
     assert not store.is_idle(key)
     store.put(a_vmi(phase="Failed"))
     assert store.is_idle(key)
-
-
-def test_who_is_unsettled() -> None:
-    """`unsettled` returns the VMIs that have an unfinished VMIM and have not ended."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
-    for name in (NAME, "db2"):
-        store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
-    view = some_verdicts(store, a_policy())
-    assert [evidence.vmi.name for evidence in view.list_unsettled()] == [NAME]
 
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:

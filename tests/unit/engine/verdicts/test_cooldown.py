@@ -27,7 +27,6 @@ from exporter.engine.verdicts.cooldown import (
     Cooldown,
     CooldownMark,
     back_off,
-    cap,
     known_ends,
     mark_cooldown,
     measure_cooldown,
@@ -742,23 +741,6 @@ def test_back_off_grows_with_the_count(base: float, fewer: int, more: int) -> No
     """More migrations never give a shorter cooldown, and Go's longest duration is the maximum."""
     fewer, more = sorted((fewer, more))
     assert 0.0 <= back_off(base, fewer) <= back_off(base, more) <= LONGEST_COOLDOWN
-
-
-@given(
-    shorter=st.floats(0.0, LONGEST_COOLDOWN * 10),
-    longer=st.floats(0.0, LONGEST_COOLDOWN * 10),
-    count=st.integers(0, 10_000),
-    limit=st.floats(0.0, LONGEST_COOLDOWN),
-)
-def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
-    shorter: float, longer: float, count: int, limit: float
-) -> None:
-    """A longer migration never gives a shorter cooldown, and the cap bounds every one."""
-    shorter, longer = sorted((shorter, longer))
-    policy = a_policy(max_migration_cooldown=limit)
-    first, other = (cap(back_off(base, count), policy) for base in (shorter, longer))
-    assert first <= other
-    assert other <= (limit or LONGEST_COOLDOWN)
 
 
 def test_nothing_overflows() -> None:
