@@ -403,10 +403,17 @@ def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
 
 def measure(*left_at: float, since: float = NOW - 9000.0, **overrides: Any) -> DrainProgress:
     """The progress of a drain with these departures, in which a VM needs a person."""
-    fields = {"evacuating": set(), "failing": 0, "external": 0, "needs_person": True}
+    fields: dict[str, Any] = {
+        "evacuating": set(),
+        "failing": 0,
+        "external": 0,
+        "needs_person": True,
+        "stuck_after": 60.0,
+        "now": NOW,
+    }
     left = {f"vm-{number}": at for number, at in enumerate(left_at)}
     departed = Departed(closed=True, since=since, left=left)
-    return measure_progress(departed, 1, **fields | {"stuck_after": 60.0, "now": NOW} | overrides)
+    return measure_progress(departed, 1, **fields | overrides)
 
 
 def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
