@@ -368,7 +368,7 @@ def _find_departure(record: VmiRecord, before: Vmi, now: Instant) -> Instant:
     if state is None or (was is not None and was.uid == state.uid and was.end == state.end):
         return now
     end = settle(record.history.find(state.uid, state.end).known_end, now)
-    if end is None or end < (record.seen_at or 0.0) - CLOCK_SKEW:
+    if end is None or record.seen_at is None or end < record.seen_at - CLOCK_SKEW:
         return now
     return end
 

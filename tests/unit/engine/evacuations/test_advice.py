@@ -17,6 +17,7 @@ from exporter.engine.facts.model import EndReason, Node, Outcome, Pod, Resource,
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import Trust
+from exporter.engine.store.load import Load
 from exporter.engine.store.nodes import NodeIndex
 from exporter.words.advice import ACTIONS, choose_advice
 from exporter.words.commands import write_cancel
@@ -25,6 +26,7 @@ from tests.unit.engine.evacuations.test_diagnosis import (
     CASES,
     FULL,
     PODS_UNSEEN,
+    ROOM,
     SOURCE,
     STALE,
     STARTS,
@@ -33,6 +35,8 @@ from tests.unit.engine.evacuations.test_diagnosis import (
     an_attempt,
     an_evacuation,
     diagnosis,
+    started,
+    tried,
 )
 
 
@@ -87,25 +91,6 @@ def test_a_quiet_watch_is_no_missing_permission() -> None:
     assert find(replace(CHANGED, trust=PODS_UNSEEN)) is State.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("evidence", "obstacle"),
-    [
-        pytest.param(
-            an_evacuation(age=7200.0, vmims=(STARTS,)), Obstacle.NO_TARGET_POD, id="hangs"
-        ),
-        pytest.param(an_evacuation(vmims=(STARTS,)), Obstacle.NONE, id="has-just-begun"),
-        pytest.param(
-            an_evacuation(age=7200.0, vmims=(STARTS,), pods=(SOURCE, a_target(ready=False))),
-            Obstacle.TARGET_NOT_STARTED,
-            id="has-a-target-pod",
-        ),
-    ],
-)
-def test_kubevirt_makes_no_target_pod(evidence: Evidence, obstacle: State | Obstacle) -> None:
-    """An attempt without a target pod for long is KubeVirt's own trouble: read its log."""
-    assert find(evidence) is obstacle
-
-
 FAILING = {"failed": {f"f{number}": NOW - number for number in range(14)}}
 STALLED = {"start": NOW - 10_000.0}
 
@@ -116,6 +101,48 @@ def find(evidence: Evidence, why: tuple[Why, ...] = (), **seen: Any) -> State | 
     obstacles = [o for o, a in ACTIONS.items() if a.sentence.partition("{")[0] in advice.sentence]
     assert len(obstacles) == 1
     return obstacles[0]
+
+
+GOING = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-old is being deleted")
+ATTACHES: dict[str, Any] = {
+    "vmi": {"hotplugs_volumes": True},
+    "pods": (SOURCE, a_target(ready=True)),
+}
+HELD = an_attempt(wait_reason=State.QUOTA)
+MOVES = an_evacuation(vmi={"migration": a_running_state()})
+OLD = 7200.0
+
+
+@pytest.mark.parametrize(
+    ("evidence", "why", "load", "obstacle"),
+    [
+        (tried(STARTS, age=OLD), (), ROOM, Obstacle.NO_TARGET_POD),
+        (tried(STARTS), (), ROOM, Obstacle.NONE),
+        (started(node="n2", age=OLD), (), ROOM, Obstacle.TARGET_NOT_STARTED),
+        (tried(STARTS, age=OLD, **ATTACHES), (), ROOM, Obstacle.ATTACHMENT),
+        (tried(HELD, marker=FAILING), (LATE,), ROOM, State.QUOTA),
+        (tried(an_attempt()), (), FULL, State.CAPACITY),
+        (an_evacuation(age=OLD), (), ROOM, Obstacle.UNEXPLAINED),
+        (MOVES, (), ROOM, Obstacle.NONE),
+        (MOVES, (GOING, LATE), ROOM, Obstacle.TARGET_DELETED),
+    ],
+    ids=[
+        "kubevirt-makes-no-target-pod",
+        "has-just-begun",
+        "its-target-pod-does-not-start",
+        "volumes-are-attached",
+        "a-quota-counts-before-earlier-failures",
+        "a-queue-is-waited-for",
+        "nobody-waits-once-it-is-stuck",
+        "memory-is-copied",
+        "its-target-is-deleted-meanwhile",
+    ],
+)
+def test_the_obstacle(
+    evidence: Evidence, why: tuple[Why, ...], load: Load, obstacle: State | Obstacle
+) -> None:
+    """What is missing, and for how long, decides what keeps a VM."""
+    assert find(evidence, why, load=load) is obstacle
 
 
 @pytest.mark.parametrize("evidence", [case for _, case in CASES.values()], ids=CASES)
@@ -245,47 +272,6 @@ def test_a_vm_that_no_other_node_can_take_does_not_wait_for_limits(*, schedulabl
     assert advice.sentence.startswith("Wait for other" if schedulable else "Add or open a node")
 
 
-def test_the_pods_that_attach_volumes_are_waited_for() -> None:
-    """With a ready target pod, the attachment pods of hot-plugged volumes are the obstacle."""
-    ready = an_evacuation(
-        age=7200.0,
-        vmi={"hotplugs_volumes": True},
-        vmims=(STARTS,),
-        pods=(SOURCE, a_target(ready=True)),
-    )
-    assert diagnosis(ready).state is State.TARGET_NOT_READY
-    assert find(ready) is Obstacle.ATTACHMENT
-
-
-def test_what_has_a_remedy_of_its_own_keeps_it() -> None:
-    """A quota that rejects the next attempt has priority over earlier failures."""
-    evidence = an_evacuation(marker=FAILING, vmims=(an_attempt(wait_reason=State.QUOTA),))
-
-    assert find(evidence, (LATE,)) is State.QUOTA
-
-
-def test_a_queue_is_waited_for() -> None:
-    """A VM that waits because of migration limits has an obstacle; a VM that migrates has none."""
-    evidence = an_evacuation(vmims=(an_attempt(),))
-
-    assert find(evidence, load=FULL) is State.CAPACITY
-    assert find(an_evacuation(vmi={"migration": a_running_state()})) is Obstacle.NONE
-
-
-def test_nothing_that_moves_it_is_an_obstacle_once_it_is_stuck() -> None:
-    """No stuck VM gets the advice to wait."""
-    assert find(an_evacuation(age=7200.0)) is Obstacle.UNEXPLAINED
-
-
-def test_a_target_that_is_deleted_while_memory_is_copied() -> None:
-    """While memory is copied, a deleted target pod is the obstacle, whatever failed before."""
-    gone = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-db1-x is being deleted")
-    moving = an_evacuation(vmi={"migration": a_running_state()})
-
-    assert find(moving, (gone, LATE)) is Obstacle.TARGET_DELETED
-    assert find(moving) is Obstacle.NONE
-
-
 @pytest.mark.parametrize(
     ("mode", "attempt", "obstacle"),
     [
@@ -382,7 +368,6 @@ def test_may_cancel(state: Any, may: bool) -> None:
 
 LOST = Why(WhySource.FAILED_ATTEMPT, "TargetReady", "Target pod is down (after Pending 2s)", NOW)
 KILLED = Why(WhySource.TARGET_CONTAINER, "OOMKilled", "exit code 137", NOW + 1.0)
-GOING = Why(WhySource.TARGET_CONTAINER, "Terminating", "virt-launcher-old is being deleted")
 SILENT = Why(WhySource.NODE, "SourceNodeUnknown", "the kubelet of n1 does not answer")
 BARE = Why(WhySource.FAILED_ATTEMPT, "", "virError(Code=9): CPU is not compatible", NOW)
 

@@ -149,9 +149,10 @@ def tried(*vmims: Vmim, **overrides: Any) -> Evidence:
     return an_evacuation(vmims=vmims, **overrides)
 
 
-def started(**target: Any) -> Evidence:
+def started(*, age: float = 60.0, **target: Any) -> Evidence:
     """An evacuation whose attempt has this target pod."""
-    return tried(STARTS, pods=(SOURCE, a_target(**({"node": "", "ready": False} | target))))
+    pod = a_target(**({"node": "", "ready": False} | target))
+    return tried(STARTS, age=age, pods=(SOURCE, pod))
 
 
 def finalised(ago: float) -> MigrationState:

@@ -353,9 +353,12 @@ def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
     assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
 
 
-def test_a_vm_that_comes_to_an_emptied_node_is_drained() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_vm_that_comes_to_an_emptied_node_is_drained(*, known: bool) -> None:
     """A VM that comes to a closed node after its last VM has left, and stays, is a new drain."""
     store = a_store(a_cordon(cordoned_at=NOW - 900.0), asked(1), now=NOW - 800.0)
+    if known:
+        store.put(a_movable(2, migratable=False, node="n2"))
     store.put(a_movable(1, node="n2"))
     assert store.drains.read() == {}
     store.now = NOW
@@ -364,10 +367,12 @@ def test_a_vm_that_comes_to_an_emptied_node_is_drained() -> None:
     assert (drain.since, drain.remaining, drain.failing) == (NOW, 1, 1)
 
 
-def test_a_departure_without_a_migration_is_now() -> None:
-    """A VM that is on another node without a new migration has left when this was seen."""
+@pytest.mark.parametrize("known", [True, False], ids=["known-migration", "wrong-clock"])
+def test_a_departure_without_a_migration_is_now(*, known: bool) -> None:
+    """A VM has left when this was seen, unless a new migration ended since it was last seen."""
     state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
-    store = a_store(a_cordon(), asked(1, migration=state), asked(2), now=NOW - 60.0)
+    before = asked(1, migration=state if known else None)
+    store = a_store(a_cordon(), before, asked(2), now=NOW - 60.0)
     store.now = NOW
     store.put(asked(1, node="n2", migration=state))
     assert drain_of(store).last_left_at == NOW
