@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.advice import may_cancel
-from exporter.engine.evacuations.causes import find_blocker, find_cause
+from exporter.engine.evacuations.causes import find_blocker
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.obstacles import Obstacle
 from exporter.engine.facts.evidence import Evidence
@@ -53,23 +53,6 @@ NEWER = Why(WhySource.POD_SCHEDULED, "Unschedulable", "0/3 nodes are available",
 QUOTA = Why(WhySource.MIGRATION_CONDITION, "migrationRejectedByResourceQuota", "", NOW)
 ABORTED = Why(WhySource.FAILED_ATTEMPT, "Running", "Live migration has been aborted", NOW)
 LATE = Why(WhySource.FAILED_ATTEMPT, "Running", "qemu crashed", NOW)
-
-
-@pytest.mark.parametrize(
-    ("why", "cause"),
-    [
-        pytest.param((), None, id="nothing"),
-        pytest.param((STAYS, SELECTOR), None, id="no-attempt-failed"),
-        pytest.param((EARLY, PULL, FULL_NODES), PULL, id="its-pod-said-why"),
-        pytest.param((LATE, PULL, FULL_NODES), LATE, id="its-own-words"),
-        pytest.param((CRASHED, LATE), LATE, id="its-pod-ended-because-of-it"),
-        pytest.param((NEWER, LATE), NEWER, id="the-next-attempt-waits"),
-        pytest.param((SELECTOR, EARLY), EARLY, id="its-phases-are-all-there-is"),
-    ],
-)
-def test_the_last_cause(why: tuple[Why, ...], cause: Why | None) -> None:
-    """An attempt that failed before its hand-off is explained by its target pod."""
-    assert find_cause(why) is cause
 
 
 def test_what_keeps_a_vm_on_its_node() -> None:
@@ -170,6 +153,10 @@ def test_every_state_has_an_action(evidence: Evidence) -> None:
         ("backoff", (EARLY,), Obstacle.UNEXPLAINED, EARLY),
         ("backoff", (EARLY, PULL), Obstacle.TARGET_NOT_STARTED, PULL),
         ("backoff", (EARLY, FULL_NODES), State.TARGET_UNSCHEDULABLE, FULL_NODES),
+        ("backoff", (LATE, PULL, FULL_NODES), Obstacle.MIGRATION_ERROR, LATE),
+        ("backoff", (CRASHED, LATE), Obstacle.MIGRATION_ERROR, LATE),
+        ("backoff", (NEWER, LATE), State.TARGET_UNSCHEDULABLE, NEWER),
+        ("backoff", (STAYS, SELECTOR), Obstacle.NONE, None),
         ("nothing-begun", (LATE,), Obstacle.MIGRATION_ERROR, LATE),
         ("nothing-begun", (), Obstacle.NONE, None),
     ],

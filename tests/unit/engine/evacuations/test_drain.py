@@ -117,34 +117,6 @@ def test_nothing_else_delays_a_movable_vm() -> None:
     assert decide_ground(movable, None) is Ground.MIGRATES
 
 
-def test_without_the_kubevirt_object_a_vmi_without_strategy_restarts() -> None:
-    """A VM without any strategy restarts, because KubeVirt's default strategy is `None`."""
-    assert outcomes_of(a_store(a_movable(eviction_strategy=""))) == {"db1": RESTARTS}
-
-
-@pytest.mark.parametrize(
-    ("facts", "outcome"),
-    [
-        pytest.param([a_movable(migration=a_running_state())], WAITS, id="running"),
-        pytest.param([a_movable(), a_vmim(vmi_name="db1")], WAITS, id="pending"),
-        pytest.param([a_movable(), a_vmim(vmi_name="db1", phase="")], WAITS, id="new"),
-        pytest.param([a_movable(migratable=False, migratable_unknown=True)], WAITS, id="boots"),
-        pytest.param([a_moved(1, 60.0), an_ended_vmim(vmi_name="db1")], LEAVES, id="ended"),
-        pytest.param(
-            [a_movable(migratable=False, migration=a_running_state())], STAYS, id="not-migratable"
-        ),
-        pytest.param(
-            [a_movable(eviction_strategy="None"), a_vmim(vmi_name="db1")], RESTARTS, id="none"
-        ),
-    ],
-)
-def test_a_migration_in_progress_is_waited_for(facts: list[Fact], outcome: DrainOutcome) -> None:
-    """A VM waits while it migrates, or until it is known whether it is migratable."""
-    store = a_store(*facts)
-
-    assert outcomes_of(store) == {"db1": outcome}
-
-
 def test_full_limits_are_waited_for() -> None:
     """A VM waits while KubeVirt's limit of migrations from its node is reached."""
     busy = a_movable(2, migration=a_running_state(uid="m2"))
@@ -467,6 +439,14 @@ def beside(phase: str) -> list[Fact]:
 
 
 FORECAST: dict[str, tuple[list[Fact], DrainOutcome]] = {
+    "no-strategy": ([a_movable(eviction_strategy="")], RESTARTS),
+    "running": ([a_movable(migration=a_running_state())], WAITS),
+    "pending": ([a_movable(), a_vmim(vmi_name="db1")], WAITS),
+    "new": ([a_movable(), a_vmim(vmi_name="db1", phase="")], WAITS),
+    "boots": ([a_movable(migratable=False, migratable_unknown=True)], WAITS),
+    "ended": ([a_moved(1, 60.0), an_ended_vmim(vmi_name="db1")], LEAVES),
+    "not-migratable": ([a_movable(migratable=False, migration=a_running_state())], STAYS),
+    "none": ([a_movable(eviction_strategy="None"), a_vmim(vmi_name="db1")], RESTARTS),
     "zombie": ([a_movable(1, migration=MigrationState(uid="gone"))], FAILS),
     "stalled": ([a_movable(1, migration=a_running_state(start=NOW - 9000.0))], FAILS),
     "quota": (waits_for(State.QUOTA), FAILS),
@@ -485,7 +465,10 @@ FORECAST: dict[str, tuple[list[Fact], DrainOutcome]] = {
 
 @pytest.mark.parametrize(("facts", "outcome"), FORECAST.values(), ids=FORECAST)
 def test_what_counts_before_anybody_drains(facts: list[Fact], outcome: DrainOutcome) -> None:
-    """A state that does not depend on an evacuation decides the outcome before there is one."""
+    """A VM waits while it migrates, or until it is known whether it is migratable.
+
+    A state that does not depend on an evacuation decides the outcome before there is one.
+    """
     store = a_store(*facts, now=NOW - 4000.0)
     assert outcomes_of(store) == {"db1": outcome}
     _, (candidate,) = forecast_node(store, "n1", now_in(store))

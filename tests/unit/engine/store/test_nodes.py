@@ -12,7 +12,6 @@ from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
     Node,
-    Outcome,
     Priority,
     Resource,
     Taint,
@@ -20,7 +19,7 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.nodes import NodeIndex
 from exporter.words.advice import choose_advice
-from tests.support.builders import NOW, a_cordon, a_state, a_store, a_vmim
+from tests.support.builders import NOW, a_cordon, a_store, a_vmim
 from tests.support.stores import ClockedStore, a_trust, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_movable
 
@@ -202,25 +201,3 @@ def test_a_drain_is_stuck_if_nothing_leaves(by: Priority, *, cordoned: bool) -> 
     if cordoned:
         store.put(a_cordon(cordoned_at=REQUESTED))
     assert is_stuck(store) is (cordoned or by is Priority.SYSTEM_CRITICAL)
-
-
-def test_a_drain_that_goes_on_is_not_stuck() -> None:
-    """A drain is stuck only after `stuck.after` without a departure."""
-    store = a_listed_store(a_cordon(cordoned_at=REQUESTED), *drained(1), *drained(2))
-    for left_at, stuck in ((NOW - 1801.0, True), (NOW - 1799.0, False)):
-        store.now = left_at
-        state = a_state(uid="evac-2", start=left_at - 9, end=left_at, outcome=Outcome.SUCCEEDED)
-        store.put(a_movable(2, node="n2", migration=state))
-        assert is_stuck(store) is stuck
-        store.put(drained(2)[0])
-
-
-def test_a_drain_whose_vms_wait_for_others_is_not_stuck() -> None:
-    """A VM with the strategy External that nobody moves does not make a drain stuck."""
-    vmi = a_movable(
-        1,
-        evacuation_node="n1",
-        eviction_requested_at=REQUESTED,
-        eviction_strategy="External",
-    )
-    assert not is_stuck(a_listed_store(a_cordon(), vmi))
