@@ -438,38 +438,39 @@ class TestStuck:
         assert (gone.state, gone.stuck) == (State.STALE_MARKER, stuck)
 
     @pytest.mark.parametrize(
-        ("age", "failures", "stuck_by"),
+        ("age", "attempts", "failures", "external", "stuck_by"),
         [
-            (60, 0, ()),
-            (3600, 0, (Cause.AGE,)),
-            (60, 3, (Cause.FAILURES,)),
-            (3600, 3, (Cause.AGE, Cause.FAILURES)),
+            pytest.param(60, 1, 0, None, (), id="tried-just-now"),
+            pytest.param(3600, 1, 0, None, (Cause.AGE,), id="tried-for-long"),
+            pytest.param(60, 1, 3, None, (Cause.FAILURES,), id="tried-often"),
+            pytest.param(3600, 1, 3, None, (Cause.AGE, Cause.FAILURES), id="tried-long-and-often"),
+            pytest.param(4000, 0, 1, None, (Cause.AGE,), id="its-vmim-is-gone"),
+            pytest.param(86_400, 0, 0, None, (), id="never-tried"),
+            pytest.param(86_400, 0, 0, 86_399.0, (Cause.AGE,), id="never-tried-within-external"),
+            pytest.param(86_400, 0, 0, 86_400.0, (), id="never-tried-yet"),
         ],
     )
-    def test_external_and_tried_by_somebody(
-        self, age: int, failures: int, stuck_by: tuple[Cause, ...]
+    def test_external(
+        self,
+        age: int,
+        attempts: int,
+        failures: int,
+        external: float | None,
+        stuck_by: tuple[Cause, ...],
     ) -> None:
-        """Once somebody has created a VMIM, an External evacuation becomes stuck like any other."""
-        vmi = {"eviction_strategy": "External"}
-        attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="")
-        failed = {f"f{n}": NOW - 30.0 for n in range(failures)}
-        evidence = an_evacuation(age=age, vmi=vmi, vmims=(attempt,), marker={"failed": failed})
-        result = diagnosis(evidence)
-        assert result.state is not State.EXTERNAL
+        """Once somebody has created a VMIM, an External evacuation becomes stuck like any other.
+
+        Without an attempt it is stuck only after `stuck.external`.
+        """
+        evidence = an_evacuation(
+            age=age,
+            vmi={"eviction_strategy": "External"},
+            vmims=(an_attempt(trigger=Trigger.MANUAL, evacuates=""),) * attempts,
+            marker={"failed": {f"f{n}": NOW - 30.0 for n in range(failures)}},
+        )
+        result = diagnosis(evidence, stuck=StuckPolicy(external=external))
+        assert (result.state is State.EXTERNAL) is (not attempts)
         assert result.stuck_by == stuck_by
-
-    def test_external_and_tried_by_a_vmim_that_is_gone(self) -> None:
-        """A failed attempt of an External evacuation still counts after its VMIM was deleted."""
-        vmi = {"eviction_strategy": "External"}
-        evidence = an_evacuation(age=4000, vmi=vmi, marker={"failed": {"f1": NOW - 50}})
-        assert diagnosis(evidence).stuck_by == (Cause.AGE,)
-
-    def test_external_for_a_day(self) -> None:
-        """An External evacuation without attempts is stuck only after `stuck.external`."""
-        evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
-        assert not diagnosis(evidence).stuck
-        assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
-        assert diagnosis(evidence, stuck=StuckPolicy(external=86_400.0)).stuck_by == ()
 
 
 class TestSource:

@@ -110,26 +110,19 @@ def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]
     assert drain.estimate is None
 
 
-def test_two_departures_are_no_pace() -> None:
-    """With fewer than three departures there is no estimate."""
-    drain = drain_of(a_drain(NOW - 300, NOW - 60, remaining=1))
-    assert (drain.left, drain.seconds_per_vmi, drain.estimate) == (2, None, None)
+def test_what_counts_in_a_drain() -> None:
+    """A VM whose evacuation was cancelled does not count; one that was deleted has left.
 
-
-def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
-    """A VM whose evacuation was cancelled is no longer counted in the drain."""
-    store = a_drain(NOW - 60, remaining=2)
+    With fewer than three departures there is no pace.
+    """
+    store = a_drain(NOW - 60, remaining=3)
     store.put(a_movable(2))
     drain = drain_of(store)
-    assert (drain.asked, drain.left, drain.remaining) == (2, 1, 1)
-
-
-def test_a_vm_that_is_deleted_has_left() -> None:
-    """A deleted VM counts as one that has left the node."""
-    store = a_drain(remaining=2)
-    store.remove(Resource.VMIS, NAMESPACE, asked(0).name)
+    assert (drain.asked, drain.left, drain.remaining) == (3, 1, 2)
+    store.remove(Resource.VMIS, NAMESPACE, asked(3).name)
     drain = drain_of(store)
-    assert (drain.left, drain.remaining, drain.last_left_at) == (1, 1, NOW)
+    assert (drain.asked, drain.left, drain.remaining) == (3, 2, 1)
+    assert (drain.last_left_at, drain.seconds_per_vmi, drain.estimate) == (NOW, None, None)
 
 
 def test_a_drain_begins_with_the_cordon() -> None:
