@@ -71,8 +71,7 @@ def find_cause(reasons: tuple[Why, ...]) -> Why | None:
     sources = _BLOCKERS | _OF_TARGETS if bare else _BLOCKERS
     since = 0.0 if failed is None or bare else failed.at or 0.0
     if is_target_lost(reasons):
-        ended = (why for why in reasons if why.source is WhySource.TARGET_CONTAINER)
-        lost = next((why for why in ended if _was_killed(why)), None)
+        lost = next((why for why in reasons if _was_killed(why)), None)
         if lost is not None:
             return lost
     others = (
@@ -89,8 +88,12 @@ def is_target_lost(reasons: tuple[Why, ...]) -> bool:
     return classify_text(next(failed, "")) is EndReason.TARGET_LOST
 
 
-def _was_killed(ended: Why) -> bool:
-    return ended.reason not in IMAGE_WORDS and not ended.message.removesuffix(")").endswith(GAVE_UP)
+def _was_killed(why: Why) -> bool:
+    return (
+        why.source is WhySource.TARGET_CONTAINER
+        and why.reason not in IMAGE_WORDS
+        and not why.message.removesuffix(")").endswith(GAVE_UP)
+    )
 
 
 def find_blocker(reasons: tuple[Why, ...]) -> Why | None:

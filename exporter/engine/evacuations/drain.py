@@ -18,19 +18,17 @@ from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Cause, Diagnosis
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
-    MOVED,
     OUTCOMES,
     DrainOutcome,
     Ground,
     decide_ground,
-    measure_mobility,
+    find_duration,
 )
 from exporter.engine.evacuations.outlook import Outlook, SettledOutcomes, judge
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     Eviction,
     Instant,
-    KubeVirtSettings,
     Node,
     NodeMobility,
     Pod,
@@ -374,19 +372,6 @@ def _join(evictions: Sequence[Eviction]) -> Requester | None:
 def _is_queued(diagnosis: Diagnosis) -> bool:
     """Whether an evacuation only waits for KubeVirt's limits, even if it is stuck by its age."""
     return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
-
-
-def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """How long this VMI's migration in a drain should take: as long as its last successful one.
-
-    None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
-    migrating, because the progress of that migration is unknown.
-    """
-    mobility = measure_mobility(evidence)
-    outcome = OUTCOMES[decide_ground(mobility, settings)]
-    if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
-        return None
-    return evidence.history.last_duration()
 
 
 def _forecast(

@@ -10,12 +10,16 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import (
-    find_duration,
     forecast_node,
     forecast_nodes,
     sum_outcomes,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome, Ground, decide_ground
+from exporter.engine.evacuations.drain_outcomes import (
+    DrainOutcome,
+    Ground,
+    decide_ground,
+    find_duration,
+)
 from exporter.engine.facts.model import (
     OPTIONAL_RESOURCES,
     Fact,
