@@ -654,16 +654,13 @@ class TestDivergence:
         pods = (a_pod(eviction_in_progress=annotated),)
         assert diagnosis(an_evacuation(marker=marker, pods=pods)).diverged is diverged
 
-    def test_pods_not_seen(self) -> None:
-        """Without permission for pods no evacuation has diverged."""
-        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), trust=PODS_UNSEEN)
-        assert not diagnosis(evidence).diverged
-
-    def test_pods_not_watched(self) -> None:
-        """While the watch of pods is dead no evacuation has diverged."""
-        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
+    def test_pods_that_are_not_known(self) -> None:
+        """Without permission for pods, or while their watch is dead, nothing has diverged."""
+        marker = {"lacking_since": NOW - 500}
+        evidence = an_evacuation(marker=marker, pods=(a_pod(),))
         assert diagnosis(evidence).diverged
         assert not diagnosis(evidence, dead=Resource.PODS).diverged
+        assert not diagnosis(an_evacuation(marker=marker, pods=(), trust=PODS_UNSEEN)).diverged
 
 
 def a_move(*vmims: Vmim, **overrides: Any) -> Evidence:

@@ -9,6 +9,7 @@ from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.evacuations.outlook import SettledOutcomes
+from exporter.engine.facts.changes import Change, Listed, Observed, Removed
 from exporter.engine.facts.model import (
     Budget,
     Pod,
@@ -127,22 +128,22 @@ def test_a_budget_adds_no_ended_vm_and_no_other_pod() -> None:
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
 
 
-@pytest.mark.parametrize("how", ["allows", "remove", "list", "labels", "gone"])
-def test_a_budget_forbids_until_it_does_not(how: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        Observed(a_budget(forbids=False)),
+        Removed(Resource.BUDGETS, NAMESPACE, "web"),
+        Listed(Resource.BUDGETS, {"other": {"web"}}, None),
+        Observed(a_launcher(1, labels=())),
+        Removed(Resource.PODS, NAMESPACE, "launcher-1"),
+    ],
+    ids=["allows", "removed", "not-listed", "other-labels", "pod-gone"],
+)
+def test_a_budget_forbids_until_it_does_not(change: Change) -> None:
     """Once no budget forbids disruptions of the VM's pod, the VM would restart."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
-    match how:
-        case "allows":
-            store.put(a_budget(forbids=False))
-        case "remove":
-            store.remove(Resource.BUDGETS, NAMESPACE, "web")
-        case "list":
-            store.retain(Resource.BUDGETS, {"other": {"web"}}, None)
-        case "labels":
-            store.put(a_launcher(1, labels=()))
-        case _:
-            store.remove(Resource.PODS, NAMESPACE, "launcher-1")
+    store.apply(change, NOW)
     assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import forecast_node, forecast_nodes
+from exporter.engine.facts.changes import Change, Listed, Observed, Removed
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
     Instant,
@@ -86,24 +87,24 @@ def test_without_the_nodes_nothing_is_said_of_them() -> None:
     assert not diagnosis_of(store, sees_nodes=False).leftover
 
 
-@pytest.mark.parametrize("how", ["put", "remove", "list"])
-def test_an_evacuation_is_left_over_after_the_uncordon(how: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        Observed(a_cordon(schedulable=True, cordoned_at=None)),
+        Removed(Resource.NODES, "", "n1"),
+        Listed(Resource.NODES, {"": {"n2"}}, None),
+    ],
+    ids=["uncordoned", "removed", "not-listed"],
+)
+def test_an_evacuation_is_left_over_after_the_uncordon(change: Change) -> None:
     """After the uncordon, an evacuation that the descheduler did not request is a leftover."""
     store = a_listed_store(a_cordon(cordoned_at=REQUESTED - 60.0), *drained(1))
     assert not diagnosis_of(store).leftover
-    store.now = NOW - 60.0
-    match how:
-        case "put":
-            store.put(a_cordon(schedulable=True, cordoned_at=None))
-        case "remove":
-            store.remove(Resource.NODES, "", "n1")
-        case _:
-            store.retain(Resource.NODES, {"": {"n2"}}, None)
+    store.apply(change, NOW - 60.0)
     assert diagnosis_of(store).leftover
     (evidence,) = store.evacuating()
-    assert choose_advice(evidence, diagnosis_of(store), (), conditions(store)).sentence.startswith(
-        "Cancel the evacuation if"
-    )
+    advice = choose_advice(evidence, diagnosis_of(store), (), conditions(store))
+    assert advice.sentence.startswith("Cancel the evacuation if")
     store.put(a_cordon(cordoned_at=NOW - 30.0))
     assert not diagnosis_of(store).leftover
 
@@ -115,9 +116,8 @@ def test_an_eviction_from_a_node_that_nobody_cordoned_is_not_left_over() -> None
     store = a_listed_store(*drained(1), at=NOW)
     (evidence,) = store.evacuating()
     assert diagnosis_of(store).leftover
-    assert (
-        "Cancel" not in choose_advice(evidence, diagnosis_of(store), (), conditions(store)).sentence
-    )
+    advice = choose_advice(evidence, diagnosis_of(store), (), conditions(store))
+    assert "Cancel" not in advice.sentence
 
 
 def test_an_unknown_source_is_left_over_if_the_uncordon_was_seen() -> None:

@@ -623,12 +623,10 @@ class Cluster:
         self.create_vmi()
 
     def create_vmi(self) -> None:
-        """Create the VMI."""
         self.born += 1
         self.write(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
 
     def write(self, fact: Vmi | Vmim) -> None:
-        """Write an object."""
         self.news.append(fact)
         if isinstance(fact, Vmi):
             self.vmi = fact
@@ -637,17 +635,14 @@ class Cluster:
         self.now += 7.0
 
     def change(self, vmim: Vmim, **changes: object) -> Vmim:
-        """Change a VMIM."""
         changed = replace(vmim, **changes)
         self.write(changed)
         return changed
 
     def make_final(self, vmim: Vmim, phase: str, outcome: Outcome) -> Vmim:
-        """Write the final phase of a VMIM."""
         return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
 
     def unfinished(self) -> Vmim | None:
-        """The unfinished VMIM, if any."""
         return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
 
     def attempt(self) -> Vmim:
@@ -736,18 +731,15 @@ class Cluster:
             self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def give_up(self) -> None:
-        """Delete the unfinished VMIM."""
         if (vmim := self.unfinished()) is not None:
             self.delete(vmim)
 
     def collect(self) -> None:
-        """Delete the oldest finished VMIM."""
         finished = (vmim for vmim in self.vmims.values() if vmim.finished)
         if (vmim := next(finished, None)) is not None:
             self.delete(vmim)
 
     def delete(self, vmim: Vmim) -> None:
-        """Delete a VMIM."""
         del self.vmims[vmim.name]
         self.news.append(Removed(Resource.VMIMS, NAMESPACE, vmim.name, vmim.uid))
         self.now += 3.0
