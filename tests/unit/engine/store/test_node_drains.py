@@ -10,6 +10,7 @@ from exporter.engine.facts.model import (
     Fact,
     KubeVirtSettings,
     MigrationLimits,
+    MigrationState,
     Mobility,
     Outcome,
     Priority,
@@ -28,7 +29,15 @@ from exporter.engine.store.node_drains import (
     NodeDrains,
     measure_progress,
 )
-from tests.support.builders import NAMESPACE, NOW, a_cordon, a_state, a_store, a_vmim
+from tests.support.builders import (
+    NAMESPACE,
+    NOW,
+    a_cordon,
+    a_running_state,
+    a_state,
+    a_store,
+    a_vmim,
+)
 from tests.support.stores import ClockedStore, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_failure, a_movable
 
@@ -360,15 +369,23 @@ def test_a_vm_that_comes_to_an_emptied_node_is_drained(*, known: bool) -> None:
     assert (drain.since, drain.remaining, drain.failing) == (NOW, 1, 1)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known-migration", "wrong-clock"])
-def test_a_departure_without_a_migration_is_now(*, known: bool) -> None:
-    """A VM has left when this was seen, unless a new migration ended since it was last seen."""
-    state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
-    before = asked(1, migration=state if known else None)
-    store = a_store(a_cordon(), before, asked(2), now=NOW - 60.0)
+@pytest.mark.parametrize(
+    ("before", "ago", "left"),
+    [
+        pytest.param(a_state(end=NOW - 5000.0), 5000.0, 0.0, id="no-new-migration"),
+        pytest.param(a_running_state(), 30.0, 30.0, id="its-migration-has-ended"),
+        pytest.param(None, 360.0, 360.0, id="ended-before-it-was-last-seen"),
+        pytest.param(None, 361.0, 0.0, id="ended-by-a-wrong-clock"),
+    ],
+)
+def test_when_a_vm_has_left(before: MigrationState | None, ago: float, left: float) -> None:
+    """A VM has left when its migration ended, or now if none has ended since it was last seen."""
+    cordon, vmi = a_cordon(cordoned_at=NOW - 9000.0), asked(1, migration=before)
+    store = a_store(cordon, vmi, asked(2), now=NOW - 60.0)
     store.now = NOW
-    store.put(asked(1, node="n2", migration=state))
-    assert drain_of(store).last_left_at == NOW
+    ended = a_state(end=NOW - ago, outcome=Outcome.SUCCEEDED)
+    store.put(asked(1, node="n2", migration=ended))
+    assert drain_of(store).last_left_at == NOW - left
 
 
 def test_an_evacuation_that_turns_out_to_be_rebalancing_is_no_drain() -> None:
