@@ -166,26 +166,6 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert not any(finding.blocks for finding in evaluate_rules(over, a_policy(), NOW))
 
 
-@pytest.mark.parametrize(
-    ("guards", "evidence"),
-    [
-        pytest.param({"guard_pending_migrations": False}, PENDING, id="pending"),
-        pytest.param({"guard_evacuations": False}, REQUESTED, id="evacuation"),
-        pytest.param(
-            {"guard_pending_migrations": False},
-            some_evidence(
-                vmi=a_vmi(migration=EMPTIED), history=a_history(m1=a_migration(end=NOW - 60.0))
-            ),
-            id="abandoned-hand-off",
-        ),
-    ],
-)
-def test_guards_off(guards: dict[str, bool], evidence: Evidence) -> None:
-    """A guard that is off does not block."""
-    assert verdicts(evidence, a_policy()) != ("", "")
-    assert verdicts(evidence, a_policy(**guards)) == ("", "")
-
-
 def test_rules_speak_in_order() -> None:
     """Without a checkpoint the reason comes from the first rule in `RULES` that blocks."""
     without_pending = a_policy(guard_pending_migrations=False)
@@ -509,33 +489,40 @@ def test_explain() -> None:
     ]
 
 
-UPDATING: dict[str, Any] = {"platform_updating": True}
-
-
-def blocking(**policy: Any) -> Policy:
-    """A policy whose override `db` has `block: true`."""
-    return a_policy(overrides=(Override(name="db", policy=a_policy(block=True)),), **policy)
+UPDATING = some_evidence(platform_updating=True)
+ABANDONED = some_evidence(
+    vmi=a_vmi(migration=EMPTIED), history=a_history(m1=a_migration(end=NOW - 60.0))
+)
+NO_PENDING: dict[str, Any] = {"guard_pending_migrations": False}
+UPDATES: dict[str, Any] = {"guard_platform_update": True}
+DB = {"overrides": (Override(name="db", policy=a_policy(block=True)),)}
+FIXED = a_vmi(override="db")
 
 
 @pytest.mark.parametrize(
-    ("policy", "facts", "reasons"),
+    ("policy", "evidence", "reasons"),
     [
-        (a_policy(guard_platform_update=True), UPDATING, ("platform_update", "")),
-        (a_policy(guard_platform_update=True), {}, ("", "")),
-        (a_policy(), UPDATING, ("", "")),
-        (blocking(), {"vmi": a_vmi(override="db")}, ("", "policy")),
-        (blocking(), {"vmi": a_vmi()}, ("", "")),
-        (blocking(), {"vmi": a_vmi(override="db", phase="Failed")}, ("", "")),
-        (
-            blocking(guard_platform_update=True),
-            {"vmi": a_vmi(override="db", migration=a_state())} | UPDATING,
-            ("", "policy"),
-        ),
+        ({}, ABANDONED, ("", "cooldown")),
+        (NO_PENDING, ABANDONED, ("", "")),
+        (NO_PENDING, PENDING, ("", "")),
+        ({"guard_evacuations": False}, REQUESTED, ("", "")),
+        (UPDATES, UPDATING, ("platform_update", "")),
+        (UPDATES, some_evidence(), ("", "")),
+        ({}, UPDATING, ("", "")),
+        (DB, some_evidence(vmi=FIXED), ("", "policy")),
+        (DB, some_evidence(), ("", "")),
+        (DB, some_evidence(vmi=replace(FIXED, phase="Failed")), ("", "")),
+        (DB | UPDATES, replace(UPDATING, vmi=replace(FIXED, migration=a_state())), ("", "policy")),
     ],
 )
-def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, str]) -> None:
-    """An update of KubeVirt blocks at filter, and an override with `block: true` at preEviction."""
-    assert verdicts(some_evidence(**facts), policy) == reasons
+def test_what_the_policy_sets(
+    policy: dict[str, Any], evidence: Evidence, reasons: tuple[str, str]
+) -> None:
+    """A guard that is off does not block.
+
+    An update of KubeVirt blocks at filter, and an override with `block: true` at preEviction.
+    """
+    assert verdicts(evidence, a_policy(**policy)) == reasons
 
 
 def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
