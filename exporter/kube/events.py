@@ -150,8 +150,6 @@ class EventWriter:
         conditions = read_conditions(self.store, self.stuck, trust, now)
         name = episode.vmi.name
         evidence = self.store.evidence(episode.vmi.namespace, name, conditions.trust)
-        if not isinstance(episode, EvacuationEpisode):
-            return None
         if evidence is None or evidence.vmi.uid != episode.vmi.uid:
             return None
         if episode.reason is EventReason.EVACUATION_STUCK:

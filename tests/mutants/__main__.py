@@ -35,7 +35,8 @@ _TESTS = {
     "engine/verdicts/cooldown": (
         "cooldown vectors view metrics/begun_cooldowns ./counters server/page/lanes"
     ),
-    "engine/verdicts/rules": "cooldown vectors",
+    "engine/verdicts/rules": "cooldown vectors view",
+    "engine/verdicts/foreseen": "view",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
     "engine/evacuations/ended_migrations": "ended_migrations",
     "engine/store/evacuation_ends": "evacuation_ends",
@@ -60,7 +61,7 @@ _TESTS = {
     "engine/facts/history": "history",
     "engine/facts/trust": "trust",
     "engine/store/store": (
-        "reasons store evidence view requesters nodes taints drain tracker node_drains"
+        "reasons store evidence view requesters nodes taints drain tracker node_drains evictions"
     ),
     "engine/store/merging": (
         "departures migration_records evacuation_ends store evidence tracker drain diagnosis"

@@ -136,8 +136,7 @@ def _is_left_over(doubt: Doubt) -> bool:
 
 def _is_withdrawn(doubt: Doubt) -> bool:
     diagnosis = doubt.diagnosis
-    has_withdrawn = isinstance(diagnosis, Diagnosis) and bool(diagnosis.withdrawn)
-    return has_withdrawn and _is_left_over(doubt)
+    return isinstance(diagnosis, Diagnosis) and bool(diagnosis.withdrawn) and _is_left_over(doubt)
 
 
 def _is_taint_left(doubt: Doubt) -> bool:
@@ -148,10 +147,6 @@ def _is_taint_left(doubt: Doubt) -> bool:
 def _is_cut_off(doubt: Doubt) -> bool:
     """The VM's node does not answer."""
     return doubt.reason == SOURCE_SILENT and doubt.diagnosis.stuck
-
-
-def _is(state: State) -> "_Test":
-    return lambda doubt: doubt.state is state
 
 
 def _says(source: WhySource) -> "_Test":
@@ -218,7 +213,8 @@ def _lacks_handlers(doubt: Doubt) -> bool:
     nodes, node = doubt.nodes, doubt.evidence.vmi.node
     if not _is_unscheduled(doubt) or nodes is None or not nodes.find_without_handler(node):
         return False
-    return not _has_room_words(doubt) or not nodes.may_leave(node, doubt.evidence.vmi.placement)
+    has_room = not any(word in doubt.message for word in _ROOM)
+    return has_room or not nodes.may_leave(node, doubt.evidence.vmi.placement)
 
 
 def _has_no_other_node(doubt: Doubt) -> bool:
@@ -327,10 +323,6 @@ def _waits_for(reason: str) -> "_Test":
     return lambda doubt: doubt.has_cause(source) and doubt.reason == reason
 
 
-def _has_room_words(doubt: Doubt) -> bool:
-    return any(word in doubt.message for word in _ROOM)
-
-
 _Test: TypeAlias = Callable[[Doubt], bool]
 _ROOM = ("Insufficient ", "Too many pods", "free ports", "max volume count")
 """Words of the scheduler about a node that matches, but has no room."""
@@ -357,7 +349,7 @@ STEPS: tuple[tuple[_Test, State | Obstacle | None], ...] = (
     (_is_taint_left, Obstacle.TAINT_LEFT),
     (_is_withdrawn, Obstacle.WITHDRAWN),
     (_is_left_over, Obstacle.LEFTOVER),
-    (_is(State.SHUTTING_DOWN), None),
+    (lambda d: d.state is State.SHUTTING_DOWN, None),
     (_is_cut_off, Obstacle.SOURCE_SILENT),
     (lambda d: d.state is State.ENDED_NOT_FINISHED and d.cause is not None, Obstacle.HOTPLUG_HANGS),
     (_is_unfinalized, Obstacle.NOT_FINALIZED),

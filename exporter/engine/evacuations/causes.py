@@ -71,8 +71,7 @@ def find_cause(reasons: tuple[Why, ...]) -> Why | None:
     sources = _BLOCKERS | _OF_TARGETS if bare else _BLOCKERS
     since = 0.0 if failed is None or bare else failed.at or 0.0
     if is_target_lost(reasons):
-        ended = (why for why in reasons if why.source is WhySource.TARGET_CONTAINER)
-        lost = next((why for why in ended if _was_killed(why)), None)
+        lost = next((why for why in reasons if _was_killed(why)), None)
         if lost is not None:
             return lost
     others = (
@@ -89,8 +88,12 @@ def is_target_lost(reasons: tuple[Why, ...]) -> bool:
     return classify_text(next(failed, "")) is EndReason.TARGET_LOST
 
 
-def _was_killed(ended: Why) -> bool:
-    return ended.reason not in IMAGE_WORDS and not ended.message.removesuffix(")").endswith(GAVE_UP)
+def _was_killed(why: Why) -> bool:
+    return (
+        why.source is WhySource.TARGET_CONTAINER
+        and why.reason not in IMAGE_WORDS
+        and not why.message.removesuffix(")").endswith(GAVE_UP)
+    )
 
 
 def find_blocker(reasons: tuple[Why, ...]) -> Why | None:
@@ -106,9 +109,13 @@ def find_blocker(reasons: tuple[Why, ...]) -> Why | None:
 def timed_out(evidence: Evidence, limits: tuple[Seconds, Seconds]) -> bool:
     """Whether the newest failed attempt ended at one of KubeVirt's limits for target pods."""
     failed = next(iter(evidence.newest_failures()), None)
-    if failed is None or failed.scheduled_at is not None or failed.handed_off:
-        return False
-    if failed.scheduling_at is None or failed.finished_at is None:
+    if (
+        failed is None
+        or failed.scheduled_at is not None
+        or failed.handed_off
+        or failed.scheduling_at is None
+        or failed.finished_at is None
+    ):
         return False
     least, most = limits
     return least <= failed.finished_at - failed.scheduling_at <= most

@@ -63,10 +63,6 @@ class Conditions(Struct, frozen=True, kw_only=True):
         """The key of the taint that makes KubeVirt evacuate a node."""
         return DRAIN_TAINT if self.kubevirt is None else self.kubevirt.drain_taint
 
-    def is_schedulable(self, node: str) -> bool | None:
-        """Whether pods can be scheduled onto a node; None if that is unknown."""
-        return None if self.nodes is None else not self.nodes.is_cordoned(node)
-
     def find_budget(self, evidence: Evidence) -> str:
         """The budget that forbids the eviction of a VMI's pod; "" if none is known."""
         return "" if self.budgets is None else self.budgets.find(evidence.launcher)

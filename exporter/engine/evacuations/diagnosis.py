@@ -144,7 +144,6 @@ def diagnose(
     is_alive = evidence.trust.believes(Resource.VMIS)
     situation = assess(evidence, stuck, load, now, contacts=contacts, nodes=nodes)
     state, attempt = situation.state, situation.attempt
-    by_taint = marker.through is RequestedThrough.TAINT
     tainted = nodes is not None and nodes.find_taint(marker.node, drain_taint) is not None
     withdrawn = find_withdrawn(marker, seen.eviction)
     part = find_part(evidence.vmi, marker, source, nodes, drain_taint, is_withdrawn=bool(withdrawn))
@@ -155,7 +154,7 @@ def diagnose(
         node=marker.node,
         requested_at=_find_request(seen, marker),
         through=marker.through,
-        tainted=by_taint or tainted,
+        tainted=marker.through is RequestedThrough.TAINT or tainted,
         source=source,
         state=state,
         stuck_by=_find_causes(evidence, attempt, stuck, now, state=state, due=due, failed=failed)
@@ -295,18 +294,14 @@ def _find_causes(
         began = migration.start
     elif attempt is not None:
         began = attempt.created if attempt.scheduled_at is None else attempt.scheduled_at
-    causes = []
+    is_late = due is not None and now > due
     if state is State.SHUTTING_DOWN:
-        return (Cause.AGE,) if due is not None and now > due else ()
-    if state is State.MIGRATION_STALLED or _hangs(evidence, state, stuck, now):
-        causes.append(Cause.AGE)
-    elif due is not None and now > due:
-        in_time = state is State.MIGRATING and (began is None or began <= due)
-        if not in_time:
-            causes.append(Cause.AGE)
-    if failed >= stuck.failed_attempts:
-        causes.append(Cause.FAILURES)
-    return tuple(causes)
+        return (Cause.AGE,) if is_late else ()
+    in_time = state is State.MIGRATING and (began is None or due is None or began <= due)
+    is_old = state is State.MIGRATION_STALLED or _hangs(evidence, state, stuck, now)
+    is_old |= is_late and not in_time
+    causes = {Cause.AGE: is_old, Cause.FAILURES: failed >= stuck.failed_attempts}
+    return tuple(cause for cause, applies in causes.items() if applies)
 
 
 def _find_due(

@@ -18,19 +18,17 @@ from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.diagnosis import Cause, Diagnosis
 from exporter.engine.evacuations.drain_outcomes import (
     KEPT,
-    MOVED,
     OUTCOMES,
     DrainOutcome,
     Ground,
     decide_ground,
-    measure_mobility,
+    find_duration,
 )
 from exporter.engine.evacuations.outlook import Outlook, SettledOutcomes, judge
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import (
     Eviction,
     Instant,
-    KubeVirtSettings,
     Node,
     NodeMobility,
     Pod,
@@ -331,12 +329,12 @@ def follow_drains(
         mine = remaining[node]
         outcomes = Counter(outcome for _, outcome in mine)
         is_closed = departed.closed and conditions.nodes is not None
-        refused = sum(others[node][outcome] for outcome in KEPT) if is_closed else 0
-        refused += len(outlived.get(node, ())) if is_closed else 0
+        asked, refused, unmarked = requests.get(node, ()), 0, 0
+        if is_closed:
+            refused = sum(others[node][outcome] for outcome in KEPT) + len(outlived.get(node, ()))
+            unmarked = sum(not request.is_counted for request in asked)
         failing = refused + sum(outcomes[outcome] for outcome in KEPT)
-        asked = requests.get(node, ())
-        present = refused + len(mine)
-        present += sum(not request.is_counted for request in asked) if is_closed else 0
+        present = refused + unmarked + len(mine)
         queued = sum(_is_queued(diagnosis) for (_, diagnosis), outcome in mine if outcome in KEPT)
         if present:
             progress[node] = measure_progress(
@@ -376,19 +374,6 @@ def _is_queued(diagnosis: Diagnosis) -> bool:
     return diagnosis.state is State.CAPACITY and Cause.FAILURES not in diagnosis.stuck_by
 
 
-def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
-    """How long this VMI's migration in a drain should take: as long as its last successful one.
-
-    None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
-    migrating, because the progress of that migration is unknown.
-    """
-    mobility = measure_mobility(evidence)
-    outcome = OUTCOMES[decide_ground(mobility, settings)]
-    if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
-        return None
-    return evidence.history.last_duration()
-
-
 def _forecast(
     node: str,
     outcomes: Mapping[DrainOutcome, int],
@@ -409,14 +394,15 @@ def _forecast(
         limits = conditions.kubevirt.limits
         parallel = max(1, min(limits.cluster, limits.outbound_per_node))
         bound = max(bound, sum(known) / parallel)
+    nodes = conditions.nodes
     return Forecast(
         node=node,
         outcomes=outcomes,
         outlived=tuple(outlived),
         at_least=bound,
         progress=progress,
-        schedulable=conditions.is_schedulable(node),
-        facts=None if conditions.nodes is None else conditions.nodes.find(node),
+        schedulable=None if nodes is None else not nodes.is_cordoned(node),
+        facts=None if nodes is None else nodes.find(node),
     )
 
 

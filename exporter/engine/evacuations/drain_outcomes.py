@@ -11,7 +11,7 @@ each outcome means, and why a VM has it (`Ground`). The first of these that appl
 from enum import StrEnum
 
 from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import KubeVirtSettings, Mobility
+from exporter.engine.facts.model import KubeVirtSettings, Mobility, Seconds
 
 
 class DrainOutcome(StrEnum):
@@ -128,3 +128,16 @@ def decide_ground(
         (waits is not None, waits),
     )
     return next((ground for applies, ground in grounds if applies and ground), Ground.MIGRATES)
+
+
+def find_duration(evidence: Evidence, settings: KubeVirtSettings | None) -> Seconds | None:
+    """How long this VMI's migration in a drain should take: as long as its last successful one.
+
+    None if no success is known, if the drain does not migrate the VMI, or if the VMI is already
+    migrating, because the progress of that migration is unknown.
+    """
+    mobility = measure_mobility(evidence)
+    outcome = OUTCOMES[decide_ground(mobility, settings)]
+    if mobility.migrating or outcome not in MOVED or evidence.vmi.deleted_at is not None:
+        return None
+    return evidence.history.last_duration()

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -58,7 +59,7 @@ class EventOutcome(StrEnum):
     """The Event was out of date before it could be written, or there were too many episodes."""
 
 
-class Episode(Struct, kw_only=True):
+class _Episode(Struct, kw_only=True):
     """The subject of one Event, or of a series of Events.
 
     It was observed from `began` to `last`; `count` is the count of the series.
@@ -71,12 +72,8 @@ class Episode(Struct, kw_only=True):
     count: int = 1
     written_at: Instant | None = None
 
-    def identify(self, now: Instant) -> str:
-        """The ID of this episode of the VMI in this half hour; it is the same in all replicas."""
-        raise NotImplementedError
 
-
-class EvacuationEpisode(Episode, kw_only=True):
+class EvacuationEpisode(_Episode, kw_only=True):
     """A stuck evacuation, or its end; `count` is how often it was reported."""
 
     diagnosis: Diagnosis
@@ -93,7 +90,7 @@ class EvacuationEpisode(Episode, kw_only=True):
         return other.node == own.node and other.requested_at <= own.requested_at
 
 
-class BlockedEpisode(Episode, kw_only=True):
+class BlockedEpisode(_Episode, kw_only=True):
     """Evictions of a VMI that were blocked for one reason; `count` is their number."""
 
     verdict: Verdict
@@ -111,6 +108,10 @@ class BlockedEpisode(Episode, kw_only=True):
         """
         until = self.verdict.not_before
         return now - self.last >= REPEATED_AFTER if until is None else now >= until
+
+
+Episode: TypeAlias = EvacuationEpisode | BlockedEpisode
+"""The subject of an Event; `identify` gives its ID in a half hour, the same in all replicas."""
 
 
 class EventQueue:

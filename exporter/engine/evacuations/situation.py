@@ -100,17 +100,14 @@ def assess(
     case = Case(evidence, attempt, stuck, now, load, contacts, holds, nodes, target)
     state = next(state for applies, state in ORDER if applies(case))
     missing = _find_missing(case) if state is State.UNKNOWN else ()
-    seen = {
-        resource
-        for resource in (Resource.VMIMS, Resource.PODS)
-        if evidence.trust.believes(resource)
-    }
     return Situation(
         state,
         attempt,
         holds,
         missing,
-        is_quiet=bool(missing) and seen.issuperset(missing),
+        is_quiet=bool(missing)
+        and Resource.KUBEVIRTS not in missing
+        and all(map(evidence.trust.believes, missing)),
         overdue=_is_overdue(evidence.vmi.migration, now),
     )
 
@@ -268,9 +265,7 @@ def _is_handed_off(case: Case) -> bool:
 
 
 def _lacks_vmims(case: Case) -> bool:
-    if case.attempt is None:
-        return not case.knows_absent(Resource.VMIMS)
-    return not case.evidence.trust.believes(Resource.VMIMS)
+    return case.attempt is None and not case.knows_absent(Resource.VMIMS)
 
 
 def _is_crowded(case: Case) -> bool:

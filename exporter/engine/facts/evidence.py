@@ -236,9 +236,7 @@ class Evidence(Struct, frozen=True, kw_only=True, gc=False):
         """
         attempt, state = self.unfinished(), self.vmi.migration
         is_open = state is not None and bool(state.uid) and not state.ended
-        if is_open or not self.vmi.node:
-            return
-        if attempt is not None and attempt.handed_off:
+        if is_open or not self.vmi.node or (attempt is not None and attempt.handed_off):
             return
         ends = (self.migration_end, *(vmim.finished_at for vmim in self.vmims))
         if any(end is not None and now - end <= OUTLIVES_AFTER for end in ends):

@@ -1,5 +1,6 @@
 """Mappings for very many entries."""
 
+from collections import Counter
 from typing import TypeVar
 
 
@@ -16,6 +17,13 @@ def put_newest(known: dict[_Key, _Value], key: _Key, value: _Value, *, most: int
     known[key] = value
     if len(known) > most:
         del known[next(iter(known))]
+
+
+def add_to_count(counts: Counter[_Key], key: _Key, change: int) -> None:
+    """Change a count, and drop it if nothing is left of it."""
+    counts[key] += change
+    if not counts[key]:
+        del counts[key]
 
 
 class Table(dict[_Key, _Value]):

@@ -75,10 +75,10 @@ class Trust(Struct, frozen=True):
 
     def believes(self, *resources: Resource) -> bool:
         """Whether the objects of these resources in every watched namespace are known."""
-        for place in self._places:
-            if not (place.hidden.isdisjoint(resources) and place.dead.isdisjoint(resources)):
-                return False
-        return True
+        return all(
+            place.hidden.isdisjoint(resources) and place.dead.isdisjoint(resources)
+            for place in self._places
+        )
 
     @property
     def has_dead(self) -> bool:

@@ -46,13 +46,12 @@ def find_end(
     """
     vmi, end = record.vmi, now
     success = settle(record.history.newest_success(), now)
-    has_moved = success is not None and success >= marker.requested_at
-    is_lost = vmi.finished and (vmi.phase == "Failed" or not has_moved)
+    moved_at = success if success is not None and success >= marker.requested_at else None
+    is_lost = vmi.finished and (vmi.phase == "Failed" or moved_at is None)
     is_elsewhere = bool(vmi.node) and vmi.node != marker.node
     if not is_lost and (is_elsewhere or marker.was_left(vmi, success)):
         outcome = EvacuationOutcome.SUCCEEDED
-        if success is not None and success >= marker.requested_at:
-            end = success
+        end = now if moved_at is None else moved_at
     elif vmi.finished:
         outcome = EvacuationOutcome.VM_STOPPED
     elif is_deleted:

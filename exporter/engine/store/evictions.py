@@ -57,14 +57,14 @@ class EvictionIndex:
         """The namespace and name of each."""
         return tuple(self._evictions)
 
-    def put(self, eviction: Eviction) -> bool:
-        """Add or replace an Eviction; True if it changed."""
+    def put(self, eviction: Eviction) -> Eviction | None:
+        """Add or replace an Eviction, and return it; None if it has not changed."""
         key = (eviction.namespace, eviction.name)
         if not self._deschedulers.isdisjoint(eviction.askers):
             eviction = replace(eviction, by_descheduler=True)
         known = self._evictions.get(key)
         if known == eviction:
-            return False
+            return None
         if known is not None and known.uid != eviction.uid:
             self.remove(key)
             known = None
@@ -75,7 +75,7 @@ class EvictionIndex:
             self.record_pod(pod)
         if known is not None and known.is_open and not eviction.is_open:
             self._record_end(eviction)
-        return True
+        return eviction
 
     def remove(self, key: Key) -> Eviction | None:
         """Remove and return an Eviction; None if there is none."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from exporter.engine.facts.mappings import Table
+from exporter.engine.facts.mappings import Table, add_to_count
 from exporter.engine.facts.model import Pod, Vmi
 
 
@@ -35,20 +35,19 @@ class LauncherIndex:
         key = (pod.namespace, pod.name)
         known = self._pods.get(key)
         if known is not None:
-            self._forget_target(known)
+            self._count_target(known, -1)
             if known.vmi_uid != pod.vmi_uid:
                 self._forget_owner(known)
         self._pods[key] = pod
         owned = self._by_vmi.setdefault((pod.namespace, pod.vmi_uid), {})
         owned[pod.name] = pod
         self._record_crowd(pod.vmi_uid, owned)
-        if pod.migration_uid:
-            self._targets[pod.namespace, pod.migration_uid] += 1
+        self._count_target(pod, 1)
 
     def remove(self, pod: Pod) -> None:
         """Remove a pod that is in the index."""
         del self._pods[pod.namespace, pod.name]
-        self._forget_target(pod)
+        self._count_target(pod, -1)
         self._forget_owner(pod)
 
     def _forget_owner(self, pod: Pod) -> None:
@@ -68,12 +67,9 @@ class LauncherIndex:
             else:
                 uids.discard(vmi_uid)
 
-    def _forget_target(self, pod: Pod) -> None:
+    def _count_target(self, pod: Pod, pods: int) -> None:
         if pod.migration_uid:
-            target = (pod.namespace, pod.migration_uid)
-            self._targets[target] -= 1
-            if not self._targets[target]:
-                del self._targets[target]
+            add_to_count(self._targets, (pod.namespace, pod.migration_uid), pods)
 
     def of(self, vmi: Vmi) -> tuple[Pod, ...]:
         """All launcher pods of a VMI."""

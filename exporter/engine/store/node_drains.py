@@ -150,8 +150,7 @@ class NodeDrains:
         """End the drain of a node that is neither cordoned nor tainted any more."""
         drain = self._drains.get(node)
         if drain is not None and drain.closed:
-            self._end(drain, end, now)
-            del self._drains[node]
+            self._end(self._drains.pop(node), end, now)
 
     def record_arrival(self, node: str, at: Instant) -> None:
         """Begin a drain if the node that a VMI has come to is closed and was empty."""
@@ -166,11 +165,10 @@ class NodeDrains:
 
         `is_drained`: whether the evacuation belongs to a drain.
         """
-        drain = self._drains.get(node)
         if not is_drained:
-            if drain is not None:
-                self._forget(node, drain, vmi_uid)
+            self._forget(node, vmi_uid)
             return
+        drain = self._drains.get(node)
         if drain is None:
             drain = self._drains[node] = NodeDrain()
         drain.asked.add(vmi_uid)
@@ -185,29 +183,26 @@ class NodeDrains:
             return
         put_newest(drain.left, vmi_uid, at, most=LEFT_KEPT)
         drain.asked.discard(vmi_uid)
-        if drain.closed:
-            if all(place != node for place, _ in self._mobilities):
-                self._end(drain, DrainEnd.SUCCEEDED, at)
-                self._drains[node] = NodeDrain(closed=True)
-        elif not drain.asked:
+        if not drain.closed:
+            if not drain.asked:
+                self._end(self._drains.pop(node), DrainEnd.SUCCEEDED, at)
+        elif all(place != node for place, _ in self._mobilities):
             self._end(drain, DrainEnd.SUCCEEDED, at)
-            del self._drains[node]
+            self._drains[node] = NodeDrain(closed=True)
 
     def record_cancel(self, node: str, vmi_uid: str, now: Instant) -> None:
         """Take out a VMI that is on the node, and is not asked to leave it any more."""
-        drain = self._drains.get(node)
-        if drain is None or vmi_uid not in drain.asked:
-            return
-        drain.asked.discard(vmi_uid)
-        if not drain.asked and not drain.closed:
-            self._end(drain, DrainEnd.CANCELLED, now)
-            del self._drains[node]
+        over = self._forget(node, vmi_uid)
+        if over is not None:
+            self._end(over, DrainEnd.CANCELLED, now)
 
-    def _forget(self, node: str, drain: NodeDrain, vmi_uid: str) -> None:
-        """Forget a VMI whose evacuation turns out to belong to no drain."""
+    def _forget(self, node: str, vmi_uid: str) -> NodeDrain | None:
+        """Forget that a VMI is asked to leave; returns the drain of an open node if it was all."""
+        drain = self._drains.get(node)
+        if drain is None:
+            return None
         drain.asked.discard(vmi_uid)
-        if not drain.asked and not drain.closed:
-            del self._drains[node]
+        return None if drain.asked or drain.closed else self._drains.pop(node)
 
     def _end(self, drain: NodeDrain, end: DrainEnd, at: Instant) -> None:
         if drain.counts and drain.since is not None:
@@ -273,7 +268,7 @@ def measure_progress(
         pace = median(later - earlier for earlier, later in pairwise(ends))
     if pace is not None and last is not None and not failing and not external:
         estimate = max(0.0, last + pace * remaining - now)
-    idle = now - max(departed.since, last or 0.0, watched_since or 0.0)
+    idle = now - max(last or departed.since, watched_since or departed.since)
     return DrainProgress(
         since=departed.since,
         left=len(departed.left.keys() - evacuating),

@@ -4,6 +4,7 @@ and which of them can take a VM.
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 
 from exporter.engine.facts.mappings import put_newest
 from exporter.engine.facts.model import Instant, Node, Taint
@@ -43,11 +44,7 @@ class NodeIndex:
     def copy(self) -> "NodeIndex":
         """A copy, which later changes do not reach."""
         other = NodeIndex()
-        other.known_since = self.known_since
-        other._nodes = self._nodes.copy()
-        other._left_behind, other._tainted = self._left_behind.copy(), self._tainted.copy()
-        other._by_hostname = self._by_hostname.copy()
-        other._places = self._places.copy()
+        vars(other).update({name: copy(value) for name, value in vars(self).items()})
         return other
 
     def names(self) -> tuple[str, ...]:

@@ -58,10 +58,6 @@ class ReasonTable:
         self._present = Table[_Object, tuple[Why, ...]]()
         self._past = Table[str, tuple[Why, ...]]()
 
-    def __len__(self) -> int:
-        """How many entries are stored."""
-        return len(self._present) + sum(map(len, self._past.values()))
-
     def of(self, vmi: Vmi) -> tuple[Why, ...]:
         """The reasons of a VMI, newest first; those without a date apply now and come first.
 

@@ -87,10 +87,9 @@ def find_source(
         and v.created >= since
     ]
     newest = max(attempts, key=lambda v: (v.created or 0.0, v.name), default=None)
-    if newest is not None and newest.priority is Priority.SYSTEM_MAINTENANCE:
-        return Source.DESCHEDULER
-    if newest is not None and newest.priority is Priority.SYSTEM_CRITICAL:
-        return Source.OTHER
+    if newest is not None:
+        is_rebalancing = newest.priority is Priority.SYSTEM_MAINTENANCE
+        return Source.DESCHEDULER if is_rebalancing else Source.OTHER
     return Source.DESCHEDULER if vmi.evicted_by_descheduler else Source.UNKNOWN
 
 
@@ -99,9 +98,13 @@ def find_withdrawn(marker: Marker, eviction: Eviction | None) -> tuple[str, ...]
 
     KubeVirt must have marked the VMI while they asked, or else somebody else has asked too.
     """
-    if marker.through is RequestedThrough.TAINT or eviction is None or not eviction.is_withdrawn:
-        return ()
-    if eviction.created is None or eviction.failed_at is None:
+    if (
+        marker.through is RequestedThrough.TAINT
+        or eviction is None
+        or not eviction.is_withdrawn
+        or eviction.created is None
+        or eviction.failed_at is None
+    ):
         return ()
     asked, withdrew = eviction.created - SAME_REQUEST, eviction.failed_at + SAME_REQUEST
     if not asked <= marker.requested_at <= withdrew:

@@ -285,7 +285,7 @@ class Store:
             case Node():
                 return self._put_node(fact, at)
             case Eviction():
-                return self._put_eviction(fact)
+                return self._record_eviction(self.evictions.put(fact))
             case _:
                 return self.budgets.put(fact)
         key = (fact.namespace, fact.name)
@@ -373,16 +373,14 @@ class Store:
         self._record_pod(pod, at)
         return True
 
-    def _put_eviction(self, eviction: Eviction) -> bool:
-        changed = self.evictions.put(eviction)
-        if changed:
-            self._record_eviction(eviction)
-        return changed
-
-    def _record_eviction(self, eviction: Eviction) -> None:
+    def _record_eviction(self, eviction: Eviction | None) -> bool:
+        """Note an Eviction that was changed or removed; False if there is none."""
+        if eviction is None:
+            return False
         pod = self._launchers.pods.get((eviction.namespace, eviction.pod))
         if pod is not None and pod.uid == eviction.pod_uid:
             self._record_evidence(self._vmis.find_owner(pod))
+        return True
 
     def _see_nodes(self, change: NodesSeen, at: Instant) -> bool:
         if change.seen is self.evacuations.sees_nodes:
@@ -424,35 +422,33 @@ class Store:
 
     def _remove(self, removed: Removed, at: Instant) -> bool:
         resource, key, uid = removed.resource, (removed.namespace, removed.name), removed.uid
-        if resource is Resource.KUBEVIRTS:
-            return self._set_kubevirt(None, at)
-        if resource is Resource.NODES:
-            gone = self.node_index.remove(removed.name)
-            self.evacuations.record_node(removed.name, at)
-            self._update_evacuations(self._vmis.on_node(removed.name), at)
-            return gone
-        if resource is Resource.BUDGETS:
-            return self.budgets.remove(*key)
-        if resource is Resource.EVICTIONS:
-            eviction = self.evictions.remove(key)
-            if eviction is not None:
-                self._record_eviction(eviction)
-            return eviction is not None
         record, binding = self._vmis.by_key.get(key), self._vmims.find(*key)
         pod = self._launchers.pods.get(key)
-        if resource is Resource.VMIS and record is not None and uid in ("", record.vmi.uid):
-            self._end(record, at)
-        elif resource is Resource.VMIMS and binding is not None and _may_be(binding.vmim, uid):
-            self._vmims.remove_binding(binding)  # its record stays in the history
-            self._reasons.remove(binding.vmim, binding.owner, at)
-            self._record_evidence(self._vmis.by_key.get(binding.vmi_key))
-        elif resource is Resource.PODS and pod is not None and _may_be(pod, uid):
-            self._launchers.remove(pod)
-            owner = self._vmis.find_owner(pod)
-            self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, at)
-            self._record_pod(pod, at)
-        else:
-            return False
+        match resource:
+            case Resource.KUBEVIRTS:
+                return self._set_kubevirt(None, at)
+            case Resource.NODES:
+                gone = self.node_index.remove(removed.name)
+                self.evacuations.record_node(removed.name, at)
+                self._update_evacuations(self._vmis.on_node(removed.name), at)
+                return gone
+            case Resource.BUDGETS:
+                return self.budgets.remove(*key)
+            case Resource.EVICTIONS:
+                return self._record_eviction(self.evictions.remove(key))
+            case Resource.VMIS if record is not None and uid in ("", record.vmi.uid):
+                self._end(record, at)
+            case Resource.VMIMS if binding is not None and _may_be(binding.vmim, uid):
+                self._vmims.remove_binding(binding)  # its record stays in the history
+                self._reasons.remove(binding.vmim, binding.owner, at)
+                self._record_evidence(self._vmis.by_key.get(binding.vmi_key))
+            case Resource.PODS if pod is not None and _may_be(pod, uid):
+                self._launchers.remove(pod)
+                owner = self._vmis.find_owner(pod)
+                self._reasons.remove(pod, "" if owner is None else owner.vmi.uid, at)
+                self._record_pod(pod, at)
+            case _:
+                return False
         self._objects.unreadable.forget(resource, *key)
         return True
 
@@ -473,8 +469,7 @@ class Store:
             self._record_evidence(record)
         is_new_vmi = change.uid and (record is None or record.vmi.uid != change.uid)
         if resource is Resource.VMIS and is_new_vmi:
-            namespace, name = key
-            bare = Vmi(namespace=namespace, name=name, uid=change.uid, migratable_unknown=True)
+            bare = Vmi(namespace=key[0], name=key[1], uid=change.uid, migratable_unknown=True)
             self.apply(Observed(bare), at)
         return is_news
 

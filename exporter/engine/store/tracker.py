@@ -104,9 +104,7 @@ class EvacuationTracker:
             self._end(record, now)
             self._records.pop(vmi.uid, None)
             saved = record.saved
-            if saved is not None and (
-                saved.through is RequestedThrough.EVICTION or self.sees_nodes
-            ):
+            if saved and (saved.through is RequestedThrough.EVICTION or self.sees_nodes):
                 record.saved = None  # it ended while this process did not run
         else:
             self._follow(record, request, now)
@@ -328,9 +326,11 @@ class EvacuationTracker:
     def _take_saved(self, record: VmiRecord, now: Instant) -> Marker | None:
         """The marker of the history file, if the evacuation that begins is that one."""
         saved, record.saved = record.saved, None
-        if saved is None or saved.is_over(record.vmi, record.history.newest_success()):
-            return None
-        if saved.ends_at is not None and now >= saved.ends_at:
+        if (
+            saved is None
+            or saved.is_over(record.vmi, record.history.newest_success())
+            or (saved.ends_at is not None and now >= saved.ends_at)
+        ):
             return None
         saved.is_presumed = False
         return saved
@@ -368,7 +368,7 @@ def _find_departure(record: VmiRecord, before: Vmi, now: Instant) -> Instant:
     if state is None or (was is not None and was.uid == state.uid and was.end == state.end):
         return now
     end = settle(record.history.find(state.uid, state.end).known_end, now)
-    if end is None or end < (record.seen_at or 0.0) - CLOCK_SKEW:
+    if end is None or record.seen_at is None or end < record.seen_at - CLOCK_SKEW:
         return now
     return end
 

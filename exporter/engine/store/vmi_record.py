@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import History, is_end_key
-from exporter.engine.facts.mappings import Table
+from exporter.engine.facts.mappings import Table, add_to_count
 from exporter.engine.facts.model import Instant, NodeMobility, Pod, Vmi
 from exporter.engine.store.requesters import Source
 
@@ -104,11 +104,5 @@ class VmiIndex:
         return None if record is None or record.vmi.namespace != pod.namespace else record
 
     def _count(self, vmi: Vmi, vmis: int) -> None:
-        if vmi.finished:
-            return
-        kind = (vmi.node, vmi.mobility)
-        counted = self.mobilities[kind] + vmis
-        if counted:
-            self.mobilities[kind] = counted
-        else:
-            del self.mobilities[kind]
+        if not vmi.finished:
+            add_to_count(self.mobilities, (vmi.node, vmi.mobility), vmis)

@@ -78,7 +78,10 @@ class CooldownMark(Struct, frozen=True, gc=False):
 
 
 def mark_cooldown(evidence: Evidence, cooldown: Cooldown) -> CooldownMark:
-    """The mark of a VMI's cooldown. A migration without a UID is identified by its end."""
+    """The mark of a VMI's cooldown. A migration without a UID is identified by its end.
+
+    A cooldown without an end in the VMI is by an end in the history, see `_last_ended`.
+    """
     state = evidence.vmi.migration
     if state is not None and state.ended:
         return CooldownMark(state.uid or f"@{state.end}", cooldown.end)
@@ -87,7 +90,7 @@ def mark_cooldown(evidence: Evidence, cooldown: Cooldown) -> CooldownMark:
         for key, record in evidence.history.records().items()
         if record.known_end is not None
     )
-    return CooldownMark(max(ended, default=(0.0, ""))[1], cooldown.end)
+    return CooldownMark(max(ended)[1], cooldown.end)
 
 
 def known_ends(evidence: Evidence) -> Iterator[Instant]:
@@ -157,9 +160,8 @@ def count_in_window(endings: list[Ending], policy: PolicyValues, now: Instant) -
 
 def back_off(base: Seconds, migrations: int) -> Seconds:
     """`base * 2^(migrations-1)`, at most `LONGEST_COOLDOWN`."""
-    if migrations <= 1:
-        return min(base, LONGEST_COOLDOWN)
-    return min(base * 2.0 ** min(migrations - 1, 64), LONGEST_COOLDOWN)
+    doublings = min(max(migrations - 1, 0), 64)
+    return min(base * 2.0**doublings, LONGEST_COOLDOWN)
 
 
 def cap(cooldown: Seconds, policy: PolicyValues) -> Seconds:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from exporter.engine.facts.evidence import Evidence
+from exporter.engine.facts.mappings import add_to_count
 from exporter.engine.facts.policy import Reason
 
 
@@ -53,9 +54,7 @@ class ForeseenBlocks:
             return
         self._vmis.update(sorted(after - before))
         for labels in before - after:
-            self._vmis[labels] -= 1
-            if not self._vmis[labels]:
-                del self._vmis[labels]
+            add_to_count(self._vmis, labels, -1)
 
     def read(self) -> tuple[BlockLabels, ...]:
         """The foreseen blocks of all VMIs."""

@@ -161,9 +161,8 @@ def _is_requested(
     evidence: Evidence, _cooldown: Cooldown | None, _policy: PolicyValues, _now: Instant
 ) -> bool:
     vmi, launcher = evidence.vmi, evidence.launcher
-    if not vmi.evacuation_node or vmi.evacuation_node != vmi.node:
-        return False
-    return launcher is not None and not launcher.eviction_in_progress
+    is_marked = bool(vmi.evacuation_node) and vmi.evacuation_node == vmi.node
+    return is_marked and launcher is not None and not launcher.eviction_in_progress
 
 
 RULES: tuple[Rule, ...] = (

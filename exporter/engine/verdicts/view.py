@@ -25,7 +25,7 @@ from msgspec import Struct
 from exporter.engine.facts.changes import Key, Notice, NoticeKind
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import settle
-from exporter.engine.facts.mappings import Table
+from exporter.engine.facts.mappings import Table, add_to_count
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
     Checkpoint,
@@ -276,9 +276,9 @@ class Verdicts:
         known = self._entries.pop(key, None)
         was, blocked = _identify(known), _identify(entry)
         if was is not None:
-            self._count(was.reason, was.node, -1)
+            add_to_count(self._counts, (was.reason, was.node), -1)
         if blocked is not None:
-            self._count(blocked.reason, blocked.node, 1)
+            add_to_count(self._counts, (blocked.reason, blocked.node), 1)
         if was != blocked:
             self.revision += 1
         if (was is None) != (blocked is None):
@@ -300,11 +300,6 @@ class Verdicts:
             if len(self._expiries) > 2 * len(self._entries) + SPARE:
                 entries = self._entries.items()
                 self._expiries = sorted((e.until, k) for k, e in entries if e.until < math.inf)
-
-    def _count(self, reason: Reason, node: str, vmis: int) -> None:
-        self._counts[reason, node] += vmis
-        if not self._counts[reason, node]:
-            del self._counts[reason, node]
 
 
 def _put(values: dict[Key, _Value], key: Key, value: _Value | None) -> None:

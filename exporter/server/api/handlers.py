@@ -22,13 +22,12 @@ from exporter.engine.evacuations.drain import (
     Forecast,
     OutcomeCount,
     Snapshot,
-    find_duration,
     forecast_node,
     forecast_nodes,
     sum_outcomes,
     take_snapshot,
 )
-from exporter.engine.evacuations.drain_outcomes import DrainOutcome
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome, find_duration
 from exporter.engine.evacuations.outlook import SettledOutcomes, judge
 from exporter.engine.facts.changes import Key
 from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi

@@ -135,12 +135,24 @@ STALE = a_target(migration_uid="older")
 STARTS = an_attempt(phase="Scheduling")
 PREPARES = an_attempt(phase="PreparingTarget", handed_off=True)
 RUNS = an_attempt(phase="Running", handed_off=True)
+LASTED_500_S = a_history(m0=a_migration(start=NOW - 9600.0, end=NOW - 9100.0))
 HANDED_OFF = a_state(uid="e1", start=None, end=None)
 
 
 def moving(state: MigrationState, *vmims: Vmim) -> Evidence:
     """An evacuation whose VMI has this `migrationState`."""
     return an_evacuation(vmi={"migration": state}, vmims=vmims)
+
+
+def tried(*vmims: Vmim, **overrides: Any) -> Evidence:
+    """An evacuation with these VMIMs."""
+    return an_evacuation(vmims=vmims, **overrides)
+
+
+def started(*, age: float = 60.0, **target: Any) -> Evidence:
+    """An evacuation whose attempt has this target pod."""
+    pod = a_target(**({"node": "", "ready": False} | target))
+    return tried(STARTS, age=age, pods=(SOURCE, pod))
 
 
 def finalised(ago: float) -> MigrationState:
@@ -155,15 +167,11 @@ CASES = {
     ),
     "handed-off-long-ago": (
         State.MIGRATION_STALLED,
-        an_evacuation(
-            vmims=(an_attempt(phase="TargetReady", scheduled_at=NOW - 1801, handed_off=True),)
-        ),
+        tried(an_attempt(phase="TargetReady", scheduled_at=NOW - 1801, handed_off=True)),
     ),
     "handed-off-just-now": (
         State.MIGRATING,
-        an_evacuation(
-            vmims=(an_attempt(phase="TargetReady", scheduled_at=NOW - 1800, handed_off=True),)
-        ),
+        tried(an_attempt(phase="TargetReady", scheduled_at=NOW - 1800, handed_off=True)),
     ),
     "external": (State.EXTERNAL, an_evacuation(vmi={"eviction_strategy": "External"})),
     "left-already": (State.STALE_MARKER, an_evacuation(vmi={"node": "n2"})),
@@ -178,17 +186,11 @@ CASES = {
     ),
     "slower-than-the-last-one": (
         State.MIGRATING,
-        an_evacuation(
-            vmi={"migration": a_running_state(start=NOW - 1500, time_limit=1200.0)},
-            history=a_history(m0=a_migration(start=NOW - 9600.0, end=NOW - 9100.0)),
-        ),
+        replace(moving(a_running_state(start=NOW - 1500, time_limit=1200.0)), history=LASTED_500_S),
     ),
     "much-slower-than-the-last-one": (
         State.MIGRATION_STALLED,
-        an_evacuation(
-            vmi={"migration": a_running_state(start=NOW - 1501, time_limit=1200.0)},
-            history=a_history(m0=a_migration(start=NOW - 9600.0, end=NOW - 9100.0)),
-        ),
+        replace(moving(a_running_state(start=NOW - 1501, time_limit=1200.0)), history=LASTED_500_S),
     ),
     "may-end-in-post-copy": (
         State.MIGRATING,
@@ -216,45 +218,29 @@ CASES = {
     ),
     "waits-for-its-other-half": (
         State.WAITING_FOR_SYNC,
-        an_evacuation(
-            vmims=(an_attempt(wait_reason=State.WAITING_FOR_SYNC, phase="Synchronizing"),)
-        ),
+        tried(an_attempt(wait_reason=State.WAITING_FOR_SYNC, phase="Synchronizing")),
     ),
-    "quota": (State.QUOTA, an_evacuation(vmims=(an_attempt(wait_reason=State.QUOTA),))),
-    "backup": (State.BACKUP, an_evacuation(vmims=(an_attempt(wait_reason=State.BACKUP),))),
+    "quota": (State.QUOTA, tried(an_attempt(wait_reason=State.QUOTA))),
+    "backup": (State.BACKUP, tried(an_attempt(wait_reason=State.BACKUP))),
     "utility-volumes": (
         State.UTILITY_VOLUMES,
-        an_evacuation(vmims=(an_attempt(wait_reason=State.UTILITY_VOLUMES),)),
+        tried(an_attempt(wait_reason=State.UTILITY_VOLUMES)),
     ),
-    "backoff": (State.BACKOFF, an_evacuation(vmims=(a_failed_attempt(1, 12), an_attempt()))),
-    "gated": (
-        State.TARGET_GATED,
-        an_evacuation(vmims=(STARTS,), pods=(SOURCE, a_target(node="", ready=False, gated=True))),
-    ),
-    "unschedulable": (
-        State.TARGET_UNSCHEDULABLE,
-        an_evacuation(
-            vmims=(STARTS,), pods=(SOURCE, a_target(node="", ready=False, unschedulable=True))
-        ),
-    ),
-    "not-ready": (
-        State.TARGET_NOT_READY,
-        an_evacuation(vmims=(STARTS,), pods=(SOURCE, a_target(ready=False))),
-    ),
-    "no-pod-yet": (State.TARGET_NOT_READY, an_evacuation(vmims=(STARTS,))),
-    "waits-with-room": (State.TARGET_NOT_READY, an_evacuation(vmims=(an_attempt(),))),
+    "backoff": (State.BACKOFF, tried(a_failed_attempt(1, 12), an_attempt())),
+    "gated": (State.TARGET_GATED, started(gated=True)),
+    "unschedulable": (State.TARGET_UNSCHEDULABLE, started(unschedulable=True)),
+    "not-ready": (State.TARGET_NOT_READY, started(node="n2")),
+    "no-pod-yet": (State.TARGET_NOT_READY, tried(STARTS)),
+    "waits-with-room": (State.TARGET_NOT_READY, tried(an_attempt())),
     "nothing-begun": (State.NO_MIGRATION, an_evacuation()),
-    "all-ended": (State.NO_MIGRATION, an_evacuation(vmims=(a_failed_attempt(1, 5),))),
+    "all-ended": (State.NO_MIGRATION, tried(a_failed_attempt(1, 5))),
     "vmims-not-seen": (State.UNKNOWN, an_evacuation(trust=VMIMS_UNSEEN)),
     "hand-off-and-vmims-not-seen": (State.UNKNOWN, replace(moving(HANDED_OFF), trust=VMIMS_UNSEEN)),
     "nothing-begun-and-pods-not-seen": (
         State.UNKNOWN,
         an_evacuation(pods=(), trust=PODS_UNSEEN),
     ),
-    "pods-not-seen": (
-        State.UNKNOWN,
-        an_evacuation(vmims=(an_attempt(),), pods=(), trust=PODS_UNSEEN),
-    ),
+    "pods-not-seen": (State.UNKNOWN, tried(an_attempt(), pods=(), trust=PODS_UNSEEN)),
 }
 
 
@@ -452,38 +438,39 @@ class TestStuck:
         assert (gone.state, gone.stuck) == (State.STALE_MARKER, stuck)
 
     @pytest.mark.parametrize(
-        ("age", "failures", "stuck_by"),
+        ("age", "attempts", "failures", "external", "stuck_by"),
         [
-            (60, 0, ()),
-            (3600, 0, (Cause.AGE,)),
-            (60, 3, (Cause.FAILURES,)),
-            (3600, 3, (Cause.AGE, Cause.FAILURES)),
+            pytest.param(60, 1, 0, None, (), id="tried-just-now"),
+            pytest.param(3600, 1, 0, None, (Cause.AGE,), id="tried-for-long"),
+            pytest.param(60, 1, 3, None, (Cause.FAILURES,), id="tried-often"),
+            pytest.param(3600, 1, 3, None, (Cause.AGE, Cause.FAILURES), id="tried-long-and-often"),
+            pytest.param(4000, 0, 1, None, (Cause.AGE,), id="its-vmim-is-gone"),
+            pytest.param(86_400, 0, 0, None, (), id="never-tried"),
+            pytest.param(86_400, 0, 0, 86_399.0, (Cause.AGE,), id="never-tried-within-external"),
+            pytest.param(86_400, 0, 0, 86_400.0, (), id="never-tried-yet"),
         ],
     )
-    def test_external_and_tried_by_somebody(
-        self, age: int, failures: int, stuck_by: tuple[Cause, ...]
+    def test_external(
+        self,
+        age: int,
+        attempts: int,
+        failures: int,
+        external: float | None,
+        stuck_by: tuple[Cause, ...],
     ) -> None:
-        """Once somebody has created a VMIM, an External evacuation becomes stuck like any other."""
-        vmi = {"eviction_strategy": "External"}
-        attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="")
-        failed = {f"f{n}": NOW - 30.0 for n in range(failures)}
-        evidence = an_evacuation(age=age, vmi=vmi, vmims=(attempt,), marker={"failed": failed})
-        result = diagnosis(evidence)
-        assert result.state is not State.EXTERNAL
+        """Once somebody has created a VMIM, an External evacuation becomes stuck like any other.
+
+        Without an attempt it is stuck only after `stuck.external`.
+        """
+        evidence = an_evacuation(
+            age=age,
+            vmi={"eviction_strategy": "External"},
+            vmims=(an_attempt(trigger=Trigger.MANUAL, evacuates=""),) * attempts,
+            marker={"failed": {f"f{n}": NOW - 30.0 for n in range(failures)}},
+        )
+        result = diagnosis(evidence, stuck=StuckPolicy(external=external))
+        assert (result.state is State.EXTERNAL) is (not attempts)
         assert result.stuck_by == stuck_by
-
-    def test_external_and_tried_by_a_vmim_that_is_gone(self) -> None:
-        """A failed attempt of an External evacuation still counts after its VMIM was deleted."""
-        vmi = {"eviction_strategy": "External"}
-        evidence = an_evacuation(age=4000, vmi=vmi, marker={"failed": {"f1": NOW - 50}})
-        assert diagnosis(evidence).stuck_by == (Cause.AGE,)
-
-    def test_external_for_a_day(self) -> None:
-        """An External evacuation without attempts is stuck only after `stuck.external`."""
-        evidence = an_evacuation(age=86_400, vmi={"eviction_strategy": "External"})
-        assert not diagnosis(evidence).stuck
-        assert diagnosis(evidence, stuck=StuckPolicy(external=86_399.0)).stuck_by == (Cause.AGE,)
-        assert diagnosis(evidence, stuck=StuckPolicy(external=86_400.0)).stuck_by == ()
 
 
 class TestSource:
@@ -514,16 +501,9 @@ class TestSource:
             an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
             for n, priority in enumerate(priorities)
         )
-        evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=vmims)
-        assert diagnosis(evidence).source is source
-
-    def test_the_newest_is_the_one_created_last(self) -> None:
-        """The newest attempt is the one that was created last."""
-        vmims = (
-            an_attempt(name="a", uid="a", created=NOW - 1, priority=Priority.SYSTEM_MAINTENANCE),
-            an_attempt(name="b", uid="b", created=NOW - 2, priority=Priority.SYSTEM_CRITICAL),
-        )
-        assert diagnosis(an_evacuation(vmims=vmims)).source is Source.DESCHEDULER
+        for some in (vmims, vmims[::-1]):
+            evidence = an_evacuation(vmi={"evicted_by_descheduler": annotated}, vmims=some)
+            assert diagnosis(evidence).source is source
 
     @pytest.mark.parametrize(
         ("created", "annotated", "source"),
@@ -674,16 +654,13 @@ class TestDivergence:
         pods = (a_pod(eviction_in_progress=annotated),)
         assert diagnosis(an_evacuation(marker=marker, pods=pods)).diverged is diverged
 
-    def test_pods_not_seen(self) -> None:
-        """Without permission for pods no evacuation has diverged."""
-        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(), trust=PODS_UNSEEN)
-        assert not diagnosis(evidence).diverged
-
-    def test_pods_not_watched(self) -> None:
-        """While the watch of pods is dead no evacuation has diverged."""
-        evidence = an_evacuation(marker={"lacking_since": NOW - 500}, pods=(a_pod(),))
+    def test_pods_that_are_not_known(self) -> None:
+        """Without permission for pods, or while their watch is dead, nothing has diverged."""
+        marker = {"lacking_since": NOW - 500}
+        evidence = an_evacuation(marker=marker, pods=(a_pod(),))
         assert diagnosis(evidence).diverged
         assert not diagnosis(evidence, dead=Resource.PODS).diverged
+        assert not diagnosis(an_evacuation(marker=marker, pods=(), trust=PODS_UNSEEN)).diverged
 
 
 def a_move(*vmims: Vmim, **overrides: Any) -> Evidence:
@@ -706,9 +683,15 @@ class TestMoves:
     """Moves without an evacuation."""
 
     @staticmethod
-    def find(evidence: Evidence, **overrides: Any) -> Move | None:
+    def find(evidence: Evidence) -> Move | None:
         """The move at `NOW`."""
-        return diagnose_move(evidence, STUCK, ROOM, NOW, **overrides)
+        return diagnose_move(evidence, STUCK, ROOM, NOW)
+
+    def found(self, evidence: Evidence) -> Move:
+        """The move at `NOW`, which must exist."""
+        move = self.find(evidence)
+        assert move is not None
+        return move
 
     def test_an_idle_vmi_has_none(self) -> None:
         """A VMI without VMIMs, or whose newest VMIM succeeded, is not being moved."""
@@ -716,12 +699,9 @@ class TestMoves:
         failures = [a_failure(number, ago=60 + number) for number in range(3)]
         assert self.find(a_move()) is None
         assert self.find(a_move(*failures, done)) is None
-        ended = a_vmi(phase="Succeeded")
-        assert self.find(a_move(an_attempt(), vmi=ended)) is None
-        assert (
-            self.find(a_move(an_attempt(), trust=NamespaceTrust(dead=frozenset({Resource.VMIS}))))
-            is None
-        )
+        assert self.find(a_move(an_attempt(), vmi=a_vmi(phase="Succeeded"))) is None
+        dead = NamespaceTrust(dead=frozenset({Resource.VMIS}))
+        assert self.find(a_move(an_attempt(), trust=dead)) is None
 
     @pytest.mark.parametrize(
         ("overrides", "state"),
@@ -738,8 +718,7 @@ class TestMoves:
     ) -> None:
         """The state of a user's VMIM is that of an attempt to evacuate."""
         vmim = an_attempt(trigger=Trigger.MANUAL, evacuates="", **overrides)
-        move = self.find(a_move(vmim))
-        assert move is not None
+        move = self.found(a_move(vmim))
         assert (move.state, move.trigger) == (state, Trigger.MANUAL)
         assert move.stuck is (state is State.MIGRATION_STALLED)
 
@@ -747,8 +726,7 @@ class TestMoves:
     def test_an_old_vmim_is_stuck(self, age: float, *, stuck: bool) -> None:
         """An unfinished VMIM is stuck after `stuck.migrationTimeout`."""
         vmim = an_attempt(wait_reason=State.QUOTA, created=NOW - age)
-        move = self.find(a_move(vmim))
-        assert move is not None
+        move = self.found(a_move(vmim))
         assert (move.stuck, move.since) == (stuck, NOW - age)
 
     @pytest.mark.parametrize(
@@ -771,9 +749,7 @@ class TestMoves:
         """A VMIM that its user deleted neither counts nor ends a row of failures."""
         failures = [a_failure(number, ago=60 + number) for number in range(3)]
         aborted = a_failure(9, ago=10, aborted=True)
-        move = self.find(a_move(aborted, *failures))
-        assert move is not None
-        assert move.failed_attempts == 3
+        assert self.found(a_move(aborted, *failures)).failed_attempts == 3
 
     @pytest.mark.parametrize(
         ("ago", "stuck"),
@@ -786,6 +762,5 @@ class TestMoves:
         """Failures make a new attempt stuck if it was made at most an hour after the newest."""
         failures = [a_failure(number, ago=ago + 100 * number) for number in range(3)]
         attempt = an_attempt(trigger=Trigger.MANUAL, evacuates="", created=NOW - 10)
-        move = self.find(a_move(attempt, *failures))
-        assert move is not None
+        move = self.found(a_move(attempt, *failures))
         assert (move.stuck, move.failed_attempts) == (stuck, 3)

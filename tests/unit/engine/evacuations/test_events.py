@@ -259,25 +259,18 @@ def test_what_did_not_arrive_is_tried_again(queue: Queue) -> None:
     assert queue.outcomes == {(BLOCKED, error): 1 for error in (UNREACHABLE, REJECTED, EXISTING)}
 
 
-def test_another_replica_takes_over(queue: Queue) -> None:
-    """A replica that loses the Lease forgets evacuations, but not blocked evictions."""
+@pytest.mark.parametrize("ended", [False, True])
+def test_another_replica_takes_over(queue: Queue, *, ended: bool) -> None:
+    """A replica that loses the Lease forgets evacuations and ends, but not blocked evictions."""
     queue.find([(a_vmi(), a_diagnosis())], NOW)
     queue.write(NOW)
     queue.record_blocked(a_vmi(), a_hold(), NOW)
+    if ended:
+        queue.find([], NOW + 15)
     queue.forget_evacuations()
     queue.find([], NOW + 60)
 
     assert [event.reason for event in queue.write(NOW + 60)] == [BLOCKED]
-
-
-def test_an_end_that_another_replica_reports(queue: Queue) -> None:
-    """A replica that lost the Lease does not report the end of an evacuation."""
-    queue.find([(a_vmi(), a_diagnosis())], NOW)
-    queue.write(NOW)
-    queue.find([], NOW + 15)
-    queue.forget_evacuations()
-
-    assert queue.write(NOW + 60) == []
 
 
 def test_what_begins_while_an_event_is_being_written_is_due(queue: Queue) -> None:

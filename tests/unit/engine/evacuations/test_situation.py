@@ -4,15 +4,13 @@ import pytest
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.situation import assess, find_hand_off, is_ending
-from exporter.engine.facts.model import Node, Resource
+from exporter.engine.facts.model import MigrationState, Node
 from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.facts.states import State
-from exporter.engine.facts.trust import NamespaceTrust
 from exporter.engine.store.nodes import NodeIndex
 from tests.support.builders import NOW, a_pod, a_running_state, a_state, a_vmi, some_evidence
 from tests.unit.engine.evacuations.test_diagnosis import (
     ROOM,
-    a_failed_attempt,
     an_attempt,
     an_evacuation,
 )
@@ -21,42 +19,28 @@ from tests.unit.engine.evacuations.test_diagnosis import (
 STUCK = StuckPolicy()
 
 
+def running(seconds: float, mode: str = "PreCopy") -> MigrationState:
+    """A copy that KubeVirt allows ten minutes."""
+    return a_running_state(start=NOW - seconds, time_limit=600.0, mode=mode)
+
+
 @pytest.mark.parametrize(
-    ("mode", "seconds", "is_over"),
+    ("state", "is_over"),
     [
-        ("PreCopy", 600.0, False),
-        ("PreCopy", 601.0, True),
-        ("Paused", 1200.0, False),
-        ("Paused", 1201.0, True),
+        pytest.param(running(600.0), False, id="in-time"),
+        pytest.param(running(601.0), True, id="too-long"),
+        pytest.param(running(1200.0, "Paused"), False, id="paused"),
+        pytest.param(running(1201.0, "Paused"), True, id="paused-too-long"),
+        pytest.param(a_state(start=NOW - 9000.0, time_limit=600.0), False, id="ended"),
+        pytest.param(a_running_state(start=None, time_limit=600.0), False, id="not-started"),
+        pytest.param(a_running_state(start=NOW - 9000.0), False, id="no-limit"),
+        pytest.param(None, False, id="no-migration"),
     ],
 )
-def test_a_copy_beyond_kubevirts_limit(mode: str, seconds: float, *, is_over: bool) -> None:
+def test_a_copy_beyond_kubevirts_limit(state: MigrationState | None, *, is_over: bool) -> None:
     """KubeVirt should have ended the copy after its limit, or twice that if it paused the VM."""
-    state = a_running_state(start=NOW - seconds, time_limit=600.0, mode=mode)
     evidence = an_evacuation(vmi={"migration": state})
     assert assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).overdue is is_over
-
-
-def test_a_copy_that_has_ended_is_not_overdue() -> None:
-    """Only a copy that goes on can exceed its limit, and only a known limit."""
-    for state in (
-        a_state(start=NOW - 9000.0, time_limit=600.0),
-        a_running_state(start=None, time_limit=600.0),
-        a_running_state(start=NOW - 9000.0, time_limit=None),
-        None,
-    ):
-        evidence = an_evacuation(vmi={"migration": state})
-        assert not assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).overdue
-
-
-@pytest.mark.parametrize(("seconds", "state"), [(19.0, State.BACKOFF), (20.0, State.NO_MIGRATION)])
-def test_the_pause_ends_at_its_instant(seconds: float, state: State) -> None:
-    """The next attempt may start 20 s after the first failure, and not before."""
-    attempt = an_attempt(created=NOW - 1.0)
-    evidence = an_evacuation(age=200.0, vmims=(a_failed_attempt(1, seconds), attempt))
-    situation = assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None)
-    assert (situation.state is State.BACKOFF) is (state is State.BACKOFF)
-    assert (situation.backoff is not None) is (state is State.BACKOFF)
 
 
 def test_a_hand_off_lasts_until_the_copy_begins() -> None:
@@ -105,15 +89,3 @@ def test_a_copy_from_a_silent_node_stalls(
     index.put(Node(name="n1", is_silent=True, silent_since=since), NOW)
     evidence = an_evacuation(vmi={"migration": a_running_state(start=NOW - began)})
     assert assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=index).state is state
-
-
-def test_an_attempt_that_cannot_be_read_explains_nothing() -> None:
-    """Without VMIMs, what is known of an attempt may be old."""
-    attempt = an_attempt(phase="Scheduling")
-    known = an_evacuation(vmims=(attempt,))
-    unknown = replace(known, trust=NamespaceTrust(dead=frozenset({Resource.VMIMS})))
-    states = [
-        assess(evidence, STUCK, ROOM, NOW, contacts={}, nodes=None).state
-        for evidence in (known, unknown)
-    ]
-    assert states == [State.TARGET_NOT_READY, State.UNKNOWN]

@@ -1,9 +1,11 @@
 """The store's evidence of evacuations: request, failures and pods."""
 
+from functools import partial
 from itertools import permutations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker
 from exporter.engine.facts.history import Migration
@@ -22,7 +24,6 @@ from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import Load
 from exporter.engine.store.store import Store
 from tests.support.builders import (
-    KEEP,
     NAME,
     NAMESPACE,
     NOW,
@@ -32,14 +33,11 @@ from tests.support.builders import (
     an_ended_vmim,
     some_evidence,
 )
-from tests.support.stores import ClockedStore, put
+from tests.support.builders import a_store as a_new_store
+from tests.support.stores import ClockedStore, a_trust, put
 
 
-def a_store(*facts: Fact) -> ClockedStore:
-    """A store that may see everything, with these facts."""
-    store = ClockedStore(keep=KEEP, now=NOW)
-    put(store, *facts)
-    return store
+a_store = partial(a_new_store, now=NOW)
 
 
 def marker_of(store: Store) -> Marker:
@@ -400,21 +398,15 @@ class TestLoad:
         """A migration counts against the VMI's node from Scheduling on, or if it is Pending with a
         target pod.
         """
-        store = a_store(KubeVirtSettings(MigrationLimits(cluster=3, outbound_per_node=2)), a_vmi())
-        store.put(a_vmim(uid="a", name="a", phase="Running"))
-        store.put(a_vmim(uid="b", name="b", phase="Pending"))
-        store.put(a_vmim(uid="c", name="c", phase="Pending"))
-        store.put(a_pod(name="target", uid="t", node="n2", migration_uid="c"))
-        store.put(a_vmim(uid="d", name="d", vmi_name="unknown", phase="Scheduling"))
-        store.put(an_ended_vmim(uid="e", name="e"))
-        load = store.load()
         limits = MigrationLimits(cluster=3, outbound_per_node=2)
-        assert load == Load(3, {"n1": 2}, limits, movers={"n1": ("shop/db1", "shop/db1")})
+        store = a_store(KubeVirtSettings(limits), a_vmi(), a_pod(name="target", migration_uid="c"))
+        for uid, phase in (("a", "Running"), ("b", "Pending"), ("c", "Pending")):
+            store.put(a_vmim(uid=uid, name=uid, phase=phase))
+        store.put(a_vmim(uid="d", name="d", vmi_name="unknown", phase="Scheduling"))
+        load = Load(3, {"n1": 2}, limits, movers={"n1": ("shop/db1", "shop/db1")})
+        assert store.load() == load
         assert load.is_full("n2")
-        store.remove(Resource.VMIMS, NAMESPACE, "d")
-        load = store.load()
-        assert load is not None
-        assert (load.is_full("n1"), load.is_full("n2")) == (True, False)
+        assert not replace(load, running=2).is_full("n2")
 
     def test_the_source_of_a_migration(self) -> None:
         """After a move from n1 to n2, a migration counts against both until its VMIM has ended."""
@@ -456,19 +448,20 @@ class TestLoad:
         store.put(a_pod(namespace="other", migration_uid="a"))
         assert store.load() == Load(0, {}, MigrationLimits())
 
-    @pytest.mark.parametrize("blind", ["vmims", "pods", "limits", "namespaced"])
-    def test_not_to_be_seen(self, blind: str) -> None:
-        """Without all permissions, or without KubeVirt's limits, the number of migrations is
-        unknown.
-        """
-        store = a_store()
-        hidden = {"vmims": Resource.VMIMS, "pods": Resource.PODS}.get(blind)
-        store.hide(*(() if hidden is None else (hidden,)))
-        if blind == "namespaced":
-            store.trust = Trust(in_namespace={NAMESPACE: NamespaceTrust()})
-        if blind != "limits":
-            store.put(KubeVirtSettings())
-        assert store.load() is None
+    @pytest.mark.parametrize(
+        ("facts", "trust"),
+        [
+            pytest.param([KubeVirtSettings()], a_trust(hidden=[Resource.VMIMS]), id="vmims"),
+            pytest.param([KubeVirtSettings()], a_trust(hidden=[Resource.PODS]), id="pods"),
+            pytest.param([], Trust(), id="limits"),
+            pytest.param(
+                [KubeVirtSettings()], Trust(in_namespace={"a": NamespaceTrust()}), id="namespaced"
+            ),
+        ],
+    )
+    def test_not_to_be_seen(self, facts: list[Fact], trust: Trust) -> None:
+        """Without a permission, a namespace or KubeVirt's limits, the load is unknown."""
+        assert a_store(*facts).load(trust) is None
 
 
 def test_when_an_unreadable_object_is_not_believed_any_more() -> None:

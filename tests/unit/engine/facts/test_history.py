@@ -19,7 +19,6 @@ from tests.support.builders import (
     a_vmi,
     some_evidence,
 )
-from tests.support.verdicts import decide
 
 
 def migrations() -> st.SearchStrategy[Migration]:
@@ -93,17 +92,10 @@ def test_join_is_a_join(first: Migration, second: Migration, third: Migration) -
 def test_order_and_repetition_change_nothing(
     facts: list[tuple[str, Migration]], data: st.DataObject
 ) -> None:
-    """The same facts in any order and repeated give the same records and verdict."""
+    """The same facts in any order and repeated give the same records."""
     repeated = data.draw(st.lists(st.sampled_from(facts), max_size=4)) if facts else []
     shuffled = data.draw(st.permutations(facts + repeated))
-    first, second = recorded(*facts), recorded(*shuffled)
-    assert first.records() == second.records()
-    vmi = a_vmi(migration=a_state())
-    verdicts = [
-        decide(some_evidence(vmi=vmi, history=history), a_policy(), NOW)
-        for history in (first, second)
-    ]
-    assert verdicts[0] == verdicts[1]
+    assert recorded(*facts).records() == recorded(*shuffled).records()
 
 
 def test_put_tells_whether_it_was_news() -> None:

@@ -24,9 +24,9 @@ MARKED: dict[str, Any] = {"evacuation_node": "n1", "eviction_requested_at": NOW 
 MOVED = a_vmi(node="n2", migration=a_state(start=NOW - 60, end=NOW - 30))
 
 
-def a_marked_store() -> tuple[ClockedStore, list[EvacuationEnd]]:
+def a_marked_store(**vmi: Any) -> tuple[ClockedStore, list[EvacuationEnd]]:
     """A store whose VMI is evacuating, and the list of the ends that it notes."""
-    store, ends = a_store(a_vmi(**MARKED), now=NOW - 600), list[EvacuationEnd]()
+    store, ends = a_store(a_vmi(**MARKED | vmi), now=NOW - 600), list[EvacuationEnd]()
     store.evacuations.record_end = ends.append
     store.now = NOW
     return store, ends
@@ -99,16 +99,18 @@ def test_the_vmim_is_read_before_the_vmi() -> None:
     assert [end.outcome for end in ends] == [EvacuationOutcome.SUCCEEDED]
 
 
-def test_an_evacuation_that_only_a_success_shows_is_not_counted() -> None:
-    """After a success the VMI may still be marked, until it is read: that is no evacuation."""
-    store, ends = a_store(a_vmi(evacuation_node="n1"), now=NOW - 600), list[EvacuationEnd]()
-    store.evacuations.record_end = ends.append
-    store.now = NOW
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_evacuation_that_only_a_success_shows_is_not_counted(*, goes_on: bool) -> None:
+    """After a success the VMI is an evacuation's only if it is still marked when it is read."""
+    store, ends = a_marked_store(eviction_requested_at=None)
     success = {"phase": "Succeeded", "finished": True, "outcome": Outcome.SUCCEEDED}
     store.put(a_vmim(start=NOW - 60, end=NOW - 30, handed_off=True, **success))
     store.put(Node(name="n1", schedulable=False))
+    if goes_on:
+        store.put(a_vmi(evacuation_node="n1", migratable=True))
     store.put(a_vmi())
-    assert [end.outcome for end in ends] == [EvacuationOutcome.SUCCEEDED]
+    outcomes = [EvacuationOutcome.SUCCEEDED, EvacuationOutcome.CANCELLED]
+    assert [end.outcome for end in ends] == outcomes[: 1 + goes_on]
 
 
 def test_the_source_is_that_of_the_attempt() -> None:

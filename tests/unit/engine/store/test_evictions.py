@@ -9,6 +9,7 @@ from msgspec import json as msgspec_json
 from msgspec.structs import replace
 
 from exporter.engine.evacuations.conditions import read_conditions
+from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.facts.model import Eviction, EvictionRequester, Node, Requester, Resource
 from exporter.engine.facts.policy import StuckPolicy
@@ -50,6 +51,14 @@ def store() -> ClockedStore:
     return store
 
 
+def diagnosed(store: ClockedStore) -> Diagnosis:
+    """The diagnosis of db1's evacuation."""
+    (evidence,) = store.evacuating()
+    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
+    assert diagnosis is not None
+    return diagnosis
+
+
 def test_who_asks_is_known(store: ClockedStore) -> None:
     """The requesters with the intent Eviction have asked, since the Eviction was created."""
     withdrawn = EvictionRequester("example.com/other", "Withdrawn")
@@ -71,10 +80,7 @@ def test_the_source_is_that_of_the_requesters(
     """A requester of the setting counts as a descheduler, and every other one does not."""
     store.put(an_eviction(*requesters))
     store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
-    evidence = store.evidence("shop", "db1")
-    assert evidence is not None
-    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
-    assert diagnosis is not None
+    diagnosis = diagnosed(store)
     assert diagnosis.source is source
     assert diagnosis.requested_at == NOW - 60.0
     assert diagnosis.due_at == NOW + StuckPolicy().after
@@ -130,10 +136,7 @@ def test_who_has_withdrawn_is_known_after_the_deletion(store: ClockedStore) -> N
     store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
 
     def find_withdrawn() -> tuple[str, ...]:
-        evidence = store.evidence("shop", "db1")
-        assert evidence is not None
-        diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
-        assert diagnosis is not None
+        diagnosis = diagnosed(store)
         assert diagnosis.leftover is bool(diagnosis.withdrawn)
         return diagnosis.withdrawn
 
@@ -165,22 +168,14 @@ def test_somebody_else_may_have_asked(
     """An evacuation is withdrawn only if KubeVirt marked the VM while the requesters asked."""
     store.put(an_eviction(**{**WITHDRAWN, **changes}))
     store.put(a_vmi(evacuation_node="n1", eviction_requested_at=requested_at))
-    evidence = store.evidence("shop", "db1")
-    assert evidence is not None
-    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
-    assert diagnosis is not None
-    assert diagnosis.withdrawn == ()
+    assert diagnosed(store).withdrawn == ()
 
 
 def test_on_a_cordoned_node_the_drain_still_asks(store: ClockedStore) -> None:
     """What is withdrawn belongs to the drain of its node, as long as that is cordoned."""
     store.put(an_eviction(**WITHDRAWN))
     store.put(a_vmi(evacuation_node="n1", eviction_requested_at=NOW))
-    evidence = store.evidence("shop", "db1")
-    assert evidence is not None
-    diagnosis = read_conditions(store, StuckPolicy(), store.trust, NOW).diagnose(evidence)
-    assert diagnosis is not None
-    assert not diagnosis.leftover
+    assert not diagnosed(store).leftover
 
 
 def test_whose_turn_it_is(store: ClockedStore) -> None:

@@ -10,6 +10,7 @@ from exporter.engine.facts.model import (
     Fact,
     KubeVirtSettings,
     MigrationLimits,
+    MigrationState,
     Mobility,
     Outcome,
     Priority,
@@ -28,7 +29,15 @@ from exporter.engine.store.node_drains import (
     NodeDrains,
     measure_progress,
 )
-from tests.support.builders import NAMESPACE, NOW, a_cordon, a_state, a_store, a_vmim
+from tests.support.builders import (
+    NAMESPACE,
+    NOW,
+    a_cordon,
+    a_running_state,
+    a_state,
+    a_store,
+    a_vmim,
+)
 from tests.support.stores import ClockedStore, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_failure, a_movable
 
@@ -60,6 +69,13 @@ def gone(number: int, left_at: float) -> Vmi:
     """The VM with this number after its migration to n2."""
     state = a_state(end=left_at, outcome=Outcome.SUCCEEDED)
     return a_movable(number, node="n2", migration=state)
+
+
+def ends_of(drains: NodeDrains) -> list[Any]:
+    """The ends that these drains note from now on."""
+    ends: list[Any] = []
+    drains.record_end = lambda *end: ends.append(end)
+    return ends
 
 
 def drain_of(store: ClockedStore, node: str = "n1") -> DrainProgress:
@@ -103,26 +119,19 @@ def test_there_is_no_estimate_where_a_vm_does_not_leave(stays: dict[str, object]
     assert drain.estimate is None
 
 
-def test_two_departures_are_no_pace() -> None:
-    """With fewer than three departures there is no estimate."""
-    drain = drain_of(a_drain(NOW - 300, NOW - 60, remaining=1))
-    assert (drain.left, drain.seconds_per_vmi, drain.estimate) == (2, None, None)
+def test_what_counts_in_a_drain() -> None:
+    """A VM whose evacuation was cancelled does not count; one that was deleted has left.
 
-
-def test_a_cancelled_evacuation_is_not_asked_any_more() -> None:
-    """A VM whose evacuation was cancelled is no longer counted in the drain."""
-    store = a_drain(NOW - 60, remaining=2)
+    With fewer than three departures there is no pace.
+    """
+    store = a_drain(NOW - 60, remaining=3)
     store.put(a_movable(2))
     drain = drain_of(store)
-    assert (drain.asked, drain.left, drain.remaining) == (2, 1, 1)
-
-
-def test_a_vm_that_is_deleted_has_left() -> None:
-    """A deleted VM counts as one that has left the node."""
-    store = a_drain(remaining=2)
-    store.remove(Resource.VMIS, NAMESPACE, asked(0).name)
+    assert (drain.asked, drain.left, drain.remaining) == (3, 1, 2)
+    store.remove(Resource.VMIS, NAMESPACE, asked(3).name)
     drain = drain_of(store)
-    assert (drain.left, drain.remaining, drain.last_left_at) == (1, 1, NOW)
+    assert (drain.asked, drain.left, drain.remaining) == (3, 2, 1)
+    assert (drain.last_left_at, drain.seconds_per_vmi, drain.estimate) == (NOW, None, None)
 
 
 def test_a_drain_begins_with_the_cordon() -> None:
@@ -170,9 +179,8 @@ def test_rebalancing_is_no_drain(priority: Priority | None) -> None:
 
 def test_an_eviction_by_nobody_knows_whom_is_no_drain() -> None:
     """Before KubeVirt 1.7, nothing says whether the descheduler evicts from an open node."""
-    ends: list[object] = []
     store = a_store(asked(1), a_vmim(vmi_name=asked(1).name, evacuates="n1"), now=NOW)
-    store.drains.record_end = lambda *end: ends.append(end)
+    ends = ends_of(store.drains)
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
     store.put(gone(1, NOW))
     assert ends == []
@@ -183,14 +191,13 @@ def test_an_eviction_by_nobody_knows_whom_is_no_drain() -> None:
 
 def test_a_cordon_inherits_no_age() -> None:
     """What was evacuated before the cordon is in its drain, which begins with the cordon."""
-    ends: list[object] = []
     old = NOW - 86_400.0
     requested = asked(1, eviction_requested_at=old)
     attempt = a_vmim(
         vmi_name=requested.name, evacuates="n1", priority=Priority.SYSTEM_CRITICAL, created=old
     )
     store = a_store(requested, attempt, a_movable(2), now=old)
-    store.drains.record_end = lambda *end: ends.append(end)
+    ends = ends_of(store.drains)
     store.now = NOW
     assert drain_of(store).since == old
     store.put(a_cordon(cordoned_at=NOW - 10.0))
@@ -238,11 +245,9 @@ def test_a_queue_behind_full_limits_needs_nobody(failures: int, hours: int, *, s
     store = a_store(a_cordon(cordoned_at=since), limits, vmi, *failed, vmim, now=since)
     store.now = NOW
     forecast, (candidate,) = forecast_node(store, "n1", now_in(store))
-    assert candidate.outlook.diagnosis is not None
-    assert (candidate.outlook.diagnosis.state, candidate.outlook.diagnosis.stuck) == (
-        State.CAPACITY,
-        True,
-    )
+    diagnosis = candidate.outlook.diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.state, diagnosis.stuck) == (State.CAPACITY, True)
     assert forecast.progress is not None
     assert forecast.progress.stuck is stuck
 
@@ -285,9 +290,8 @@ ENDS = {
 @pytest.mark.parametrize(("before", "after", "end"), ENDS.values(), ids=ENDS)
 def test_how_a_drain_ends(before: list[Fact], after: list[Fact], end: object) -> None:
     """Each drain ends once, with its outcome and its duration."""
-    ends = []
     store = a_store(now=NOW)
-    store.drains.record_end = lambda *end: ends.append(end)
+    ends = ends_of(store.drains)
     for fact in (*before, *after, *after):
         store.put(fact)
     assert ends == ([] if end is None else [end])
@@ -295,11 +299,10 @@ def test_how_a_drain_ends(before: list[Fact], after: list[Fact], end: object) ->
 
 def test_a_node_that_is_deleted() -> None:
     """The drain of a node that is deleted before it is empty has an outcome of its own."""
-    ends = []
     store = a_store(a_cordon(), asked(1))
-    store.drains.record_end = lambda *end: ends.append(end[0])
+    ends = ends_of(store.drains)
     store.remove(Resource.NODES, "", "n1")
-    assert ends == [DrainEnd.NODE_DELETED]
+    assert [end for end, _ in ends] == [DrainEnd.NODE_DELETED]
 
 
 def test_an_earlier_request_dates_an_open_node_only() -> None:
@@ -317,9 +320,8 @@ def test_an_earlier_request_dates_an_open_node_only() -> None:
 
 def test_a_change_of_an_open_node_ends_no_drain() -> None:
     """A change of a node that was not closed leaves its drain as it is."""
-    ends: list[object] = []
     drains = NodeDrains({})
-    drains.record_end = lambda *end: ends.append(end)
+    ends = ends_of(drains)
     drains.record_evacuation("n1", "a", NOW, is_drained=True)
     drains.end_drain("n1", NOW)
     assert drains.read()["n1"].since == NOW
@@ -353,9 +355,12 @@ def test_a_closed_node_that_was_emptied_is_still_closed() -> None:
     assert drains.read()["n1"] == Departed(closed=True, since=NOW, left={})
 
 
-def test_a_vm_that_comes_to_an_emptied_node_is_drained() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_a_vm_that_comes_to_an_emptied_node_is_drained(*, known: bool) -> None:
     """A VM that comes to a closed node after its last VM has left, and stays, is a new drain."""
     store = a_store(a_cordon(cordoned_at=NOW - 900.0), asked(1), now=NOW - 800.0)
+    if known:
+        store.put(a_movable(2, migratable=False, node="n2"))
     store.put(a_movable(1, node="n2"))
     assert store.drains.read() == {}
     store.now = NOW
@@ -364,13 +369,23 @@ def test_a_vm_that_comes_to_an_emptied_node_is_drained() -> None:
     assert (drain.since, drain.remaining, drain.failing) == (NOW, 1, 1)
 
 
-def test_a_departure_without_a_migration_is_now() -> None:
-    """A VM that is on another node without a new migration has left when this was seen."""
-    state = a_state(end=NOW - 5000.0, outcome=Outcome.SUCCEEDED)
-    store = a_store(a_cordon(), asked(1, migration=state), asked(2), now=NOW - 60.0)
+@pytest.mark.parametrize(
+    ("before", "ago", "left"),
+    [
+        pytest.param(a_state(end=NOW - 5000.0), 5000.0, 0.0, id="no-new-migration"),
+        pytest.param(a_running_state(), 30.0, 30.0, id="its-migration-has-ended"),
+        pytest.param(None, 360.0, 360.0, id="ended-before-it-was-last-seen"),
+        pytest.param(None, 361.0, 0.0, id="ended-by-a-wrong-clock"),
+    ],
+)
+def test_when_a_vm_has_left(before: MigrationState | None, ago: float, left: float) -> None:
+    """A VM has left when its migration ended, or now if none has ended since it was last seen."""
+    cordon, vmi = a_cordon(cordoned_at=NOW - 9000.0), asked(1, migration=before)
+    store = a_store(cordon, vmi, asked(2), now=NOW - 60.0)
     store.now = NOW
-    store.put(asked(1, node="n2", migration=state))
-    assert drain_of(store).last_left_at == NOW
+    ended = a_state(end=NOW - ago, outcome=Outcome.SUCCEEDED)
+    store.put(asked(1, node="n2", migration=ended))
+    assert drain_of(store).last_left_at == NOW - left
 
 
 def test_an_evacuation_that_turns_out_to_be_rebalancing_is_no_drain() -> None:
@@ -378,9 +393,8 @@ def test_an_evacuation_that_turns_out_to_be_rebalancing_is_no_drain() -> None:
 
     On a node that is drained nevertheless, the VM does not count as one that was asked to leave.
     """
-    ends: list[object] = []
     drains = NodeDrains({})
-    drains.record_end = lambda *end: ends.append(end)
+    ends = ends_of(drains)
     for uid in ("a", "b"):
         drains.record_evacuation("n1", uid, NOW, is_drained=True)
     drains.record_evacuation("n1", "a", NOW, is_drained=False)
@@ -402,53 +416,42 @@ def test_only_a_vm_that_was_asked_to_leave_counts() -> None:
     assert drains.read()["n1"].left == {}
 
 
+def measure(*left_at: float, since: float = NOW - 9000.0, **overrides: Any) -> DrainProgress:
+    """The progress of a drain with these departures, in which a VM needs a person."""
+    fields: dict[str, Any] = {
+        "evacuating": set(),
+        "failing": 0,
+        "external": 0,
+        "needs_person": True,
+        "stuck_after": 60.0,
+        "now": NOW,
+    }
+    left = {f"vm-{number}": at for number, at in enumerate(left_at)}
+    departed = Departed(closed=True, since=since, left=left)
+    return measure_progress(departed, 1, **fields | overrides)
+
+
 def test_a_drain_is_stuck_from_the_very_end_of_its_time() -> None:
     """A drain is stuck as soon as no VM has left within `stuck_after`; an overdue estimate is 0."""
-    assert measure(NOW - 60.0).stuck
-    assert not measure(NOW - 59.0).stuck
-    assert measure(NOW - 60.0).estimate == 0.0
-    assert measure(NOW - 240.0, needs_person=False).stuck
-    assert not measure(NOW - 239.0, needs_person=False).stuck
+    for ago, needs_person, stuck in (
+        (60.0, True, True),
+        (59.0, True, False),
+        (240.0, False, True),
+        (239.0, False, False),
+    ):
+        last = NOW - ago
+        drain = measure(last - 20.0, last - 10.0, last, needs_person=needs_person)
+        assert (drain.stuck, drain.estimate) == (stuck, 0.0)
 
 
 def test_a_restart_within_a_drain() -> None:
     """After a restart, the newest success counts, and the time before the start does not."""
-    departed = Departed(closed=True, since=NOW - 9000.0, left={})
-
-    def restarted(**seen: Any) -> DrainProgress:
-        return measure_progress(
-            departed,
-            1,
-            evacuating=set(),
-            failing=1,
-            external=0,
-            needs_person=True,
-            stuck_after=60.0,
-            now=NOW,
-            **seen,
-        )
-
-    assert restarted().stuck
-    assert not restarted(watched_since=NOW - 59.0).stuck
-    assert restarted(watched_since=NOW - 60.0).stuck
-    assert restarted(moved_at=NOW - 59.0).last_left_at == NOW - 59.0
-    assert not restarted(moved_at=NOW - 59.0).stuck
-    assert restarted(moved_at=NOW - 9001.0).last_left_at is None
-
-
-def measure(last: float, *, needs_person: bool = True) -> DrainProgress:
-    """The progress after three departures, ten seconds apart, the last one at `last`."""
-    left = {"a": last - 20.0, "b": last - 10.0, "c": last}
-    return measure_progress(
-        Departed(closed=True, since=NOW - 900.0, left=left),
-        1,
-        evacuating=set(),
-        failing=0,
-        external=0,
-        needs_person=needs_person,
-        stuck_after=60.0,
-        now=NOW,
-    )
+    assert measure().stuck
+    assert not measure(watched_since=NOW - 59.0).stuck
+    assert measure(watched_since=NOW - 60.0).stuck
+    assert not measure(moved_at=NOW - 59.0).stuck
+    for ago, last in ((59.0, NOW - 59.0), (9000.0, NOW - 9000.0), (9001.0, None)):
+        assert measure(moved_at=NOW - ago).last_left_at == last
 
 
 def test_so_many_departures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,53 +59,35 @@ def store() -> ClockedStore:
     return a_store(a_vmi(), a_pod(), now=NOW - 100)
 
 
-def test_a_request_counts_once_the_vmi_is_marked(store: ClockedStore) -> None:
-    """A reviewed eviction is no request until KubeVirt has marked the VMI."""
-    admit(store, "alice", NOW)
-    assert requester_of(store) is None
-    mark(store, NOW + 0.2)
-    assert requester_of(store) == Requester(NOW, "alice")
+LATE = ASKED_WITHIN + 1
 
 
-def test_kubevirts_date_follows(store: ClockedStore) -> None:
-    """The requester stays when the condition EvictionRequested comes later with an earlier time."""
-    admit(store, "alice", NOW + 0.7)
-    mark(store, NOW + 0.9)
-    mark(store, NOW + 1.1, eviction_requested_at=NOW)
-    assert requester_of(store) == Requester(NOW + 0.7, "alice")
-
-
-def test_the_first_request_wins(store: ClockedStore) -> None:
-    """The first user counts; users who ask later, also during the evacuation, do not."""
-    for number, user in enumerate(("alice", "bob")):
-        admit(store, user, NOW + number)
-    mark(store, NOW + 2)
-    admit(store, "carol", NOW + 3)
-    mark(store, NOW + 4, eviction_requested_at=NOW + 2)
-    assert requester_of(store) == Requester(NOW, "alice")
-
-
-@pytest.mark.parametrize(("waited", "known"), [(ASKED_WITHIN, True), (ASKED_WITHIN + 1, False)])
-def test_a_request_that_came_to_nothing(store: ClockedStore, waited: float, known: bool) -> None:
-    """A request counts only if KubeVirt marks the VMI within a webhook's longest timeout."""
-    admit(store, "alice", NOW)
-    mark(store, NOW + waited)
-    assert (requester_of(store) is not None) is known
-
-
-def test_the_first_request_that_can_matter_wins(store: ClockedStore) -> None:
-    """An earlier request without effect is forgotten, so that the next one counts."""
-    admit(store, "alice", NOW)
-    admit(store, "bob", NOW + ASKED_WITHIN + 1)
-    mark(store, NOW + ASKED_WITHIN + 2)
-    assert requester_of(store) == Requester(NOW + ASKED_WITHIN + 1, "bob")
-
-
-def test_a_request_after_the_date_of_the_evacuation(store: ClockedStore) -> None:
-    """A user whose eviction was reviewed long after an evacuation began is not its requester."""
-    admit(store, "bob", NOW)
-    mark(store, NOW + 1, eviction_requested_at=NOW - 2 * ASKED_WITHIN)
-    assert requester_of(store) is None
+@pytest.mark.parametrize(
+    ("asked", "marked", "user"),
+    [
+        pytest.param({"alice": 0.0}, [(0.2, None)], "alice", id="counts-once-it-is-marked"),
+        pytest.param({"alice": 0.7}, [(0.9, None), (1.1, 0.0)], "alice", id="its-date-follows"),
+        pytest.param({"alice": 0.0, "bob": 1.0}, [(2.0, None)], "alice", id="the-first-counts"),
+        pytest.param({"alice": 0.0}, [(ASKED_WITHIN, None)], "alice", id="marked-at-last"),
+        pytest.param({"alice": 0.0}, [(LATE, None)], None, id="came-to-nothing"),
+        pytest.param({"alice": 0.0, "bob": LATE}, [(LATE + 1, None)], "bob", id="the-next-counts"),
+        pytest.param({"bob": 0.0}, [(1.0, -2 * ASKED_WITHIN)], None, id="began-long-before"),
+    ],
+)
+def test_who_asked(
+    store: ClockedStore,
+    asked: dict[str, float],
+    marked: list[tuple[float, float | None]],
+    user: str | None,
+) -> None:
+    """The first user counts whose eviction was reviewed shortly before KubeVirt marked the VMI."""
+    for name, at in asked.items():
+        admit(store, name, NOW + at)
+        assert requester_of(store) is None
+    for at, dated in marked:
+        mark(store, NOW + at, eviction_requested_at=None if dated is None else NOW + dated)
+    admit(store, "carol", store.now + 1)
+    assert requester_of(store) == (None if user is None else Requester(NOW + asked[user], user))
 
 
 def test_an_evacuation_that_is_requested_anew(store: ClockedStore) -> None:

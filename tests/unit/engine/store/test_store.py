@@ -26,15 +26,19 @@ from exporter.engine.facts.evidence import Marker, SavedVmi
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
+    DRAIN_TAINT,
     Budget,
     Checkpoint,
+    Eviction,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
+    Node,
     Outcome,
     Pod,
     Resource,
+    Taint,
     Trigger,
     Vmi,
     Vmim,
@@ -43,7 +47,6 @@ from exporter.engine.facts.policy import StuckPolicy, Verdict
 from exporter.engine.facts.states import State
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
 from exporter.engine.store.load import RUNNING_PHASES
-from exporter.engine.store.migrations import WAITING_LIMIT
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -62,7 +65,7 @@ from tests.support.builders import (
     an_evacuating_vmi,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, put, some_verdicts
+from tests.support.stores import ClockedStore, put
 from tests.support.verdicts import decide
 from tests.unit.engine.facts.test_evidence import marker_of, seen
 
@@ -231,23 +234,13 @@ def test_a_deleted_vmim_is_the_next_ones() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    """The number of deleted VMIMs that wait for their VMI is bounded, per VMI and in total."""
+    """The number of deleted VMIMs that wait for one VMI is bounded."""
     store = a_store(keep=2)
     for number in range(4):
         store.put(an_ended_vmim(name=f"mig-{number}", uid=f"m{number}"))
         store.remove(Resource.VMIMS, NAMESPACE, f"mig-{number}")
-    for number in range(WAITING_LIMIT - 1):
-        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
-        store.remove(Resource.VMIMS, NAMESPACE, "mig")
     store.put(a_vmi())
     assert sorted(records(store)) == ["m2", "m3"]
-    for number in (WAITING_LIMIT, WAITING_LIMIT + 1):
-        store.put(an_ended_vmim(name="mig", vmi_name=f"vm-{number}"))
-        store.remove(Resource.VMIMS, NAMESPACE, "mig")
-    store.put(a_vmi(name="vm-1", uid="1"))
-    store.put(a_vmi(name="vm-2", uid="2"))
-    assert len(seen(store, "vm-1").history) == 0
-    assert len(seen(store, "vm-2").history) == 1
 
 
 def test_a_vmim_moves_to_the_vmi_that_was_seen_late() -> None:
@@ -402,39 +395,24 @@ def test_limits() -> None:
     assert store.kubevirt is None
 
 
-def test_vmis_are_counted_by_node() -> None:
-    """VMIs are counted by node; nodes without VMIs are not listed."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
-    assert store.nodes == {"n1": 2, "n2": 1}
-    store.put(a_vmi(name="db3", uid="3", node="n1"))
-    store.put(a_vmi(name="db2", uid="new", node="n3"))
-    assert dict(store.nodes) == {"n1": 2, "n3": 1}
-    for name in (NAME, "db2", "db3"):
-        store.remove(Resource.VMIS, NAMESPACE, name)
-    assert dict(store.nodes) == {}
-
-
-def test_the_vmis_on_a_node() -> None:
-    """The VMIs on a node are those that run there and have not ended."""
-    store = a_store(
-        a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3", node="n2")
-    )
-    assert [evidence.vmi.name for evidence in store.on_node("n1")] == [NAME]
-
-
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_vmi_that_has_ended_is_on_no_node(phase: str) -> None:
-    """A VMI is counted on its node until it ends."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase=phase))
-    assert store.nodes == {"n1": 1}
-    store.put(a_vmi(phase=phase))
-    assert dict(store.nodes) == {}
-    store.put(a_vmi(phase=phase, node="n2"))
-    assert dict(store.nodes) == {}
+def test_vmis_are_counted_by_node(phase: str) -> None:
+    """A VMI is counted on its node until it ends; a node without VMIs is not listed."""
+    store = a_store(a_vmi(), a_vmi(name="db2", uid="2"), a_vmi(name="db3", uid="3", node="n2"))
+    for vmi, nodes in (
+        (a_vmi(name="db3", uid="3", node="n1"), {"n1": 3}),
+        (a_vmi(name="db2", uid="new", node="n3"), {"n1": 2, "n3": 1}),
+        (a_vmi(phase=phase), {"n1": 1, "n3": 1}),
+        (a_vmi(phase=phase, node="n2"), {"n1": 1, "n3": 1}),
+    ):
+        store.put(vmi)
+        assert dict(store.nodes) == nodes
+    assert [evidence.vmi.name for evidence in store.on_node("n1")] == ["db3"]
+    assert store.on_node("n2") == []
     store.put(a_vmi(uid="new"))
-    assert store.nodes == {"n1": 1}
-    store.remove(Resource.VMIS, NAMESPACE, "db2")
-    assert store.nodes == {"n1": 1}
+    for name, nodes in (("db2", {"n1": 2}), ("db3", {"n1": 1}), (NAME, {})):
+        store.remove(Resource.VMIS, NAMESPACE, name)
+        assert dict(store.nodes) == nodes
 
 
 PHASES = ("", "Pending", "Scheduling", "Scheduled", "Running", "Succeeded", "Failed")
@@ -490,6 +468,9 @@ def test_a_list_replaces(namespace: str | None) -> None:
     assert seen(store).vmims == ()
 
 
+EVICTION = Eviction(namespace=NAMESPACE, name="e", uid="e", pod=a_pod().name, pod_uid=a_pod().uid)
+
+
 @pytest.mark.parametrize(
     ("change", "is_news"),
     [
@@ -497,6 +478,8 @@ def test_a_list_replaces(namespace: str | None) -> None:
         pytest.param(Observed(a_vmim()), False, id="same-vmim"),
         pytest.param(Observed(a_pod()), False, id="same-pod"),
         pytest.param(Removed(Resource.VMIS, NAMESPACE, "none"), False, id="no-such-vmi"),
+        pytest.param(Removed(Resource.EVICTIONS, NAMESPACE, "none"), False, id="no-such-eviction"),
+        pytest.param(Observed(EVICTION), True, id="eviction"),
         pytest.param(Observed(a_vmi(node="n2")), True, id="vmi"),
         pytest.param(Observed(a_vmim(phase="Scheduled")), True, id="vmim"),
         pytest.param(Observed(a_pod(phase="Failed")), True, id="pod"),
@@ -585,13 +568,28 @@ def test_an_object_that_cannot_be_read_any_more(resource: Resource, fact: Vmi | 
     assert seen(store).unreadable == ()
 
 
-def test_who_is_unsettled() -> None:
-    """`unsettled` returns the VMIs that have an unfinished VMIM and have not ended."""
-    store = a_store(a_vmi(), a_vmi(name="db2", uid="2", phase="Failed"), a_vmi(name="db3", uid="3"))
-    for name in (NAME, "db2"):
-        store.put(a_vmim(name=f"mig-{name}", uid=f"m-{name}", vmi_name=name))
-    view = some_verdicts(store, a_policy())
-    assert [evidence.vmi.name for evidence in view.list_unsettled()] == [NAME]
+@pytest.mark.parametrize(
+    "fact",
+    [
+        pytest.param(a_vmi(migration=a_state()), id="has-migrated"),
+        pytest.param(a_vmi(evacuation_node="n2"), id="marked"),
+        pytest.param(a_vmi(deleted_at=NOW), id="deleted"),
+        pytest.param(a_vmim(), id="vmim"),
+        pytest.param(Node(name="n1", taints=(Taint(DRAIN_TAINT),)), id="node-tainted"),
+        pytest.param(a_pod(name="other", uid="other"), id="two-pods"),
+        pytest.param(a_pod(deleted_at=NOW), id="pod-deleted"),
+        pytest.param(EVICTION, id="eviction"),
+    ],
+)
+def test_who_is_idle(fact: Fact) -> None:
+    """A VMI is idle until it is to move, or it or its pod is to end; so is one that has ended."""
+    key, vmi = (NAMESPACE, NAME), a_vmi(eviction_strategy="LiveMigrate")
+    store = a_store(vmi, a_pod())
+    assert (store.is_idle(key), store.is_idle((NAMESPACE, "none"))) == (True, True)
+    store.put(fact)
+    assert not store.is_idle(key)
+    store.put(a_vmi(phase="Failed"))
+    assert store.is_idle(key)
 
 
 def test_a_vmim_that_cannot_be_read_any_more_before_its_vmi_is_known() -> None:
@@ -625,12 +623,10 @@ class Cluster:
         self.create_vmi()
 
     def create_vmi(self) -> None:
-        """Create the VMI."""
         self.born += 1
         self.write(Vmi(namespace=NAMESPACE, name=NAME, uid=f"u{self.born}", created=self.now))
 
     def write(self, fact: Vmi | Vmim) -> None:
-        """Write an object."""
         self.news.append(fact)
         if isinstance(fact, Vmi):
             self.vmi = fact
@@ -639,17 +635,14 @@ class Cluster:
         self.now += 7.0
 
     def change(self, vmim: Vmim, **changes: object) -> Vmim:
-        """Change a VMIM."""
         changed = replace(vmim, **changes)
         self.write(changed)
         return changed
 
     def make_final(self, vmim: Vmim, phase: str, outcome: Outcome) -> Vmim:
-        """Write the final phase of a VMIM."""
         return self.change(vmim, phase=phase, finished=True, finished_at=self.now, outcome=outcome)
 
     def unfinished(self) -> Vmim | None:
-        """The unfinished VMIM, if any."""
         return next((vmim for vmim in self.vmims.values() if not vmim.finished), None)
 
     def attempt(self) -> Vmim:
@@ -738,18 +731,15 @@ class Cluster:
             self.make_final(vmim, "Failed", Outcome.FAILED)
 
     def give_up(self) -> None:
-        """Delete the unfinished VMIM."""
         if (vmim := self.unfinished()) is not None:
             self.delete(vmim)
 
     def collect(self) -> None:
-        """Delete the oldest finished VMIM."""
         finished = (vmim for vmim in self.vmims.values() if vmim.finished)
         if (vmim := next(finished, None)) is not None:
             self.delete(vmim)
 
     def delete(self, vmim: Vmim) -> None:
-        """Delete a VMIM."""
         del self.vmims[vmim.name]
         self.news.append(Removed(Resource.VMIMS, NAMESPACE, vmim.name, vmim.uid))
         self.now += 3.0

@@ -63,6 +63,13 @@ def diagnose(store: ClockedStore) -> Diagnosis | None:
     return see(store).diagnose(evacuating[0]) if evacuating else None
 
 
+def diagnosed(store: ClockedStore) -> Diagnosis:
+    """The diagnosis of the only evacuation, which must exist."""
+    diagnosis = diagnose(store)
+    assert diagnosis is not None
+    return diagnosis
+
+
 @pytest.mark.parametrize("node_is_first", [True, False])
 def test_a_tainted_node_is_evacuated(*, node_is_first: bool) -> None:
     """Each VM of a tainted node that KubeVirt migrates is evacuating since the taint was added."""
@@ -72,8 +79,7 @@ def test_a_tainted_node_is_evacuated(*, node_is_first: bool) -> None:
         *(an_attempt(n, created=TAINTED + n) for n in range(1, 4)),
     ]
     store = a_store(*(facts if node_is_first else facts[::-1]))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
+    diagnosis = diagnosed(store)
     assert (diagnosis.requested_at, diagnosis.through, diagnosis.source) == (
         TAINTED,
         RequestedThrough.TAINT,
@@ -138,24 +144,25 @@ def test_it_ends_when_the_vm_has_left() -> None:
     assert store.drains.read()["n1"].left == {UID: NOW - 5.0}
 
 
-def test_without_a_date_the_oldest_attempt_counts() -> None:
-    """A taint without `timeAdded` is as old as the oldest attempt if it was there at the start."""
-    store = a_store(a_movable(), an_attempt(1, created=NOW - 900.0), now=NOW)
-    store.put(a_tainted(at=None))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
-    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW - 900.0, 1)
-
-
-def test_the_date_of_the_taint_counts_and_not_our_clock() -> None:
-    """An attempt after the taint's date counts, although we saw the taint later."""
-    store = a_store(
-        Node(name="n1"), a_movable(), an_attempt(1, created=NOW - 150.0), now=NOW - 60.0
-    )
-    store.put(a_tainted(at=NOW - 200.0))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
-    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW - 200.0, 1)
+@pytest.mark.parametrize(
+    ("seen_open", "added", "requested_at", "failed"),
+    [
+        pytest.param(False, None, NOW - 900.0, 1, id="without-a-date-the-oldest-attempt-counts"),
+        pytest.param(True, NOW - 950.0, NOW - 950.0, 1, id="its-date-counts-and-not-our-clock"),
+        pytest.param(True, None, NOW, 0, id="older-attempts-belong-to-another-drain"),
+    ],
+)
+def test_when_a_taint_was_added(
+    seen_open: bool, added: Instant | None, requested_at: Instant, failed: int
+) -> None:
+    """A taint without `timeAdded` is as old as the oldest attempt, unless we saw it appear."""
+    store = a_store(*([Node(name="n1")] if seen_open else []), now=NOW - 60.0)
+    for fact in (a_movable(), an_attempt(1, created=NOW - 900.0)):
+        store.put(fact)
+    store.now = NOW
+    store.put(a_tainted(at=added))
+    diagnosis = diagnosed(store)
+    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (requested_at, failed)
 
 
 def test_the_earlier_of_cordon_and_taint_begins_the_drain() -> None:
@@ -165,39 +172,23 @@ def test_the_earlier_of_cordon_and_taint_begins_the_drain() -> None:
         assert store.drains.read()["n1"].since == since
 
 
-def test_attempts_before_the_taint_do_not_count() -> None:
-    """If the exporter saw the taint appear, older attempts belong to another drain."""
-    store = a_store(
-        Node(name="n1"), a_movable(), an_attempt(1, created=NOW - 900.0), now=NOW - 60.0
-    )
-    store.now = NOW
-    store.put(a_tainted(at=None))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
-    assert (diagnosis.requested_at, diagnosis.failed_attempts) == (NOW, 0)
-
-
 def test_a_vm_that_comes_later_is_asked_later() -> None:
     """A VM that came to the node after the taint is evacuating since it came."""
     state = a_state(end=NOW - 100.0, outcome=Outcome.SUCCEEDED, source_node="n2")
     store = a_store(a_tainted(), a_movable(migration=state))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
-    assert diagnosis.requested_at == NOW - 100.0
+    assert diagnosed(store).requested_at == NOW - 100.0
 
 
 def test_an_eviction_from_a_tainted_node() -> None:
     """An eviction from a tainted node continues its evacuation; neither can be cancelled."""
     store = a_store(a_tainted(), a_movable(), an_attempt(1, created=TAINTED + 60.0))
     store.put(a_movable(evacuation_node="n1", eviction_requested_at=NOW - 60.0))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
+    diagnosis = diagnosed(store)
     assert (diagnosis.through, diagnosis.tainted) == (RequestedThrough.EVICTION, True)
     assert (diagnosis.requested_at, diagnosis.failed_attempts) == (TAINTED, 1)
     store.put(Node(name="n1"))
     store.put(a_movable(evacuation_node="n1", eviction_requested_at=NOW - 60.0, phase="Running"))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
+    diagnosis = diagnosed(store)
     assert (diagnosis.tainted, diagnosis.requested_at) == (False, NOW - 60.0)
 
 
@@ -207,13 +198,10 @@ def test_a_taint_that_was_left_behind(*, evicted: bool) -> None:
     asked = {"evacuation_node": "n1", "eviction_requested_at": TAINTED} if evicted else {}
     vmi = a_movable(**asked)
     store = a_store(a_tainted(schedulable=False), vmi, a_pod(), now=NOW - 60.0)
-    before = diagnose(store)
-    assert before is not None
-    assert not before.leftover
+    assert not diagnosed(store).leftover
     store.now = NOW
     store.put(a_tainted(schedulable=True))
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
+    diagnosis = diagnosed(store)
     if evicted:
         assert diagnosis.source is Source.UNKNOWN
     assert diagnosis.leftover
@@ -229,9 +217,7 @@ def test_a_taint_alone_is_no_left_over() -> None:
     store.now = NOW
     for fact in (a_tainted(), a_movable()):
         store.put(fact)
-    diagnosis = diagnose(store)
-    assert diagnosis is not None
-    assert not diagnosis.leftover
+    assert not diagnosed(store).leftover
 
 
 class TestNodesNotSeen:
@@ -252,8 +238,7 @@ class TestNodesNotSeen:
             a_movable(),
             an_attempt(2, created=NOW - 60.0, phase="Pending"),
         )
-        diagnosis = diagnose(store)
-        assert diagnosis is not None
+        diagnosis = diagnosed(store)
         assert (diagnosis.requested_at, diagnosis.through) == (NOW - 900.0, RequestedThrough.TAINT)
         assert (diagnosis.failed_attempts, diagnosis.tainted) == (1, True)
         store.now = NOW + 86_400.0
@@ -298,11 +283,9 @@ class TestNodesNotSeen:
         store.put(an_attempt(2, created=NOW + 300.0, phase="Pending"))
         store.now = NOW + 1200.0
         store.put(an_attempt(2, created=NOW + 300.0))
-        diagnosis = diagnose(store)
-        assert diagnosis is None
+        assert diagnose(store) is None
         store.put(an_attempt(3, created=NOW + 1190.0, phase="Scheduling"))
-        diagnosis = diagnose(store)
-        assert diagnosis is not None
+        assert diagnose(store) is not None
 
     def test_a_success_ends_it(self) -> None:
         """Attempts before the newest success show nothing."""
@@ -345,8 +328,7 @@ class TestRestart:
         assert store.save(UID) == saved
         store.put(a_tainted())
         store.hide()
-        diagnosis = diagnose(store)
-        assert diagnosis is not None
+        diagnosis = diagnosed(store)
         assert (diagnosis.requested_at, diagnosis.failed_attempts) == (TAINTED, 8)
 
     def test_the_taint_is_gone(self) -> None:
@@ -358,8 +340,7 @@ class TestRestart:
         saved = store.save(UID)
         assert saved is None or saved.marker is None
         store.put(a_tainted(at=None))
-        diagnosis = diagnose(store)
-        assert diagnosis is not None
+        diagnosis = diagnosed(store)
         assert (diagnosis.failed_attempts, diagnosis.state) == (0, State.NO_MIGRATION)
 
     def test_only_attempts_show_it(self) -> None:
@@ -374,9 +355,7 @@ class TestRestart:
             store = ClockedStore(saved, now=NOW + pause, sees_nodes=False)
             store.put(a_movable())
             store.put(an_attempt(3, created=store.now - 60.0))
-            diagnosis = diagnose(store)
-            assert diagnosis is not None
-            assert diagnosis.failed_attempts == failed_attempts
+            assert diagnosed(store).failed_attempts == failed_attempts
 
 
 def test_the_view_has_the_present_date_of_a_request() -> None:

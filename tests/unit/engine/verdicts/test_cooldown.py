@@ -25,8 +25,10 @@ from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust
 from exporter.engine.verdicts.cooldown import (
     LONGEST_COOLDOWN,
     Cooldown,
+    CooldownMark,
     back_off,
-    cap,
+    known_ends,
+    mark_cooldown,
     measure_cooldown,
 )
 from exporter.engine.verdicts.rules import RULES, evaluate_rules, list_reasons, not_ours
@@ -162,26 +164,6 @@ def test_a_vmi_that_has_ended(evidence: Evidence, phase: str) -> None:
     assert verdicts(over, a_policy()) == ("", "")
     assert measure_cooldown(over, a_policy(), NOW) is None
     assert not any(finding.blocks for finding in evaluate_rules(over, a_policy(), NOW))
-
-
-@pytest.mark.parametrize(
-    ("guards", "evidence"),
-    [
-        pytest.param({"guard_pending_migrations": False}, PENDING, id="pending"),
-        pytest.param({"guard_evacuations": False}, REQUESTED, id="evacuation"),
-        pytest.param(
-            {"guard_pending_migrations": False},
-            some_evidence(
-                vmi=a_vmi(migration=EMPTIED), history=a_history(m1=a_migration(end=NOW - 60.0))
-            ),
-            id="abandoned-hand-off",
-        ),
-    ],
-)
-def test_guards_off(guards: dict[str, bool], evidence: Evidence) -> None:
-    """A guard that is off does not block."""
-    assert verdicts(evidence, a_policy()) != ("", "")
-    assert verdicts(evidence, a_policy(**guards)) == ("", "")
 
 
 def test_rules_speak_in_order() -> None:
@@ -346,6 +328,24 @@ def test_a_failure_told_by_the_vmim_alone_is_left_out() -> None:
     assert decide(evidence, policy, NOW).allowed
 
 
+@pytest.mark.parametrize(
+    ("state", "migration"),
+    [
+        pytest.param(a_state(uid="m9", end=NOW - 80.0), "m9", id="its-own"),
+        pytest.param(a_state(uid="", end=NOW - 80.0), f"@{NOW - 80.0}", id="without-a-uid"),
+        pytest.param(EMPTIED, "new", id="emptied"),
+    ],
+)
+def test_what_tells_cooldowns_apart(state: MigrationState, migration: str) -> None:
+    """A cooldown is known by the VMI's last migration, or else by the newest in the history."""
+    old, new, running = (a_migration(end=end) for end in (NOW - 90.0, NOW - 50.0, None))
+    history = a_history(old=old, new=new, running=running)
+    evidence = some_evidence(vmi=a_vmi(migration=state), history=history)
+    cooldown = measured(evidence, a_policy())
+    assert mark_cooldown(evidence, cooldown) == CooldownMark(migration, cooldown.end)
+    assert {*known_ends(evidence)} == {NOW - 90.0, NOW - 50.0, state.end or NOW - 50.0}
+
+
 # --- the arithmetic
 
 
@@ -489,33 +489,40 @@ def test_explain() -> None:
     ]
 
 
-UPDATING: dict[str, Any] = {"platform_updating": True}
-
-
-def blocking(**policy: Any) -> Policy:
-    """A policy whose override `db` has `block: true`."""
-    return a_policy(overrides=(Override(name="db", policy=a_policy(block=True)),), **policy)
+UPDATING = some_evidence(platform_updating=True)
+ABANDONED = some_evidence(
+    vmi=a_vmi(migration=EMPTIED), history=a_history(m1=a_migration(end=NOW - 60.0))
+)
+NO_PENDING: dict[str, Any] = {"guard_pending_migrations": False}
+UPDATES: dict[str, Any] = {"guard_platform_update": True}
+DB = {"overrides": (Override(name="db", policy=a_policy(block=True)),)}
+FIXED = a_vmi(override="db")
 
 
 @pytest.mark.parametrize(
-    ("policy", "facts", "reasons"),
+    ("policy", "evidence", "reasons"),
     [
-        (a_policy(guard_platform_update=True), UPDATING, ("platform_update", "")),
-        (a_policy(guard_platform_update=True), {}, ("", "")),
-        (a_policy(), UPDATING, ("", "")),
-        (blocking(), {"vmi": a_vmi(override="db")}, ("", "policy")),
-        (blocking(), {"vmi": a_vmi()}, ("", "")),
-        (blocking(), {"vmi": a_vmi(override="db", phase="Failed")}, ("", "")),
-        (
-            blocking(guard_platform_update=True),
-            {"vmi": a_vmi(override="db", migration=a_state())} | UPDATING,
-            ("", "policy"),
-        ),
+        ({}, ABANDONED, ("", "cooldown")),
+        (NO_PENDING, ABANDONED, ("", "")),
+        (NO_PENDING, PENDING, ("", "")),
+        ({"guard_evacuations": False}, REQUESTED, ("", "")),
+        (UPDATES, UPDATING, ("platform_update", "")),
+        (UPDATES, some_evidence(), ("", "")),
+        ({}, UPDATING, ("", "")),
+        (DB, some_evidence(vmi=FIXED), ("", "policy")),
+        (DB, some_evidence(), ("", "")),
+        (DB, some_evidence(vmi=replace(FIXED, phase="Failed")), ("", "")),
+        (DB | UPDATES, replace(UPDATING, vmi=replace(FIXED, migration=a_state())), ("", "policy")),
     ],
 )
-def test_exceptions(policy: Policy, facts: dict[str, Any], reasons: tuple[str, str]) -> None:
-    """An update of KubeVirt blocks at filter, and an override with `block: true` at preEviction."""
-    assert verdicts(some_evidence(**facts), policy) == reasons
+def test_what_the_policy_sets(
+    policy: dict[str, Any], evidence: Evidence, reasons: tuple[str, str]
+) -> None:
+    """A guard that is off does not block.
+
+    An update of KubeVirt blocks at filter, and an override with `block: true` at preEviction.
+    """
+    assert verdicts(evidence, a_policy(**policy)) == reasons
 
 
 def test_the_cooldown_is_that_of_the_vm_s_own_entry() -> None:
@@ -666,26 +673,12 @@ def histories(draw: st.DrawFn, *, ahead: int = 0) -> Evidence:
 
 
 @soaked(20_000)
-@given(evidence=histories(), policy=POLICIES)
-def test_not_before_is_exact(evidence: Evidence, policy: Policy) -> None:
-    """A cooling VM is blocked at every instant before `not_before`, and allowed from then on."""
-    verdict = decide(evidence, policy, NOW)
-    assume(verdict.reason is Reason.COOLDOWN)
-    assert verdict.not_before is not None
-    for part in (0.0, 0.25, 0.5, 0.9):
-        instant = NOW + part * (verdict.not_before - NOW)
-        during = decide(evidence, policy, instant)
-        assert during.reason is Reason.COOLDOWN
-        assert during.not_before == verdict.not_before
-    assert decide(evidence, policy, verdict.not_before - 0.001).reason is Reason.COOLDOWN
-    assert decide(evidence, policy, verdict.not_before).allowed
-    assert verdict.released_at == verdict.not_before
-
-
-@soaked(20_000)
 @given(evidence=histories(ahead=300), policy=POLICIES)
 def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
-    """The cooldown ends exactly at `released_at`, also with ends ahead of the clock."""
+    """A cooldown ends exactly at `released_at`, also with ends ahead of the clock.
+
+    Without such ends, a cooling VM is blocked until `not_before`, which is the same instant.
+    """
     verdict = decide(evidence, policy, NOW)
     assume(verdict.reason is Reason.COOLDOWN)
     assert verdict.not_before is not None
@@ -695,6 +688,11 @@ def test_release_is_exact(evidence: Evidence, policy: Policy) -> None:
     assert just_before.reason is Reason.COOLDOWN
     assert just_before.released_at == verdict.released_at
     assert decide(evidence, policy, verdict.released_at).allowed
+    if all(end <= NOW for end in known_ends(evidence)):
+        for part in (0.0, 0.25, 0.5, 0.9):
+            during = decide(evidence, policy, NOW + part * (verdict.not_before - NOW))
+            assert during.reason is Reason.COOLDOWN
+            assert during.not_before == verdict.not_before == verdict.released_at
 
 
 @given(evidence=histories(ahead=1_000), policy=POLICIES, later=st.integers(0, 100_000))
@@ -721,23 +719,6 @@ def test_back_off_grows_with_the_count(base: float, fewer: int, more: int) -> No
     """More migrations never give a shorter cooldown, and Go's longest duration is the maximum."""
     fewer, more = sorted((fewer, more))
     assert 0.0 <= back_off(base, fewer) <= back_off(base, more) <= LONGEST_COOLDOWN
-
-
-@given(
-    shorter=st.floats(0.0, LONGEST_COOLDOWN * 10),
-    longer=st.floats(0.0, LONGEST_COOLDOWN * 10),
-    count=st.integers(0, 10_000),
-    limit=st.floats(0.0, LONGEST_COOLDOWN),
-)
-def test_effective_grows_with_the_duration_and_is_bounded_by_the_cap(
-    shorter: float, longer: float, count: int, limit: float
-) -> None:
-    """A longer migration never gives a shorter cooldown, and the cap bounds every one."""
-    shorter, longer = sorted((shorter, longer))
-    policy = a_policy(max_migration_cooldown=limit)
-    first, other = (cap(back_off(base, count), policy) for base in (shorter, longer))
-    assert first <= other
-    assert other <= (limit or LONGEST_COOLDOWN)
 
 
 def test_nothing_overflows() -> None:

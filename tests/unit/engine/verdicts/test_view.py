@@ -296,19 +296,20 @@ def test_an_entry_is_kept_while_it_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "others", "until"),
+    ("end", "others", "floor", "until"),
     [
-        pytest.param(0.0, (), 900.0, id="ends-now-and-cools-down"),
-        pytest.param(900.0, (), 85_500.0, id="not-cooling-down"),
-        pytest.param(3_000.0, (4_000.0,), 82_400.0, id="older-ending"),
-        pytest.param(86_400.0, (), math.inf, id="just-left-the-window"),
-        pytest.param(-1.0, (), 1.0, id="a-little-ahead"),
-        pytest.param(-CLOCK_SKEW, (), CLOCK_SKEW, id="as-far-ahead-as-is-believed"),
-        pytest.param(-CLOCK_SKEW - 9.0, (), 9.0, id="far-ahead"),
+        pytest.param(0.0, (), 900.0, 900.0, id="ends-now-and-cools-down"),
+        pytest.param(0.0, (), 0.0, 86_400.0, id="ends-now-without-a-cooldown"),
+        pytest.param(900.0, (), 900.0, 85_500.0, id="not-cooling-down"),
+        pytest.param(3_000.0, (4_000.0,), 900.0, 82_400.0, id="older-ending"),
+        pytest.param(86_400.0, (), 900.0, math.inf, id="just-left-the-window"),
+        pytest.param(-1.0, (), 900.0, 1.0, id="a-little-ahead"),
+        pytest.param(-CLOCK_SKEW, (), 900.0, CLOCK_SKEW, id="as-far-ahead-as-is-believed"),
+        pytest.param(-CLOCK_SKEW - 9.0, (), 900.0, 9.0, id="far-ahead"),
     ],
 )
 def test_until_when_an_entry_is_valid(
-    end: Seconds, others: tuple[Seconds, ...], until: Instant
+    end: Seconds, others: tuple[Seconds, ...], floor: Seconds, until: Instant
 ) -> None:
     """An entry is valid until its cooldown ends, or until an ending starts to count or no longer
     counts.
@@ -318,21 +319,12 @@ def test_until_when_an_entry_is_valid(
         an_ended_vmim(name=f"m{i}", uid=f"m{i}", start=None, end=NOW - age, finished_at=NOW - age)
         for i, age in enumerate(others, 1)
     ]
-    view = some_verdicts(a_store(a_vmi(migration=state), *older), POLICY)
+    store = a_store(a_vmi(migration=state), *older)
+    view = some_verdicts(store, a_policy(migration_cooldown=floor))
     view.advance(NOW, Trust())
     entry = view.find(NAMESPACE, NAME)
     assert entry is not None
     assert entry.until == NOW + until
-
-
-def test_an_end_that_is_now_leaves_the_window_later() -> None:
-    """A migration that ends now, without a cooldown, is counted until it leaves the window."""
-    store = a_store(a_vmi(migration=a_state(start=None, end=NOW)))
-    view = some_verdicts(store, a_policy(migration_cooldown=0.0))
-    view.advance(NOW, Trust())
-    entry = view.find(NAMESPACE, NAME)
-    assert entry is not None
-    assert entry.until == NOW + 86_400.0
 
 
 def test_the_revision_grows_with_the_blocked_vmis_alone() -> None:
