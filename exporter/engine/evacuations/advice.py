@@ -31,7 +31,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.facts.states import VMIM_CONDITIONS, State
 from exporter.engine.store.nodes import NodeIndex
-from exporter.engine.store.reasons import SOURCE_SILENT, TERMINATING
+from exporter.engine.store.reasons import SOURCE_SILENT
 
 
 class Doubt(Struct, frozen=True, gc=False):
@@ -90,12 +90,13 @@ def find_obstacle(
 
     `reasons` are those of the VMI, newest first.
     """
-    reasons = causes.drop_young(reasons, conditions.now)
-    target = evidence.find_target(diagnosis.attempt)
+    now, target = conditions.now, evidence.find_target(diagnosis.attempt)
+    reasons = causes.drop_young(reasons, now)
+    reasons = causes.drop_target_deletions(reasons, target, diagnosis.state, evidence.pods, now)
     cause = causes.find_state_cause(diagnosis.state, reasons, target)
     if diagnosis.stuck and diagnosis.state is not State.SHUTTING_DOWN:
         cause = next((why for why in reasons if why.reason == SOURCE_SILENT), cause)
-    outlived = evidence.find_outlived(conditions.now)
+    outlived = evidence.find_outlived(now)
     has_outlived = any(pod.deleted_at is None for pod in outlived)
     doubt = Doubt(evidence, diagnosis, reasons, cause, conditions.nodes, target, has_outlived)
     step = next(step for applies, step in STEPS if applies(doubt))
@@ -245,7 +246,11 @@ def _is_lost_in_post_copy(doubt: Doubt) -> bool:
 
 
 def _is_deleted(doubt: Doubt) -> bool:
-    return doubt.has_cause(WhySource.TARGET_CONTAINER) and doubt.reason == TERMINATING
+    return doubt.asks_cause and doubt.cause is not None and causes.is_target_deletion(doubt.cause)
+
+
+def _is_target_deleted(doubt: Doubt) -> bool:
+    return _is_deleted(doubt) and doubt.target is not None and doubt.target.deleted_at is not None
 
 
 def _was_killed(doubt: Doubt) -> bool:
@@ -373,8 +378,8 @@ STEPS: tuple[tuple[_Test, State | Obstacle | None], ...] = (
     (_is_not_handed_off, Obstacle.HAND_OFF_REFUSED),
     (_has_no_target, Obstacle.NO_TARGET_POD),
     (_is_lost_in_post_copy, Obstacle.POST_COPY_LOST),
-    (lambda d: _is_deleted(d) and d.state is State.MULTIPLE_ACTIVE_PODS, Obstacle.STALE_POD),
-    (_is_deleted, Obstacle.TARGET_DELETED),
+    (_is_target_deleted, Obstacle.TARGET_DELETED),
+    (_is_deleted, Obstacle.STALE_POD),
     (_was_killed, Obstacle.TARGET_LOST),
     (_does_not_start, Obstacle.TARGET_NOT_STARTED),
     *((_waits_for(wait.reason), wait.state) for wait in VMIM_CONDITIONS.values()),

@@ -1,5 +1,7 @@
 """Finds which of the cluster's reasons says why a VM does not move."""
 
+from collections.abc import Iterable
+
 from exporter.engine.evacuations.ended_migrations import IMAGE_WORDS, classify_text
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import EndReason, Instant, Pod, Seconds, Why, WhySource
@@ -34,8 +36,7 @@ _OF_TARGETS = frozenset({WhySource.TARGET_CONTAINER, WhySource.TARGET_POD})
 def find_state_cause(state: State, reasons: tuple[Why, ...], target: Pod | None) -> Why | None:
     """The reason that explains a state; `target` is the active target pod."""
     if state is State.MIGRATING:
-        deleted = next((why for why in reasons if why.reason == TERMINATING), None)
-        return find_cause(reasons) if deleted is None else deleted
+        return next(filter(is_target_deletion, reasons), find_cause(reasons))
     if state is State.TARGET_NOT_READY and target is not None:
         # An earlier attempt may have failed for another reason.
         since = target.created or 0.0
@@ -56,6 +57,26 @@ def drop_young(reasons: tuple[Why, ...], now: Instant) -> tuple[Why, ...]:
         for why in reasons
         if why.source is not WhySource.TARGET_POD or now - (why.at or now) >= STARTS_WITHIN
     )
+
+
+def drop_target_deletions(
+    reasons: tuple[Why, ...], target: Pod | None, state: State, pods: Iterable[Pod], now: Instant
+) -> tuple[Why, ...]:
+    """The reasons without the deletion of a target pod that nobody has to act on.
+
+    That of the present attempt's `target` ends the VM. A pod that hangs keeps the VM in the state
+    `multiple_active_pods`. Every other one, such as that of an earlier attempt, just goes.
+    """
+    is_deleted = target is not None and target.deleted_at is not None
+    is_held_up = state is State.MULTIPLE_ACTIVE_PODS and any(pod.hangs(now) for pod in pods)
+    if is_deleted or is_held_up:
+        return reasons
+    return tuple(why for why in reasons if not is_target_deletion(why))
+
+
+def is_target_deletion(why: Why) -> bool:
+    """Whether a reason is that a pod which was or is a migration's target is being deleted."""
+    return why.source is WhySource.TARGET_CONTAINER and why.reason == TERMINATING
 
 
 def find_cause(reasons: tuple[Why, ...]) -> Why | None:

@@ -317,6 +317,10 @@ class Vmim(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         return self.trigger is not Trigger.MANUAL
 
 
+KILLED_WITHIN: Seconds = 60.0
+"""A kubelet kills within seconds what still runs at the end of a pod's grace period."""
+
+
 class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One virt-launcher pod. `vmi_uid` is the VMI that owns it, in the pod's own namespace.
 
@@ -346,6 +350,11 @@ class Pod(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     def finished(self) -> bool:
         """Whether all containers have terminated."""
         return self.phase in ("Succeeded", "Failed")
+
+    def hangs(self, now: Instant) -> bool:
+        """Whether it is being deleted, and goes on after the end of its grace period."""
+        is_late = self.deleted_at is not None and now - self.deleted_at > KILLED_WITHIN
+        return is_late and not self.finished
 
 
 class MigrationLimits(Struct, frozen=True, gc=False, omit_defaults=True):

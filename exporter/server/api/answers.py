@@ -260,8 +260,8 @@ def _write_advice(advice: Advice | None, why: tuple[Why, ...]) -> SimpleNamespac
 
 
 def _write_outlived(outlived: OutlivedPod, conditions: Conditions) -> OutlivedPodAnswer:
-    is_ending = outlived.pod.deleted_at is not None
-    action = ACTIONS[Obstacle.STALE_POD if is_ending else Obstacle.OUTLIVED_POD]
+    hangs = outlived.pod.hangs(conditions.now)
+    action = ACTIONS[Obstacle.STALE_POD if hangs else Obstacle.OUTLIVED_POD]
     sentence, command = write_action(action, outlived.evidence, conditions, outlived=outlived.pod)
     vmi = outlived.evidence.vmi
     return fill(OutlivedPodAnswer, vmi, pod=outlived.pod.name, next_step=sentence, command=command)

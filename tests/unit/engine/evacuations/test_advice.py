@@ -93,6 +93,12 @@ ATTACHES: dict[str, Any] = {
 }
 HELD = an_attempt(wait_reason=State.QUOTA)
 MOVES = an_evacuation(vmi={"migration": a_running_state()})
+ENDS = a_target(deleted_at=NOW + 130.0)
+"""A target within its grace period."""
+GOES, COPIES = (
+    tried(an_attempt(phase="Running"), vmi={"migration": a_running_state()}, pods=(SOURCE, pod))
+    for pod in (ENDS, a_target())
+)
 OLD = 7200.0
 
 
@@ -107,7 +113,8 @@ OLD = 7200.0
         (tried(an_attempt()), (), FULL, State.CAPACITY),
         (an_evacuation(age=OLD), (), ROOM, Obstacle.UNEXPLAINED),
         (MOVES, (), ROOM, Obstacle.NONE),
-        (MOVES, (GOING, LATE), ROOM, Obstacle.TARGET_DELETED),
+        (COPIES, (GOING,), ROOM, Obstacle.NONE),
+        (GOES, (GOING, LATE), ROOM, Obstacle.TARGET_DELETED),
     ],
     ids=[
         "kubevirt-makes-no-target-pod",
@@ -118,6 +125,7 @@ OLD = 7200.0
         "a-queue-is-waited-for",
         "nobody-waits-once-it-is-stuck",
         "memory-is-copied",
+        "the-target-of-an-earlier-attempt-is-deleted",
         "its-target-is-deleted-meanwhile",
     ],
 )
@@ -366,15 +374,19 @@ BARE = Why(WhySource.FAILED_ATTEMPT, "", "virError(Code=9): CPU is not compatibl
         pytest.param("no-vmim", (LOST,), Obstacle.TARGET_LOST, LOST, id="target-lost"),
         pytest.param("no-vmim", (SILENT, LOST), Obstacle.SOURCE_SILENT, SILENT, id="source-dead"),
         pytest.param("no-vmim", (BARE,), Obstacle.MIGRATION_ERROR, BARE, id="libvirt-on-the-vmi"),
-        pytest.param("stale-pod", (GOING,), Obstacle.STALE_POD, GOING, id="stale-pod-is-deleted"),
+        pytest.param("hangs", (GOING,), Obstacle.STALE_POD, GOING, id="stale-pod-hangs"),
+        pytest.param("ends", (GOING,), State.MULTIPLE_ACTIVE_PODS, None, id="stale-pod-still-ends"),
     ],
 )
 def test_lost_and_silent_places(
-    case: str, why: tuple[Why, ...], obstacle: State | Obstacle, cause: Why
+    case: str, why: tuple[Why, ...], obstacle: State | Obstacle, cause: Why | None
 ) -> None:
     """What is known of pods and nodes decides the next step of a stuck evacuation."""
-    pods = (SOURCE, STALE) if case == "stale-pod" else (SOURCE,)
-    evidence = an_evacuation(age=9000, pods=pods)
+    others = {
+        "hangs": (replace(STALE, deleted_at=NOW),),
+        "ends": (replace(STALE, deleted_at=NOW + 100.0),),
+    }
+    evidence = an_evacuation(age=9000, pods=(SOURCE, *others.get(case, ())))
 
     assert find(evidence, why) is obstacle
     assert choose_advice(evidence, diagnosis(evidence), why, UNKNOWN).cause == cause

@@ -74,6 +74,21 @@ def test_the_cause_outlives_its_pod(store: ClockedStore) -> None:
     assert reasons(store) == ()
 
 
+def test_a_deletion_that_is_over_is_no_reason(store: ClockedStore) -> None:
+    """Of a target pod that was deleted, only what was wrong with it before is remembered."""
+    put(store, EVACUATING)
+    put(store, WAITING)
+    put(
+        store,
+        replace(TARGET, deleted_at=NOW + 30.0),
+        FULL,
+        Why(WhySource.TARGET_CONTAINER, "Terminating", "target is being deleted"),
+        Why(WhySource.DELETION, "DeletionByTaintManager", "the launcher pod is being deleted"),
+    )
+    store.remove(Resource.PODS, "shop", "target")
+    assert reasons(store) == (FULL,)
+
+
 def test_the_reasons_of_deleted_objects_end_with_the_evacuation(store: ClockedStore) -> None:
     """A later evacuation of the VMI does not have the reasons of an earlier one."""
     put(store, EVACUATING)
