@@ -73,9 +73,10 @@ USERS_ASKING = 4
 
 @dataclass(slots=True)
 class BlockedEviction:
-    """An eviction that the admission webhook denied (`denied`), or would deny in mode `enforce`.
+    """An eviction that a rule blocks, as the admission webhook was asked.
 
-    The user requested it `times` times, the last time at `at`.
+    The user requested it `times` times, the last time at `at`. That one was `denied`, or let
+    through with a warning: in mode `warn`, or after `admission.maxHold`.
     """
 
     user: str

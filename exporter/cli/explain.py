@@ -369,7 +369,7 @@ def _why(why: WhyAnswer, as_of: datetime) -> tuple[str, str, str]:
 
 
 def _held_eviction(eviction: BlockedEvictionAnswer, as_of: datetime) -> list[Cell]:
-    outcome: Cell = ("denied", BAD) if eviction.denied else "would be denied"
+    outcome: Cell = (eviction.outcome, BAD if eviction.denied else "")
     times = "once" if eviction.times == 1 else f"{eviction.times} times, last"
     when = write_past(eviction.at, as_of)
     return [f"by {eviction.user}", f"{times} {when}", outcome, str(eviction.reason)]

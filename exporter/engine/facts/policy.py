@@ -83,7 +83,7 @@ class PolicyValues(Struct, frozen=True, kw_only=True, rename=_name_in_answers):
     guard_platform_update: bool = False
     """whether all VMs are blocked while KubeVirt updates VMs"""
     block: bool = False
-    """whether the VM is never moved"""
+    """whether evictions of the VM are blocked, whatever its migrations, up to admission.maxHold"""
 
 
 class Policy(PolicyValues, rename=None, frozen=True, kw_only=True):

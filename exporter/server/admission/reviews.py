@@ -37,7 +37,7 @@ from exporter.words.verdicts import REASONS
 NAME = "kubevirt-eviction-exporter"
 API_VERSION = "admission.k8s.io/v1"
 OLD_API_VERSION = "admission.k8s.io/v1beta1"
-AUDIT_ANNOTATION = "would-deny"
+AUDIT_ANNOTATION, HELD_ANNOTATION = "would-deny", "held-too-long"
 KUBERNETES_EVICTOR = "system:serviceaccount:kube-system:imperative-eviction-responder-controller"
 """Kubernetes' own responder to EvictionRequests, which comes last."""
 LONGEST_USER = 256
@@ -193,7 +193,7 @@ def write_answer(
                 else "would deny this eviction"
             )
             response.warnings = [f"{NAME} {why}: {message}"]
-            response.audit_annotations = {AUDIT_ANNOTATION: message}
+            response.audit_annotations = {HELD_ANNOTATION if held else AUDIT_ANNOTATION: message}
         else:
             response.allowed = False
             response.status = _Status(429, "TooManyRequests", f"{NAME}: {message}")

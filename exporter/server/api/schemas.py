@@ -216,7 +216,13 @@ class BlockedEvictionAnswer(Struct, rename="camel", kw_only=True):
     reason: Reason
     """why it was last blocked"""
     denied: bool
-    """false: admission.mode is warn, so the eviction was allowed"""
+    """whether the last one was denied; false: admission.mode is warn, or admission.maxHold is
+    over"""
+
+    @property
+    def outcome(self) -> str:
+        """What became of the last one, in words."""
+        return "denied" if self.denied else "allowed with a warning"
 
 
 class EvictionRequesterAnswer(Struct, rename="camel", kw_only=True):

@@ -136,7 +136,7 @@ def test_blocked_evictions_are_listed_by_user() -> None:
     section = show_vmi(vmi, PIPED).partition("Requested evictions\n")[2].splitlines()[:2]
     assert [re.sub(" +", " ", line) for line in section] == [
         " by descheduler 3 times, last 2027-01-15T07:59:53Z (7s ago) denied cooldown",
-        " by autoscaler once 2027-01-15T07:58:50Z (1m10s ago) would be denied cooldown",
+        " by autoscaler once 2027-01-15T07:58:50Z (1m10s ago) allowed with a warning cooldown",
     ]
 
 

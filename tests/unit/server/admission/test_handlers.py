@@ -189,10 +189,12 @@ async def test_a_hold_ends(webhook: Webhook) -> None:
 
     assert before == [False] * (held // step) + [True]
     assert last
-    (warning,) = (await webhook.ask())["warnings"]
+    answer = await webhook.ask()
+    (warning,) = answer["warnings"]
     assert warning.startswith(
         "kubevirt-eviction-exporter allows this eviction after admission.maxHold: VMI shop/db1:"
     )
+    assert [*answer["auditAnnotations"]] == ["held-too-long"]
     assert webhook.counted()["held_too_long"] == 3
 
 

@@ -321,7 +321,7 @@ class TestRows:
         assert "eviction requested by descheduler 7 s ago" in page.text("b-uid-of-db1")
         assert "UTC, denied" in page.text("b-uid-of-db1")
         assert "eviction requested by autoscaler 7 s ago" in page.text("b-uid-of-db1")
-        assert "UTC, would be denied" in page.text("b-uid-of-db1")
+        assert "UTC, allowed with a warning" in page.text("b-uid-of-db1")
 
     def test_both_reasons_are_shown(self) -> None:
         """The row of a VM that is blocked at both checkpoints has both reasons."""
