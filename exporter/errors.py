@@ -65,7 +65,7 @@ class Exit(IntEnum):
     NOT_SYNCED = 3, "VMIs could not be listed within kube.syncTimeout"
     KUBEVIRT_MISSING = 4, "the API server has no VMI resource, and kube.waitForKubeVirt is off"
     NO_CREDENTIALS = 5, "no service account of a pod and no usable kubeconfig"
-    CANNOT_LISTEN = 6, "a listen address is in use or not allowed"
+    CANNOT_LISTEN = 6, "a listen address is in use or not allowed, or its TLS files cannot be used"
     UNUSABLE = 7, "the directory of history: file:... cannot be used"
     CANNOT_ASK = 8, "no usable answer from the exporter or the cluster, or it is not ready"
     NO_SUCH_VMI = 9, "there is no such VMI, or more than one namespace has one of this name"

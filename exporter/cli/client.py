@@ -217,6 +217,8 @@ def _raise_for(endpoint: Endpoint, status: int, body: bytes) -> NoReturn:
             help_ = "give a token with --token-file FILE (kubectl create token makes one)"
         case 401:
             help_ = f"the token of {endpoint.token_file} may have expired"
+        case 403 if problem.title == "Unknown host":
+            help_ = "ask it by one of these names with --url"
         case 403:
             help_ = "bind the ClusterRole kubevirt-eviction-exporter-caller to the token's account"
         case 404:

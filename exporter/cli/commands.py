@@ -107,8 +107,8 @@ def node(arguments: argparse.Namespace) -> Exit:
         screen = _find_screen(arguments)
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
-            nodes = decode_answer(body, NodesAnswer)
-            text = show_nodes(nodes, screen)
+            if not arguments.json:
+                return show_nodes(decode_answer(body, NodesAnswer), screen)
         elif arguments.watch:
             try:
                 return await follow_drain(
@@ -123,13 +123,14 @@ def node(arguments: argparse.Namespace) -> Exit:
                 return ""
         else:
             body = await exporter.read_node(arguments.node)
-            drain = decode_answer(body, DrainAnswer)
-            if not drain.can_be_emptied:
+            node = decode_answer(body, dict)
+            if not node.get("canBeEmptied"):
                 outcome = Exit.CANNOT_BE_EMPTIED
-            elif drain.depends_on_others:
+            elif node.get("dependsOnOthers"):
                 outcome = Exit.DEPENDS_ON_OTHERS
-            text = show_drain(drain, screen)
-        return _indent(decode_answer(body, dict)) if arguments.json else text
+            if not arguments.json:
+                return show_drain(decode_answer(body, DrainAnswer), screen)
+        return _indent(decode_answer(body, dict))
 
     code = _ask(arguments, read_text)
     return outcome if code is Exit.OK else code

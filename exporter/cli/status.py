@@ -141,7 +141,7 @@ def _prevented(prevented: PreventedAnswer, as_of: datetime) -> str:
 def _list_evacuations(sheet: Sheet, head: str, evacuations: Sequence[EvacuationAnswer]) -> None:
     """List evacuations, and below them each action with its cause and its VMs.
 
-    The shown command is for the first of these VMs.
+    The action of the most VMs comes first. The shown command is for the first of these VMs.
     """
     sheet.head(head)
     rows = [
@@ -156,10 +156,11 @@ def _list_evacuations(sheet: Sheet, head: str, evacuations: Sequence[EvacuationA
     ]
     sheet.table(("VM", "FROM", "AGE", "STATE", "FAILED"), rows)
     alike = dict[tuple[str, str], list[EvacuationAnswer]]()
-    for evacuation in evacuations[: sheet.screen.rows]:
+    for evacuation in evacuations:
         cause = "" if evacuation.cause is None else write_reason(evacuation.cause)
         alike.setdefault((evacuation.next_step, cause), []).append(evacuation)
-    for (step, cause), group in alike.items():
+    groups = sorted(alike.items(), key=lambda group: -len(group[1]))
+    for (step, cause), group in groups[: sheet.screen.rows]:
         first = group[0]
         more = "" if len(group) == 1 else f" and {len(group) - 1} more"
         sheet.rows([((f"{first.namespace}/{first.name}{more}:", FAINT), step)])

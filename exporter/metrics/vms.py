@@ -56,8 +56,8 @@ EVACUATIONS: tuple[EvacuationFamily, ...] = (
         name="kubevirt_vmi_evacuation_stuck",
         stability=Stability.STABLE,
         help=(
-            "1 if the evacuation is stuck: it exceeded stuck.after without a migration, or "
-            "failed stuck.failedAttempts times."
+            "1 if the evacuation is stuck: it exceeded stuck.after without a migration, its "
+            "migration is stalled or does not finish, or it failed stuck.failedAttempts times."
         ),
         sample=lambda key, _vmi, d: Sample(key, d.stuck),
     ),

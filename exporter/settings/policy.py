@@ -98,7 +98,7 @@ def _check_cap(section: Section, policy: Policy) -> None:
         return
 
     def describe(key: str, value: Seconds) -> str:
-        return f"{key} {format_duration(value)}{'' if section.has(key) else ' (the default)'}"
+        return f"{key} {format_duration(value)}{'' if section.has(key) else ' (not set here)'}"
 
     section.report(
         "maxMigrationCooldown",

@@ -66,10 +66,11 @@ STATES = {
     ),
     State.MIGRATION_STALLED: StateWords(
         "a migration (1) has run for longer than the exporter's own limit,"
-        " `stuck.migrationTimeout`; (2) is in pre-copy, and has taken longer than KubeVirt's limit"
-        " (`completionTimeoutPerGiB` times the memory and the copied disks) and than three times"
-        " the VM's last one; (3) has not begun within `stuck.after` since its hand-off to the"
-        " target pod; (4) runs, but the VM's node has not answered for `stuck.after`",
+        " `stuck.migrationTimeout`; (2) is not in post-copy, and has taken longer than KubeVirt's"
+        " limit (`completionTimeoutPerGiB` times the memory and the copied disks, and twice that"
+        " while the VM is paused for it) and than three times the VM's last one; (3) has not begun"
+        " within `stuck.after` since its hand-off to the target pod; (4) runs, but the VM's node"
+        " has not answered for `stuck.after`",
     ),
     State.MIGRATING: StateWords(
         "nothing at the moment: a migration, or the next attempt, is under way",

@@ -137,7 +137,7 @@ def _why_cooldown(evidence: Evidence, cooldown: Cooldown | None) -> str:
         migration = evidence.vmi.migration
         if migration is not None and migration.running:
             return "it is not asked while a migration runs"
-        return "no migration has ended"
+        return "no migration that counts has ended"
     base, backed, effective = cooldown.base, cooldown.backed, cooldown.effective
     text = f"migrations in the window: {cooldown.migrations_in_window}; base {write_span(base)}"
     if backed > base:

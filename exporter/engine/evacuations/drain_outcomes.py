@@ -3,9 +3,9 @@
 A drain evicts every launcher pod of the node. How KubeVirt handles an eviction
 (`pod-eviction-admitter.go`) depends on the VMI's evictionStrategy: its own, else that of the
 KubeVirt object (`spec.configuration.evictionStrategy`), else None. `words.evacuations` says what
-each outcome means, and why a VM has it (`Ground`). The first of these that applies counts: `ends`,
-`external`, `stays` (not migratable), `fails`, `stays` (a budget forbids `restarts`), `restarts`,
-`waits`, `fails` (no other node), `leaves`.
+each outcome means, and why a VM has it (`Ground`). The first of these that applies counts: `ends`
+or `stays` (a deletion, which may hang), `external`, `stays` (not migratable), `fails`, `stays` (a
+budget forbids `restarts`), `restarts`, `waits`, `fails` (no other node), `leaves`.
 """
 
 from enum import StrEnum

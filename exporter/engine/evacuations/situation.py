@@ -213,20 +213,28 @@ def _find_time_limit(evidence: Evidence, state: MigrationState, stuck: StuckPoli
     KubeVirt aborts a copy after its own limit, unless its virt-handler hangs or may continue in
     post-copy. A slow network makes honest migrations slow, but not so much slower than the last.
     """
-    if state.time_limit is None or state.mode == "PostCopy":
+    limit = _find_kubevirts_limit(state)
+    if limit is None or state.mode == "PostCopy":
         return stuck.migration_timeout
     last = evidence.history.last_duration() or 0.0
-    return min(stuck.migration_timeout, max(state.time_limit, TIMES_THE_LAST * last))
+    return min(stuck.migration_timeout, max(limit, TIMES_THE_LAST * last))
 
 
 def _is_overdue(state: MigrationState | None, now: Instant) -> bool:
-    """Whether a copy has run for longer than KubeVirt allows, so that its own end of it failed.
+    """Whether a copy has run for longer than KubeVirt allows, so that its own end of it failed."""
+    limit = None if state is None or not state.running else _find_kubevirts_limit(state)
+    if state is None or state.start is None or limit is None:
+        return False
+    return now - state.start > limit
+
+
+def _find_kubevirts_limit(state: MigrationState) -> Seconds | None:
+    """How long KubeVirt lets a migration copy; None if that is unknown.
 
     KubeVirt doubles the time of a VM that it has paused for the rest of the copy.
     """
-    if state is None or not state.running or state.start is None or state.time_limit is None:
-        return False
-    return now - state.start > state.time_limit * (2 if state.mode == "Paused" else 1)
+    limit = state.time_limit
+    return limit if limit is None or state.mode != "Paused" else 2 * limit
 
 
 def _is_migrating(case: Case) -> bool:

@@ -277,7 +277,7 @@ class NodeCandidate(Struct, rename="camel", kw_only=True):
     """the state of its evacuation, of the move that the outcome comes from, or of the evacuation
     that a drain would request"""
     why: list[WhyAnswer]
-    """as in an evacuation; without one, only why the VM is not migratable"""
+    """as in an evacuation; without one, why the VM, its moves or its deletion do not go on"""
     cause: WhyAnswer | None
     """the entry of `why` that best explains the outcome"""
     failed_attempts: int

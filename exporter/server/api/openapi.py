@@ -55,7 +55,8 @@ class Route(Struct, frozen=True, kw_only=True):
     @property
     def refusals(self) -> tuple[int, ...]:
         """The HTTP statuses of the problems that the endpoint can answer with."""
-        return (*((401, 403) if self.guarded else ()), *sorted({405, *self.problems}))
+        asked = (401, 403, 503) if self.guarded else ()
+        return tuple(sorted({405, *asked, *self.problems}))
 
 
 _SCHEME = "clusterToken"
@@ -70,8 +71,8 @@ _PROBLEMS = {
     413: "The body is too large.",
     415: "The body is compressed; send it without Content-Encoding.",
     422: "A field or parameter is wrong; the detail names it.",
-    503: "The exporter has not read the cluster yet, or is shutting down; Retry-After says when to"
-    " ask again.",
+    503: "The exporter has not read the cluster yet, is shutting down, or cannot ask the API server"
+    " who calls; Retry-After says when to ask again.",
 }
 
 _HEADERS = {

@@ -326,13 +326,15 @@ async def test_an_exporter_of_another_version_is_told() -> None:
 
     app = web.Application()
     app.router.add_get("/v1/status", answer)
+    app.router.add_get("/v1/nodes/n1", answer)
     async with serving(app) as url:
         code, out, err = await run_command("status", "--url", url)
         _, told, _ = await run_command("status", "--json", "--url", url)
+        _, node, _ = await run_command("node", "n1", "--json", "--url", url)
 
     assert (code, out) == (Exit.CANNOT_ASK, "")
     assert err.endswith("--json prints it unchanged\n")
-    assert json.loads(told)["status"]["asOf"] == "noon"
+    assert json.loads(told)["status"]["asOf"] == json.loads(node)["asOf"] == "noon"
 
 
 async def test_what_a_server_says_is_only_text() -> None:

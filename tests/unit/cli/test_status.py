@@ -142,7 +142,7 @@ def test_what_to_do_is_told_of_each_that_differs() -> None:
         an_evacuation(vmi={"name": name, "migration": a_running_state()}, marker=marker)
         for name, marker in (("web1", {}), ("web2", {}), ("web3", failing))
     )
-    text = status_of(first, second, third, screen=WHOLE)
+    text = status_of(third, first, second, screen=WHOLE)
 
     assert text.count("  shop/web1 and 1 more:  Wait: KubeVirt is moving the VM.\n") == 1
     assert text.count("  shop/web3:  Read the events of the VMIM and of its pod, ") == 1

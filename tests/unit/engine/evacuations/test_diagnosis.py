@@ -196,6 +196,14 @@ CASES = {
         State.MIGRATING,
         moving(a_running_state(start=NOW - 1201, time_limit=1200.0, mode="PostCopy")),
     ),
+    "as-long-as-a-paused-vm-may-take": (
+        State.MIGRATING,
+        moving(a_running_state(start=NOW - 2400, time_limit=1200.0, mode="Paused")),
+    ),
+    "longer-than-a-paused-vm-may-take": (
+        State.MIGRATION_STALLED,
+        moving(a_running_state(start=NOW - 2401, time_limit=1200.0, mode="Paused")),
+    ),
     "never-finalised": (State.ENDED_NOT_FINISHED, moving(finalised(301), RUNS)),
     "started-not-too-long-ago": (State.MIGRATING, moving(a_running_state(start=NOW - 7200))),
     "finalised-just-in-time": (State.MIGRATING, moving(finalised(300), RUNS)),

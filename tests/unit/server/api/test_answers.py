@@ -381,12 +381,12 @@ class TestExplanation:
                 "evacuationNodeName is n9, the VMI is on n1",
             ),
             ("requested_evacuation", False, {}, "is not set"),
-            ("cooldown", False, {}, "no migration has ended"),
+            ("cooldown", False, {}, "no migration that counts has ended"),
             (
                 "cooldown",
                 False,
                 {"vmi": a_vmi(migration=a_running_state(start=None))},
-                "no migration has ended",
+                "no migration that counts has ended",
             ),
             (
                 "cooldown",
