@@ -71,7 +71,10 @@ class Exit(IntEnum):
     NO_SUCH_VMI = 9, "there is no such VMI, or more than one namespace has one of this name"
     CANNOT_RECORD = 10, "the recording cannot be written, or exists already"
     CANNOT_REPLAY = 11, "no recording or an empty one, or the answer cannot be printed"
-    CANNOT_BE_EMPTIED = 12, "`node NAME`: the node cannot be emptied, because a VM stays or fails"
+    CANNOT_BE_EMPTIED = (
+        12,
+        "`node NAME`: the node cannot be emptied, because a VM or its old pod stays",
+    )
     NO_SUCH_NODE = 13, "no VMI is on that node: it is empty, or there is no such node"
     DEPENDS_ON_OTHERS = (
         14,

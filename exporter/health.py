@@ -189,13 +189,6 @@ class Health:
         """
         return any(watch.synced for watch in self.of(_VMIS)) and not self.waiting_for()
 
-    def seen_through(self, resource: Resource, namespace: str) -> Instant | None:
-        """The last contact of the watch of this namespace; None if not watched or not synced."""
-        synced = (watch for watch in self.of(resource) if watch.synced)
-        return next(
-            (watch.contact for watch in synced if watch.namespace in (None, namespace)), None
-        )
-
     def waiting_for(self) -> list[str]:
         """The names of the watches that are not ready yet."""
         return [_place(watch) for watch in self.watched if watch.is_awaited]

@@ -25,13 +25,16 @@ def means(text: str) -> Meta:
 AsOf = Annotated[Timestamp, means("the instant of the answer, by the exporter's clock")]
 ObservedAt = Annotated[
     Timestamp | None,
-    means("the last contact with the API server about VMIs; null: none yet"),
+    means(
+        "the last contact with the API server about VMIs, of several watched namespaces the oldest;"
+        " null: none yet"
+    ),
 ]
 Stale = Annotated[
     bool,
     means(
-        "true: the exporter has had no contact about VMIs for kube.staleAfter, or may no longer"
-        " read the namespace of a VMI in the answer"
+        "true: the exporter has had no contact about VMIs, or about those of one watched namespace,"
+        " for kube.staleAfter, or may no longer read the namespace of a VMI in the answer"
     ),
 ]
 BlindSpots = Annotated[

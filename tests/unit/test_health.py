@@ -263,22 +263,6 @@ def test_what_has_not_begun() -> None:
     assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("watch", "seen"),
-    [
-        pytest.param({}, NOW - 1.0, id="all-namespaces"),
-        pytest.param({"namespace": "a"}, NOW - 1.0, id="this-one"),
-        pytest.param({"namespace": "b"}, None, id="another"),
-        pytest.param({"namespace": "a", "synced": False}, None, id="not-synced"),
-        pytest.param({"namespace": "a", "contact": None}, None, id="never-heard"),
-    ],
-)
-def test_seen_through(watch: dict[str, Any], seen: float | None) -> None:
-    """A namespace is seen up to the last contact of its synced watch."""
-    state = health(watched(Resource.PODS, namespace="a"), watched(Resource.VMIMS, **watch))
-    assert state.seen_through(Resource.VMIMS, "a") == seen
-
-
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
     """An optional resource is visible while all its watches are synced, allowed and not dead."""
     state = health(watched(Resource.VMIS), watched(Resource.NODES))

@@ -114,10 +114,10 @@ class EvacuationAnswer(Struct, rename="camel", kw_only=True):
     eviction_strategy: str
     """the VMI's strategy; empty: the cluster's default"""
     source: Source
-    """who requested it: the newest VMIM's priority (system-maintenance: `descheduler`,
-    system-critical: `other`), or without a priority the VMI's annotation
-    kubevirt.io/eviction-source (`descheduler`). `unknown`: neither is set, as always before
-    KubeVirt 1.7"""
+    """who requested it. Through a taint: `other`. Else by the EvictionRequest for its pod; without
+    one, by the newest VMIM's priority (system-maintenance: `descheduler`, system-critical:
+    `other`), or without a priority the VMI's annotation kubevirt.io/eviction-source
+    (`descheduler`). `unknown`: none of these, as for evictions before KubeVirt 1.7"""
     requested_through: RequestedThrough
     """`eviction`: the VMI has evacuationNodeName. `taint`: its node has KubeVirt's drain taint"""
     requested_at: Timestamp
@@ -201,11 +201,13 @@ class DrainProgressAnswer(Struct, rename="camel", kw_only=True):
     since: Timestamp
     """when it began"""
     asked: int
-    """VMs of this drain, each counted once: `left` plus `remaining`"""
+    """VMs of this drain, each counted once, and pods of VMs that have left: `left` plus
+    `remaining`"""
     left: int
     """VMs that have left since then"""
     remaining: int
-    """VMs still on the node that are being evacuated, or fail or stay"""
+    """VMs still on the node that are being evacuated, or fail or stay, and pods that have outlived
+    the move of their VM"""
     failing: int
     """how many of `remaining` fail or stay"""
     external: int

@@ -9,7 +9,7 @@ from exporter.counters import BlockedEviction
 from exporter.engine.evacuations.conditions import Conditions
 from exporter.engine.evacuations.outlook import judge
 from exporter.engine.facts.history import Ending, History
-from exporter.engine.facts.model import Checkpoint, Instant, Outcome, Resource, Why
+from exporter.engine.facts.model import Checkpoint, Instant, Outcome, Why
 from exporter.engine.facts.policy import Policy
 from exporter.engine.verdicts.cooldown import list_counted
 from exporter.engine.verdicts.rules import evaluate_rules
@@ -69,7 +69,7 @@ def explain_vmi(
         VmiAnswer,
         vmi,
         as_of=to_datetime(now),
-        observed_at=to_optional_datetime(health.seen_through(Resource.VMIS, vmi.namespace)),
+        observed_at=to_optional_datetime(health.observed_at),
         stale=health.is_stale(now, (vmi.namespace,)),
         unreadable_since=to_optional_datetime(
             min((since for _, since in evidence.unreadable), default=None)
