@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.facts.history import Ending, History, Migration, join, settle
+from exporter.engine.facts.history import (
+    Ending,
+    History,
+    Migration,
+    complete_failure,
+    join,
+    settle,
+)
 from exporter.engine.facts.model import CLOCK_SKEW, EndReason, Outcome, Requester, Trigger
 from exporter.engine.verdicts.cooldown import measure_cooldown
 from tests.support.builders import (
@@ -322,6 +329,27 @@ def test_a_duration_is_of_one_clock(
     history = recorded(("m1", migration))
     (ending,) = history.endings(NOW)
     assert (history.last_duration(), ending.duration) == (took, took)
+
+
+@pytest.mark.parametrize(
+    ("failure", "start", "end", "source_lost", "reason"),
+    [
+        (EndReason.OTHER, NOW - 9.0, NOW, False, EndReason.OTHER),
+        (EndReason.OTHER, NOW, NOW, False, EndReason.TARGET_LOST),
+        (EndReason.OTHER, None, None, False, EndReason.OTHER),
+        (EndReason.OTHER, NOW, NOW, True, EndReason.SOURCE_LOST),
+        (EndReason.LIBVIRT, NOW, NOW, True, EndReason.LIBVIRT),
+    ],
+)
+def test_why_a_migration_failed(
+    failure: EndReason,
+    start: float | None,
+    end: float | None,
+    source_lost: bool,
+    reason: EndReason,
+) -> None:
+    """If KubeVirt gives no reason, a VM that has stopped does, or an end that equals the start."""
+    assert complete_failure(failure, start, end, source_lost=source_lost) is reason
 
 
 def test_reads_never_change_it() -> None:
