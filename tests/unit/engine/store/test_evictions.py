@@ -13,11 +13,12 @@ from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.facts.model import Eviction, EvictionRequester, Node, Requester, Resource
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.evictions import EvictionIndex, EvictionOutcome, RequesterKind
 from exporter.engine.store.requesters import Source
 from exporter.kube.objects.kubevirt import parse_object
 from tests.support.builders import NOW, a_pod, a_vmi
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_trust
 
 
 RECORDED = Path(__file__).parents[3] / "data" / "evictions"
@@ -188,6 +189,22 @@ def test_whose_turn_it_is(store: ClockedStore) -> None:
     for change in ({"state": "Interrupted"}, {"evicted": True}):
         store.put(replace(mine, **change))
         assert store.evictions.list_turns("example.com/hold") == []
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [
+        pytest.param(a_trust(hidden=[Resource.EVICTIONS]), id="unseen"),
+        pytest.param(a_trust(Resource.EVICTIONS), id="dead"),
+        pytest.param(a_trust(hidden=[Resource.PODS]), id="pods-unseen"),
+    ],
+)
+def test_an_eviction_that_is_not_believed_says_nothing(store: ClockedStore, trust: Trust) -> None:
+    """Without Evictions, or without pods, nobody is known to ask."""
+    store.put(an_eviction())
+    evidence = store.evidence("shop", "db1", trust)
+    assert evidence is not None
+    assert evidence.requested_by is None
 
 
 def test_other_pods_do_not_count(store: ClockedStore) -> None:
