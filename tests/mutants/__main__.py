@@ -49,7 +49,7 @@ _TESTS = {
     "engine/evacuations/conditions": "outlook drain nodes budgets taints ./field_variants",
     "engine/evacuations/outlook": "outlook drain budgets nodes ./field_variants",
     "engine/facts/placement": "placement",
-    "engine/store/requesters": "requesters diagnosis kube/migration_log",
+    "engine/store/requesters": "requesters diagnosis evictions kube/migration_log",
     "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
     "engine/evacuations/drain": "drain node_drains nodes budgets taints evictions",

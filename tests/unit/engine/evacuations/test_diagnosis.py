@@ -506,7 +506,7 @@ class TestSource:
     ) -> None:
         """The source comes from the newest attempt's priority, else from the annotation."""
         vmims = tuple(
-            an_attempt(name=f"e{n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
+            an_attempt(name=f"e{9 - n}", uid=f"e{n}", created=NOW - 50 + n, priority=priority)
             for n, priority in enumerate(priorities)
         )
         for some in (vmims, vmims[::-1]):

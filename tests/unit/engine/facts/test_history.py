@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.engine.facts.history import Ending, History, Migration, join, settle
+from exporter.engine.facts.history import (
+    Ending,
+    History,
+    Migration,
+    complete_failure,
+    join,
+    settle,
+)
 from exporter.engine.facts.model import CLOCK_SKEW, EndReason, Outcome, Requester, Trigger
 from exporter.engine.verdicts.cooldown import measure_cooldown
 from tests.support.builders import (
@@ -167,14 +174,6 @@ def test_what_is_an_ending(migration: dict[str, Any], *, counts: bool) -> None:
     assert bool(a_history(m1=a_migration(**migration)).endings(NOW)) is counts
 
 
-def test_a_real_end_replaces_the_final_phase() -> None:
-    """The time of the final phase counts as the end until a real end is known."""
-    history = a_history(m1=a_migration(end=None, finished_at=NOW - 9.0))
-    assert [ending.end for ending in history.endings(NOW)] == [NOW - 9.0]
-    history.put("m1", a_migration(end=NOW - 11.0), keep=KEEP)
-    assert [ending.end for ending in history.endings(NOW)] == [NOW - 11.0]
-
-
 def test_endings_are_sorted() -> None:
     """Endings are sorted; one whose end is a little ahead of the clock has ended."""
     history = a_history(
@@ -324,6 +323,27 @@ def test_a_duration_is_of_one_clock(
     assert (history.last_duration(), ending.duration) == (took, took)
 
 
+@pytest.mark.parametrize(
+    ("failure", "start", "end", "source_lost", "reason"),
+    [
+        (EndReason.OTHER, NOW - 9.0, NOW, False, EndReason.OTHER),
+        (EndReason.OTHER, NOW, NOW, False, EndReason.TARGET_LOST),
+        (EndReason.OTHER, None, None, False, EndReason.OTHER),
+        (EndReason.OTHER, NOW, NOW, True, EndReason.SOURCE_LOST),
+        (EndReason.LIBVIRT, NOW, NOW, True, EndReason.LIBVIRT),
+    ],
+)
+def test_why_a_migration_failed(
+    failure: EndReason,
+    start: float | None,
+    end: float | None,
+    source_lost: bool,
+    reason: EndReason,
+) -> None:
+    """If KubeVirt gives no reason, a VM that has stopped does, or an end that equals the start."""
+    assert complete_failure(failure, start, end, source_lost=source_lost) is reason
+
+
 def test_reads_never_change_it() -> None:
     """Changing the returned records or endings does not change the history."""
     history = a_history(m1=a_migration())
@@ -342,18 +362,9 @@ def test_newest_success() -> None:
         m4=a_migration(end=NOW - 20.0, outcome=Outcome.UNKNOWN),
         m5=a_migration(end=None),
     )
+    assert len([*history.known_ends()]) == 4
     assert history.newest_success() == NOW - 60.0
     assert a_history(m5=a_migration(end=None)).newest_success() is None
-
-
-def test_known_ends() -> None:
-    """`known_ends` has every known end of the records, whatever the outcome."""
-    history = a_history(
-        m1=a_migration(end=NOW - 90.0, finished_at=NOW - 89.0),
-        m2=a_migration(end=NOW + 9_000.0, outcome=Outcome.FAILED, handed_off=False),
-        m3=a_migration(end=None),
-    )
-    assert sorted(history.known_ends()) == [NOW - 90.0, NOW + 9_000.0]
 
 
 def test_a_duration_is_measured_to_the_end_as_written() -> None:

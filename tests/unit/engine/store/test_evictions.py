@@ -13,11 +13,12 @@ from exporter.engine.evacuations.diagnosis import Diagnosis
 from exporter.engine.evacuations.drain import forecast_node
 from exporter.engine.facts.model import Eviction, EvictionRequester, Node, Requester, Resource
 from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.trust import Trust
 from exporter.engine.store.evictions import EvictionIndex, EvictionOutcome, RequesterKind
 from exporter.engine.store.requesters import Source
 from exporter.kube.objects.kubevirt import parse_object
 from tests.support.builders import NOW, a_pod, a_vmi
-from tests.support.stores import ClockedStore
+from tests.support.stores import ClockedStore, a_trust
 
 
 RECORDED = Path(__file__).parents[3] / "data" / "evictions"
@@ -152,23 +153,25 @@ def test_who_has_withdrawn_is_known_after_the_deletion(store: ClockedStore) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "requested_at"),
+    ("changes", "requested_at", "is_withdrawn"),
     [
-        ({}, NOW - 100.0),
-        ({}, NOW + 200.0),
-        ({"failed": ""}, NOW),
-        ({"failed": "EvictionInvalid"}, NOW),
-        ({"failed_at": None}, NOW),
+        pytest.param({}, NOW - 66.0, False, id="marked-before"),
+        pytest.param({}, NOW - 65.0, True, id="marked-as-soon-as-asked"),
+        pytest.param({}, NOW + 105.0, True, id="marked-at-the-last"),
+        pytest.param({}, NOW + 106.0, False, id="marked-after"),
+        pytest.param({"failed": ""}, NOW, False, id="still-asked"),
+        pytest.param({"failed": "EvictionInvalid"}, NOW, False, id="failed"),
+        pytest.param({"created": None}, NOW, False, id="asked-at-an-unknown-instant"),
+        pytest.param({"failed_at": None}, NOW, False, id="withdrawn-at-an-unknown-instant"),
     ],
-    ids=["marked-before", "marked-after", "still-asked", "failed", "no-date"],
 )
 def test_somebody_else_may_have_asked(
-    store: ClockedStore, changes: dict[str, object], requested_at: float
+    store: ClockedStore, changes: dict[str, object], requested_at: float, *, is_withdrawn: bool
 ) -> None:
     """An evacuation is withdrawn only if KubeVirt marked the VM while the requesters asked."""
     store.put(an_eviction(**{**WITHDRAWN, **changes}))
     store.put(a_vmi(evacuation_node="n1", eviction_requested_at=requested_at))
-    assert diagnosed(store).withdrawn == ()
+    assert diagnosed(store).withdrawn == ((DRAIN.name,) if is_withdrawn else ())
 
 
 def test_on_a_cordoned_node_the_drain_still_asks(store: ClockedStore) -> None:
@@ -188,6 +191,22 @@ def test_whose_turn_it_is(store: ClockedStore) -> None:
     for change in ({"state": "Interrupted"}, {"evicted": True}):
         store.put(replace(mine, **change))
         assert store.evictions.list_turns("example.com/hold") == []
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [
+        pytest.param(a_trust(hidden=[Resource.EVICTIONS]), id="unseen"),
+        pytest.param(a_trust(Resource.EVICTIONS), id="dead"),
+        pytest.param(a_trust(hidden=[Resource.PODS]), id="pods-unseen"),
+    ],
+)
+def test_an_eviction_that_is_not_believed_says_nothing(store: ClockedStore, trust: Trust) -> None:
+    """Without Evictions, or without pods, nobody is known to ask."""
+    store.put(an_eviction())
+    evidence = store.evidence("shop", "db1", trust)
+    assert evidence is not None
+    assert evidence.requested_by is None
 
 
 def test_other_pods_do_not_count(store: ClockedStore) -> None:

@@ -11,7 +11,7 @@ from exporter.engine.facts.evidence import (
     RequestedThrough,
     SavedVmi,
 )
-from exporter.engine.facts.model import Requester, Trigger
+from exporter.engine.facts.model import Eviction, EvictionRequester, Requester, Trigger
 from exporter.engine.store.requesters import (
     SAME_REQUEST,
     VMIS_KEPT,
@@ -20,6 +20,7 @@ from exporter.engine.store.requesters import (
     find_requester,
     find_source,
     find_trigger,
+    find_withdrawn,
 )
 from tests.support.builders import (
     NAME,
@@ -149,9 +150,16 @@ def test_the_memory_is_bounded() -> None:
 
 
 def test_the_source_of_a_drain_by_a_taint() -> None:
-    """A taint is no descheduler's request, whatever an older annotation says."""
+    """A taint is no descheduler's request, and nobody withdraws it by an EvictionRequest."""
     marker = Marker(node="n1", requested_at=NOW, seen_at=NOW, through=RequestedThrough.TAINT)
     assert find_source(a_vmi(evicted_by_descheduler=True), (), marker, None) is Source.OTHER
+    gone: Any = {"failed": "CanceledDueToNoRequesters", "created": NOW, "failed_at": NOW}
+    withdrawn = EvictionRequester("example.com/drain", "Withdrawn")
+    names: Any = dict.fromkeys(("namespace", "name", "uid", "pod", "pod_uid"), "e")
+    eviction = Eviction(**names, **gone, requesters=(withdrawn,))
+    assert find_withdrawn(marker, eviction) == ()
+    marker.through = RequestedThrough.EVICTION
+    assert find_withdrawn(marker, eviction) == ("example.com/drain",)
 
 
 @pytest.mark.parametrize(

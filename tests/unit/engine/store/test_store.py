@@ -407,6 +407,7 @@ def test_vmis_are_counted_by_node(phase: str) -> None:
     ):
         store.put(vmi)
         assert dict(store.nodes) == nodes
+    assert [vmi.name for vmi in store.vmis()] == [NAME, "db3", "db2"]
     assert [evidence.vmi.name for evidence in store.on_node("n1")] == ["db3"]
     assert store.on_node("n2") == []
     store.put(a_vmi(uid="new"))
