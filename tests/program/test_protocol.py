@@ -12,10 +12,10 @@ from aiohttp import web
 
 from exporter.counters import Counters
 from exporter.server.http import protocol
-from exporter.server.http.bodies import Parts
+from exporter.server.http.answers import LONGEST_REPEATED, Parts, Repeatable
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Repeatable
+from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
 from tests.cluster import PATIENCE, poll
 

@@ -72,9 +72,8 @@ from exporter.server.api.schemas import (
     VmisAnswer,
 )
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
-from exporter.server.http.bodies import Parts
+from exporter.server.http.answers import Parts, Repeatable
 from exporter.server.http.problems import RETRY_SOON, Refusal
-from exporter.server.http.protocol import Repeatable
 from exporter.settings import Limits, Links
 from exporter.tasks import run_in_slices
 from exporter.text import to_datetime, to_optional_datetime, write_optional_release
