@@ -150,7 +150,7 @@ async def run(
             settled=service.polls.record_change,
             rng=rng,
             reflector=reflector,
-            listener=migrations,
+            listener=migrations.record,
             policy=policy,
             failures=counters.task_failures,
         )

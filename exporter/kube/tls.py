@@ -69,13 +69,12 @@ def _as_file(content: bytes) -> Iterator[str]:
 
     On Linux it is in memory: a pod has no disk that it may write.
     """
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("credentials"), "wb") as file:
-            file.write(content)
-            file.flush()
-            yield f"/proc/self/fd/{file.fileno()}"
-        return
-    with tempfile.NamedTemporaryFile() as file:
+    is_in_memory = hasattr(os, "memfd_create")
+    with (
+        os.fdopen(os.memfd_create("credentials"), "wb")
+        if is_in_memory
+        else tempfile.NamedTemporaryFile()
+    ) as file:
         file.write(content)
         file.flush()
-        yield file.name
+        yield f"/proc/self/fd/{file.fileno()}" if is_in_memory else file.name

@@ -99,7 +99,7 @@ class Replica:
         )
         self._store.evacuations.record_end = self.counters.count_evacuation
         self._feeds = {
-            watch.resource: Feed(self._store, watch, self._now, log, policy)
+            watch.resource: Feed(self._store, watch, self._now, log.record, policy)
             for watch in self.health.watched
         }
         for endpoint in ("verdicts", "blocked", "blocked_wait") if self.polls else ():

@@ -41,9 +41,8 @@ class Certificates:
         """Raises `CannotListen`."""
         self._listener = listener
         self._tls = tls
-        self._version = self._read_version()
-        self.context = self._load()
-        self.not_after = self._read_not_after()
+        self._version: tuple[tuple[int, int, int], ...] = ()
+        self.renew()
 
     def renew(self) -> bool:
         """Reload the files if they have changed; returns whether they have changed.
