@@ -239,7 +239,7 @@ class Replica:
             self.counters.verdicts[Checkpoint.PRE_EVICTION, verdict.allowed] += 1
             if verdict.reason is not None:
                 vmi = entry.evidence.vmi
-                self._service.count_blocked(vmi, verdict, verdict.reason, self._now())
+                self._service.judge.count_blocked(vmi, verdict, verdict.reason, self._now())
         return verdict.reason is None
 
 

@@ -38,10 +38,10 @@ async def answer(request: web.BaseRequest) -> web.Response:
 
 @asynccontextmanager
 async def serving(
-    counters: Counters, handler: Handler = answer, timeout: Seconds = Limits.request_timeout
+    counters: Counters, handler: Handler = answer, patience: Seconds = Limits.request_timeout
 ) -> AsyncIterator[tuple[Connections, int]]:
     """Serve `handler` during the block; yields the port."""
-    server, limits = web.Server(handler), Limits(request_timeout=timeout)
+    server, limits = web.Server(handler), Limits(request_timeout=patience)
     connections = Connections("query", server, limits, ConnectionBudget(counters))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
@@ -401,7 +401,7 @@ async def test_a_caller_far_ahead_gets_all_answers() -> None:
 
 async def test_each_answer_has_its_time() -> None:
     """An answer may be read late; the next one, which nobody reads, is given up all the same."""
-    async with serving(Counters(), timeout=1.0) as (connections, port), Caller(port) as caller:
+    async with serving(Counters(), patience=1.0) as (connections, port), Caller(port) as caller:
         await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await caller.ask()
         await caller.read(LARGE)

@@ -12,7 +12,8 @@ from pathlib import Path
 from exporter.credentials import no_password
 from exporter.engine.facts.model import Instant
 from exporter.errors import CommandFailed, Exit
-from exporter.settings import TLS_1_2_SUITES, MinVersion, Tls
+from exporter.settings import MinVersion, Tls
+from exporter.settings.values import TLS_1_2_SUITES
 
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
