@@ -214,27 +214,40 @@ class PluginRun:
             answer = msgspec.convert(read_go_yaml(bytes(self._answer)), _ExecCredential)
         except ValueError as error:
             raise self._refuse(f"gave no ExecCredential: {error}") from None
-        if answer.kind not in ("", "ExecCredential"):
-            raise self._refuse("gave no ExecCredential: expected this kind")
-        if answer.api_version != self._exec.api_version:
-            expected = self._exec.api_version
-            raise self._refuse(f"answered with another apiVersion: expected {expected}")
-        status = answer.status or _Status()
-        has_pair = bool(status.client_certificate_data and status.client_key_data)
-        if bool(status.client_certificate_data) != bool(status.client_key_data):
-            raise self._refuse("gave only one of clientCertificateData and clientKeyData")
-        if not (status.token or has_pair):
-            raise self._refuse("gave no token and no certificate: expected one in status")
-        if not is_header(status.token):
-            raise self._refuse("gave a token with a line break or a control character")
+        status, version = answer.status or _Status(), self._exec.api_version
+        certificate, key = status.client_certificate_data, status.client_key_data
+        for is_wrong, why in (
+            (
+                answer.kind not in ("", "ExecCredential"),
+                "gave no ExecCredential: expected this kind",
+            ),
+            (
+                answer.api_version != version,
+                f"answered with another apiVersion: expected {version}",
+            ),
+            (
+                bool(certificate) != bool(key),
+                "gave only one of clientCertificateData and clientKeyData",
+            ),
+            (
+                not (status.token or certificate),
+                "gave no token and no certificate: expected one in status",
+            ),
+            (
+                not is_header(status.token),
+                "gave a token with a line break or a control character",
+            ),
+        ):
+            if is_wrong:
+                raise self._refuse(why)
         ends = status.expiration_timestamp
         expires_at = math.inf if ends is None else parse_instant(ends)
         if expires_at is None:
             raise self._refuse("gave an expirationTimestamp that is not RFC 3339")
         return Credential(
             token=status.token,
-            certificate=status.client_certificate_data.encode() if has_pair else None,
-            key=status.client_key_data.encode() if has_pair else None,
+            certificate=certificate.encode() or None,
+            key=key.encode() or None,
             expires_at=expires_at,
         )
 

@@ -90,7 +90,8 @@ class Sessions:
         """The login that is running, or else a new one."""
         if self._logging_in is None or self._logging_in.done():
             self._logging_in = asyncio.create_task(self._log_in())
-            self._logging_in.add_done_callback(_retrieve_error)
+            # Otherwise asyncio logs the error of a login for which no request waits any more.
+            self._logging_in.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._logging_in
 
     async def _log_in(self) -> None:
@@ -107,12 +108,6 @@ class Sessions:
         self._session = Session(_make_client(access), access, due_at)
         if replaced is not None:
             await self.close_unused(replaced)
-
-
-def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Prevent asyncio from logging the error of a login for which no request waits any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _make_client(access: Access) -> HttpClient:

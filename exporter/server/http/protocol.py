@@ -303,7 +303,7 @@ class ConnectionProtocol(asyncio.Protocol, asyncio.Transport):
             if self._stage is _HEAD and self._waiting:
                 part = self._take_head()
             elif self._stage is _BODY and self._left and self._waiting:
-                part = self._take(self._left)
+                part, self._waiting = self._waiting[: self._left], self._waiting[self._left :]
                 self._left -= len(part)
             else:
                 break
@@ -312,10 +312,6 @@ class ConnectionProtocol(asyncio.Protocol, asyncio.Transport):
             self._stage = _ANSWER
             self._connection.since = self._loop.time()
         self._regulate()
-
-    def _take(self, count: int) -> bytes:
-        part, self._waiting = self._waiting[:count], self._waiting[count:]
-        return part
 
     def _take_head(self) -> bytes:
         """The next bytes of a head, which may be its last ones."""
@@ -328,7 +324,7 @@ class ConnectionProtocol(asyncio.Protocol, asyncio.Transport):
             part, self._waiting = self._waiting, b""
         else:
             end += len(END_OF_HEAD) - len(self._last)
-            part = self._take(end)
+            part, self._waiting = self._waiting[:end], self._waiting[end:]
             self._stage = _BEGINNING
         self._head += len(part)
         if self._head > LONGEST_HEAD:
