@@ -159,11 +159,8 @@ def _check_proxy_url(cluster: Entry[Cluster]) -> str | None:
     text = cluster.value.proxy_url
     if not text:
         return None
-    url = split_url(text)
-    if url is None:
-        raise cluster.refuse("proxy-url", "expected a URL")
     try:
-        return check_proxy(url)
+        return check_proxy(split_url(text))
     except ValueError as error:
         raise cluster.refuse("proxy-url", str(error)) from None
 

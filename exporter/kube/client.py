@@ -155,8 +155,8 @@ class ApiServer:
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
         path = self._path_of(resource, namespace)
-        (page,) = self.names.restore([await self._send("GET", path, query=query, within=None)])
-        return page
+        body = await self._send("GET", path, query=query, within=None)
+        return self.names.restore([body])[0]
 
     @asynccontextmanager
     async def watch(

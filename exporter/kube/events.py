@@ -132,10 +132,12 @@ class EventWriter:
             )
         except Conflict:
             return EventOutcome.EXISTING
-        except (Denied, Absent, Unsupported) as error:
-            return self._record_failure(EventOutcome.REJECTED, error, now)
         except ApiError as error:
-            return self._record_failure(EventOutcome.UNREACHABLE, error, now)
+            is_refused = isinstance(error, Denied | Absent | Unsupported)
+            outcome = EventOutcome.REJECTED if is_refused else EventOutcome.UNREACHABLE
+            if self._logged.lets_through(outcome, now):
+                log.warning("event_not_written", outcome=str(outcome), why=str(error))
+            return outcome
         return EventOutcome.WRITTEN
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
@@ -156,11 +158,6 @@ class EventWriter:
         if evidence.marker is not None and episode.is_same(evidence.marker):
             return None
         return write_ended(evidence.vmi, episode.diagnosis, ended_at=episode.began)
-
-    def _record_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
-        if self._logged.lets_through(outcome, now):
-            log.warning("event_not_written", outcome=str(outcome), why=str(error))
-        return outcome
 
 
 def write_event(

@@ -7,7 +7,7 @@ import re
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from exporter.credentials import no_password
 from exporter.kube.account import Account
@@ -44,11 +44,9 @@ def trust(context: ssl.SSLContext, authority: bytes) -> bool:
     """Trust each certificate in the PEM; whether there is one that can be read."""
     is_found = False
     for match in _CERTIFICATE.finditer(authority):
-        try:
+        with suppress(binascii.Error, ssl.SSLError, ValueError):
             context.load_verify_locations(cadata=base64.b64decode(match["body"]))
-        except (binascii.Error, ssl.SSLError, ValueError):
-            continue
-        is_found = True
+            is_found = True
     return is_found
 
 

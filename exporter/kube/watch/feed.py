@@ -90,17 +90,15 @@ class Feed:
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""
-        resource = self.watched.resource
-        removed = Removed(resource, deleted.namespace, deleted.name, deleted.uid)
-        self.sink.apply(removed, self._read_at)
+        place = (deleted.namespace, deleted.name, deleted.uid)
+        self.sink.apply(Removed(self.watched.resource, *place), self._read_at)
 
     def retain(self, listing: Listing) -> int:
         """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
             self.log.warning("no_object_removed", why="an item of the list has no readable name")
             return 0
-        watched = self.watched
-        listed = Listed(watched.resource, listing.names, watched.namespace)
+        listed = Listed(self.watched.resource, listing.names, self.watched.namespace)
         return self.sink.apply(listed, self._read_at)
 
     def record_invalid(self, invalid: InvalidObject, listing: Listing | None) -> None:

@@ -107,6 +107,5 @@ class Certificates:
         try:
             stats = [path.stat() for path in self._files()]
         except OSError as error:
-            place = f"tls.{self._listener}: {error.filename}"
-            raise CannotListen(f"{place}: {error}") from error
+            raise CannotListen(f"tls.{self._listener}: {error.filename}: {error}") from error
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
